@@ -45,7 +45,11 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     assert seen.after["recoveries"][-1]["replayed_requests"] >= len(expected)
     assert seen.after["ranks"][0]["weight_bytes_read"] > 0
     assert server.children()["front"].pid == children["front"].pid
-    sentence = {"killed": "core died", "stopped": "core shows no sign of life for 3 s", "stuck": "stands still for 3 s"}
+    sentence = {
+        "killed": "core died",
+        "stopped": "core shows no sign of life for 3 s",
+        "stuck": "the main thread stands still for",  # 3.5 s: its pulses come twice a second
+    }
     assert sentence[fault] in server.log_text()
     measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
 

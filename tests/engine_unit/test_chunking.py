@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.core.planning.chunking import FULL_BUDGET_CONTEXT, LEAST_CHUNK, chunk_size, largest_chunk
-from rayloom_engine.core.planning.draft import Draft
+from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.step import SampledToken, StepResult
 from rt_scheduler import make_scheduler, make_sequence
 
 K = 1024
 
 
-def _draft(*chunks: tuple[int, int], budget: int) -> Draft:
+def _builder(*chunks: tuple[int, int], budget: int) -> StepBuilder:
     """A step that computes `chunks` (start, tokens) already."""
-    draft = Draft(budget=budget, max_decodes=64)
+    builder = StepBuilder(budget=budget, max_decodes=64)
     for index, (start, num) in enumerate(chunks):
         sequence = make_sequence(f"s{index}", prompt=(1,))
         sequence.num_computed = start
-        draft.num_tokens[sequence] = num
-    return draft
+        builder.num_tokens[sequence] = num
+    return builder
 
 
 @pytest.mark.parametrize(
@@ -36,23 +36,23 @@ def _draft(*chunks: tuple[int, int], budget: int) -> Draft:
     ],
 )
 def test_a_chunk_shrinks_as_its_context_grows(start: int, num_tokens: int, chunk: int) -> None:
-    assert chunk_size(start, num_tokens, _draft(budget=512), 512) == chunk
+    assert chunk_size(start, num_tokens, _builder(budget=512), 512) == chunk
 
 
 def test_a_second_long_context_gets_the_rest_of_the_first_and_a_short_one_its_whole_share() -> None:
-    first = _draft((50_000, 167), budget=345)
+    first = _builder((50_000, 167), budget=345)
     assert chunk_size(50_000, 100_000, first, 512) == 0
     assert chunk_size(50_000, 50_001, first, 512) == 1, "a decode"
     assert chunk_size(0, 300, first, 512) == 300
-    tail = _draft((50_000, 60), budget=452)  # 60 x 50,060 of 8,388,608 leave 5,385,008, and 107 x 50,107 is 5,361,449
+    tail = _builder((50_000, 60), budget=452)  # 60 x 50,060 of 8,388,608 leave 5,385,008, and 107 x 50,107 is 5,361,449
     assert chunk_size(50_000, 100_000, tail, 512) == 107
-    short = _draft((0, 300), (60_000, 1), budget=211)
+    short = _builder((0, 300), (60_000, 1), budget=211)
     assert chunk_size(50_000, 100_000, short, 512) == 167
 
 
 def test_a_window_bounds_the_context_and_so_leaves_the_chunk_whole() -> None:
-    assert chunk_size(100_000, 200_000, _draft((90_000, 256), budget=256), 512, window=4096) == 256
-    assert chunk_size(100_000, 200_000, _draft(budget=512), 512, window=50_000) == 167, "as after 50,000 tokens"
+    assert chunk_size(100_000, 200_000, _builder((90_000, 256), budget=256), 512, window=4096) == 256
+    assert chunk_size(100_000, 200_000, _builder(budget=512), 512, window=50_000) == 167, "as after 50,000 tokens"
 
 
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 32))

@@ -22,6 +22,7 @@ from rayloom_engine.launcher.fork_server import Killed, KillRank, RankEnd, Ready
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_server import wait_until
+from rt_tiny import tiny_checkpoint
 
 
 @pytest.fixture
@@ -274,3 +275,29 @@ def test_the_cause_of_a_fork_server_that_cannot_start_is_that_of_its_ranks(ranks
     config.write_text("{")
     ranks.start(0, 1)
     assert _ended(ranks) == [(0, "with its fork server: exit code 1")]
+
+
+_LOAD_AFTER_PRELOAD = """
+import sys, threading
+import rayloom_engine.launcher.fork_server as fork_server
+from rayloom_engine.config import load_config
+from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.worker.start import find_model, start_rank
+from pathlib import Path
+fork_server._preload()
+before = set(sys.modules)
+assert threading.active_count() == 1
+config = load_config(Path(sys.argv[1]))
+start_rank(config, *find_model(config, no_progress), 1, no_progress)
+print(sorted(name for name in set(sys.modules) - before if name.startswith("rayloom_engine")))
+"""
+
+
+def test_a_rank_imports_no_module_of_the_engine_after_its_fork(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model")
+    config = tmp_path / "config.json"
+    settings = {"model": str(model), "device": "cpu", "num_kv_blocks": 64, "threads": 1}
+    config.write_text(parse_config(settings).model_dump_json())
+    command = [sys.executable, "-c", _LOAD_AFTER_PRELOAD, str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "[]\n", ended.stdout + ended.stderr

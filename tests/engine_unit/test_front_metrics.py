@@ -39,6 +39,30 @@ def test_counters_of_the_core_never_fall_over_a_restart() -> None:
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 11' in metrics.text()
 
 
+def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -> None:
+    metrics = Metrics("m")
+    before_loss = SchedulerStats(num_steps=9, prefix_queries=70, prefix_hits=50, num_preemptions=2)
+    in_recovery = msgspec.structs.replace(NO_CORE, epoch=1, state="recovering", stats=before_loss)
+    metrics.observe_core(in_recovery)
+    # The process is the same, so its counters continue in the epoch that it draws for the new ranks.
+    stats = msgspec.structs.replace(before_loss, num_steps=11, prefix_queries=75)
+    metrics.observe_core(msgspec.structs.replace(in_recovery, epoch=2, state="serving", stats=stats))
+    text = metrics.text()
+    assert 'rayloom:prefix_cache_hits_total{model_name="m"} 50.0\n' in text
+    assert 'rayloom:prefix_cache_queries_total{model_name="m"} 75.0\n' in text
+    assert 'rayloom:num_preemptions_total{model_name="m"} 2.0\n' in text
+
+
+def test_a_new_core_is_noticed_by_its_steps_although_no_counter_falls() -> None:
+    metrics = Metrics("m")
+    old = msgspec.structs.replace(NO_CORE, epoch=1, stats=SchedulerStats(num_steps=9, prefix_queries=5))
+    starting = msgspec.structs.replace(NO_CORE, epoch=2)
+    new = msgspec.structs.replace(NO_CORE, epoch=2, stats=SchedulerStats(num_steps=40, prefix_queries=8))
+    for status in (old, starting, new):
+        metrics.observe_core(status)
+    assert 'rayloom:prefix_cache_queries_total{model_name="m"} 13.0\n' in metrics.text()
+
+
 def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
     metrics = Metrics("m")
     rank = RankReport(

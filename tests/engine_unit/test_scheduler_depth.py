@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.planning.draft import fair_share
+from rayloom_engine.core.planning.step_builder import fair_share
 from rayloom_engine.core.step import SlotStep
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 

@@ -5,6 +5,7 @@ Left out: engines, which need an address; the real API server's answers are thos
 
 import pytest
 
+from rayloom_operator.decide.decision import decide
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rt_fake_kube import FakeKube
@@ -398,3 +399,24 @@ def test_a_deletion_without_an_event_is_found(monkeypatch):
 
 def test_the_paths_of_the_fake_are_those_of_the_operator():
     assert path_of(service()) == SERVICE
+
+
+def test_an_error_in_the_operator_is_logged_with_its_traceback_and_the_service_is_requeued(monkeypatch, caplog):
+    monkeypatch.setattr("rayloom_operator.reconcile.work_queue._FIRST_RETRY_S", 0.01)
+    found = []
+
+    def fail_once(situation):
+        found.append(situation)
+        if len(found) == 1:
+            raise ZeroDivisionError("no such case")
+        return decide(situation)
+
+    monkeypatch.setattr("rayloom_operator.reconcile.reconciler.decide", fail_once)
+
+    async def story(world):
+        world.ask_for(service())
+        await world.until(lambda: world.kube.named("RayCluster"))
+
+    with_world(story)
+    (record,) = [each for each in caplog.records if "error in the operator" in each.message]
+    assert record.exc_info[0] is ZeroDivisionError

@@ -232,3 +232,17 @@ def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal(refusal, accepted)
         assert world.reason("Accepted") == accepted
 
     with_world(story)
+
+
+def test_a_decision_that_may_not_be_written_yet_is_not_reconciled_again_before_it_may(monkeypatch):
+    """An engine whose every answer differs exhausts the pace of writes; its service must not take the event loop."""
+
+    async def story(world):
+        await world.rest()
+        monkeypatch.setattr("rayloom_operator.reconcile.write_pace._BURST", 0.0)
+        document = world.kube.put(service())
+        again_s = await world.controller._reconciler.reconcile(("team", "chat"), document)
+        assert world.kube.statuses == []
+        assert 0.4 < again_s <= 0.5
+
+    with_world(story)

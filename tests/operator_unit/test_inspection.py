@@ -1,5 +1,6 @@
 """Inspections of a service's model: facts, faults and attempts."""
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,7 @@ from rayloom_operator.api.status import Reason, Status
 from rayloom_operator.decide.inspection import Tried, inspect
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
-from rt_inspection import COMMIT, HUB_MODEL, NOON, at, ended, facts, failure, look, make_job, make_job_pod
+from rt_inspection import COMMIT, HUB_MODEL, NOON, SHAPE, at, ended, facts, failure, look, make_job, make_job_pod
 from rt_operator import SETTINGS, make_service
 from rt_shapes import SMOLLM2
 
@@ -260,3 +261,12 @@ def test_another_image_token_or_service_has_a_job_of_its_own_and_the_time_of_day
 
     assert len(names) == 6
     assert all(len(name) <= 63 for name in names)
+
+
+def test_an_inspection_of_a_later_version_is_not_read_and_the_cure_is_named():
+    later = json.dumps({"version": "v9" * 20, "commit": COMMIT, "shape": SHAPE, "num_parameters": 1688})
+    seen = look(ended(later))
+
+    assert (seen.facts, seen.verdict.reason, seen.look_again_s) == (None, Reason.INSPECTION_FAILED, 30)
+    assert "version v9v9v9v9v9v9v...," in seen.verdict.message
+    assert "upgrade it" in seen.verdict.message

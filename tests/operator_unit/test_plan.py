@@ -279,3 +279,31 @@ def test_no_route_changes_before_the_next_rollout_state_is_written():
     assert (written.step.is_stored, acted.step.is_stored) == (False, True)
     assert written.step.state.terminating == {}
     assert (routes(written), routes(acted)) == ([], [("head0", True)])
+
+
+def test_an_engine_that_recovered_takes_requests_while_a_broken_kuberay_keeps_the_rollout_from_its_next_state():
+    # The spec was changed while KubeRay could not be used, so the state of that rollout is not written.
+    other = make_resolved(image="rayloom/engine:next")
+    recovered = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
+    rollout = replace(settled(ONE), has_served=True)
+    previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}
+    situation = turn(other, [recovered], previous=previous, old=(ONE,)).situation
+
+    assert not situation.step.is_stored
+    broken = plan(replace(situation, kuberay_problem="The cluster's KubeRay is too old."))
+    assert [(route.pod.name, route.wanted) for route in broken.routes] == [("head0", True)]
+    assert plan(situation).routes == ()
+
+
+def test_a_place_that_waits_for_its_engine_stays_in_the_status_while_the_next_rollout_state_is_written():
+    serving = make_serving(ONE)
+    before = turn(make_resolved(replicas=2), [serving])
+    written = turn(make_resolved(replicas=3), [serving], previous=before.document)
+    acted = turn(make_resolved(replicas=3), [serving], previous=written.document)
+
+    def places(found):
+        return [each["name"].rpartition("-")[2] for each in found.document["groups"]]
+
+    assert (before.step.is_stored, written.step.is_stored, acted.step.is_stored) == (True, False, True)
+    assert (places(before), places(written), places(acted)) == (["0", "1"], ["0", "1"], ["0", "1", "2"])
+    assert (made(before), made(written), made(acted)) == (["-1"], [], ["-1", "-2"])

@@ -3,10 +3,12 @@
 The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from rayloom_operator.api.rollout.stored import RolloutStatus
 from rayloom_operator.api.spec import Recovery
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.recovery import back_off_seconds, cause_to_replace, remembered
@@ -23,6 +25,7 @@ from rt_operator import (
     make_said,
     make_serving,
     restarted,
+    settled,
     turn,
     waiting,
 )
@@ -395,3 +398,20 @@ def test_an_unusable_spec_keeps_the_records_of_running_engines():
 
     assert found.document["groups"][0]["restarts"] == 1
     assert found.plan.deletions == ()
+
+
+def test_a_failure_is_kept_when_a_terminating_engine_and_the_failed_one_go_together():
+    failed = make_serving(ONE, 2, pods=(make_pod("head2", engine=gave_up()),), reading=None)
+    leaver = make_serving(ONE, 1)
+    first = turn(ONE, [failed]).document
+    (entry,) = first["groups"]
+    failure = entry["failure"]
+    both = {"groups": [{**entry, "name": leaver.name, "state": "Draining", "failure": None}, entry]}
+    rollout = replace(settled(ONE), terminating={leaver.name: ""}, has_served=True)
+    stored = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True, exclude_none=True)}
+    written = turn(ONE, [], previous=first | both | stored)
+    acted = turn(ONE, [], previous=written.document)
+
+    assert not written.step.is_stored
+    for found in (written, acted):
+        assert [each.get("failure") for each in found.document["groups"]] == [failure]

@@ -15,14 +15,14 @@ from rayloom_operator.api.status import Reason, stored_model
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.refresh import JOB_SECONDS, MOST_JOBS, Refresh, Refreshes
 from rayloom_operator.errors import SpecError
-from rayloom_operator.kube.client import KubeError
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.resolve.resolved import Hub, question, resolve
 from rayloom_operator.resolve.revision import revision
 from rt_inspection import COMMIT, HUB_MODEL, NOON, SHAPE, ended, facts, failure, look, make_job, make_job_pod, old_facts
 from rt_operator import make_service
 from rt_shapes import LLAMA31_70B, stored, without_costs
-from rt_world import service, with_world
+from rt_world import SERVICE, service, with_world
 
 RUNNING = {"running": {}}
 GIVEN = {"parallelism": {"tensor": 1, "pipeline": 1}}
@@ -305,17 +305,19 @@ def test_an_upgrade_starts_four_jobs_at_a_time_stores_their_results_and_rolls_no
     with_world(story)
 
 
-def test_a_service_whose_job_is_refused_runs_as_it_did():
+@pytest.mark.parametrize("error", [KubeError(403, "exceeded quota"), KubeUnreachable("POST: TimeoutError")])
+def test_a_service_whose_job_is_not_created_runs_as_it_did(error, caplog):
     async def story(world):
         document = named("chat", known())
         name = make_job(0, parse(document), commit=COMMIT)["metadata"]["name"]
-        world.kube.refusals = {("create", name): KubeError(403, "exceeded quota")}
+        world.kube.refusals = {("create", name): error}
         world.ask_for(document)
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
         assert world.reason("Accepted") == "Valid"
         assert world.kube.statuses[-1]["model"]["commit"] == COMMIT
         assert jobs_of(world.kube) == {}
+        assert "was not created" in caplog.text and "requeued" not in caplog.text
 
     with_world(story)
 
@@ -333,3 +335,40 @@ def test_a_restarted_operator_counts_the_jobs_of_the_one_before():
         assert "chat" not in jobs_of(world.kube)
 
     with_world(story, prepare=prepare)
+
+
+def test_an_image_without_costs_inspects_a_model_once_and_its_service_stays_refused_when_the_job_is_gone():
+    """Otherwise a Job ran each quarter of an hour for ever, and the condition Accepted changed with each."""
+
+    async def story(world):
+        world.ask_for(named("chat", {}, **GPU))
+        await world.until(lambda: jobs_of(world.kube))
+        job = jobs_of(world.kube)["chat"]
+        end(world.kube, job, old_facts())
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        await world.rest()
+        world.kube.remove(world.kube.path("Job"))
+        world.controller._queue.add(("team", "chat"))
+        await world.rest()
+        assert (jobs_of(world.kube), world.reason("Accepted")) == ({}, "InvalidSpec")
+        # The engine of another image may give costs.
+        other = named("chat", world.kube.objects[SERVICE]["status"], engine={"image": "engine:next"}, **GPU)
+        other["metadata"]["generation"] = 2
+        world.ask_for(other)
+        await world.until(lambda: jobs_of(world.kube))
+
+    with_world(story)
+
+
+def test_facts_of_another_image_say_nothing_about_the_costs_of_this_one():
+    async def story(world):
+        status = {"model": look(ended(old_facts()), **GIVEN, **GPU).model.model_dump(by_alias=True)}
+        world.ask_for(named("chat", status, **GIVEN, **GPU))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        left_open = named("chat", world.kube.objects[SERVICE]["status"], **GPU)
+        left_open["metadata"]["generation"] = 2
+        world.ask_for(left_open)
+        await world.until(lambda: jobs_of(world.kube))
+
+    with_world(story)

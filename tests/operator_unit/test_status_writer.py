@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.kube.packed import PackedDict
 from rayloom_operator.reconcile.known import Known
 from rayloom_operator.reconcile.status_writer import StatusWriter
@@ -62,3 +63,25 @@ def test_a_definition_that_drops_the_rollout_state_is_an_error_that_names_the_cu
     asyncio.run(story(OldDefinition()))
     assert "the API server dropped fields of status.rollout" in caplog.text
     assert "crds/llmservices.rayloom.dev.yaml" in caplog.text
+
+
+def test_a_refused_event_is_dropped_and_one_without_an_answer_is_sent_again():
+    async def story():
+        kube, services = FakeKube(), PackedDict(Known.of)
+        writer = StatusWriter(kube, services, Metrics(), lambda *_: None, lambda _: None)
+        services[KEY] = kube.put(service())
+
+        def events():
+            return [each for each in kube.objects.values() if each["kind"] == "Event"]
+
+        await writer.write(KEY, services[KEY], said("", state="serving"))
+        (name,) = writer._unsent[KEY]
+        kube.refusals = {("create", name): KubeUnreachable("no answer")}
+        assert not await writer.send_events(KEY)
+        kube.refusals = {("create", name): KubeError(403, "exceeded quota")}
+        assert await writer.send_events(KEY)
+        kube.refusals = {}
+        assert await writer.send_events(KEY)
+        assert events() == []
+
+    asyncio.run(story())

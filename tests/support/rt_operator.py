@@ -195,7 +195,7 @@ def turn(
             rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
         step = next_step(desired, rollout, view, now.wall)
         made_from = {revision(each): each for each in old}
-        parts = revision_places(resolved, made_from, seen, memory, step, now=now)
+        parts = revision_places(resolved, made_from, seen, memory, rollout, step, now=now)
     accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems)) if problems else VALID
     situation = make_situation(
         resolved,

@@ -14,7 +14,7 @@ from rayloom_operator.cli.plan import print_plan
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local.serve import serve_local
 
-# argparse's own code for a wrong command line; a caller treats a wrong manifest alike.
+# argparse exits with this code for a wrong command line. A wrong manifest gets the same code.
 _EXIT_USAGE = 2
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return serve_local(**flags)
         if command == "plan":
             return print_plan(**flags)
-        # Imported here, because `local` has to start fast and uses no cluster.
+        # Imported here, because `local` needs no Kubernetes client and starts faster without one.
         from rayloom_operator.cli.run import RunFlags, run_operator
 
         run_operator(RunFlags(**flags))
@@ -94,11 +94,11 @@ def _add_plan_flags(plan: argparse.ArgumentParser) -> None:
     either = plan.add_mutually_exclusive_group(required=True)
     file_help = "YAML file with one LLMService"
     either.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, help=file_help)
-    rollout_help = "print the steps of a rollout from OLD to NEW instead, in which nothing fails"
+    rollout_help = "print the steps of a rollout from OLD to NEW without failures instead"
     either.add_argument("--rollout", metavar=("OLD", "NEW"), nargs=2, type=Path, help=rollout_help)
     facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
     plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
-    old_facts_help = "the same of OLD's model, where NEW has another model"
+    old_facts_help = "such JSON of OLD's model, if NEW has another model"
     plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
     plan.add_argument("--engine-image", default=f"rayloom/engine:{__version__}", help=image_help)
@@ -110,14 +110,14 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
     key_help = "file with random bytes from which the admin tokens of engines are derived"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
-    previous_help = "the key before it, for engines that were created with that key; the file may be missing"
+    previous_help = "file with the key before that, for engines that were created with it; the file may be missing"
     run.add_argument("--previous-key-file", metavar="FILE", type=Path, help=previous_help)
     own_help = "namespace of the operator's pods, whose requests engines admit (default: pods of any namespace)"
     run.add_argument("--namespace", default="", help=own_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
     run.add_argument("--health-port", type=_port, default=8080, help=port_help)
     run.add_argument("--hub-endpoint", default="", metavar="URL", help="mirror of the models' hub")
-    ca_help = "ConfigMap in each service's namespace whose ca.crt has every certificate that a hub may have"
+    ca_help = "ConfigMap in each service's namespace whose ca.crt has all CA certificates to trust for a hub"
     run.add_argument("--hub-ca-config-map", default="", metavar="NAME", help=ca_help)
     paths_help = "folders of nodes, separated by commas, that file:// and cache.hostPath may name; / for all of them"
     run.add_argument(
@@ -136,7 +136,7 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     )
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="lowest level (default: %(default)s)")
-    form_help = "lines for people, or a JSON object each (default: %(default)s)"
+    form_help = "lines of text, or of one JSON object each (default: %(default)s)"
     run.add_argument("--log-format", default="text", choices=("text", "json"), help=form_help)
     watch_help = "serve LLMServices of these namespaces only, separated by commas (default: all)"
     run.add_argument("--watch-namespaces", metavar="NAMESPACES", type=_names, default=(), help=watch_help)

@@ -6,10 +6,7 @@ class OperatorError(Exception):
 
 
 class SpecError(OperatorError, ValueError):
-    """A manifest that cannot be used.
-
-    `problems` has a line for each invalid field: its value and the change that is needed.
-    """
+    """A manifest that cannot be used. `problems` has one line for each wrong field: its value, and what to change."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
@@ -25,15 +22,15 @@ class NotAllowed(SpecError):
 
 
 class MemoryUnknown(SpecError):
-    """A valid manifest without the memory of its accelerator, which no node's labels give either."""
+    """A valid manifest without `spec.accelerator.memory`, where no node's labels give that memory either."""
 
 
 class EngineUnavailable(OperatorError):
-    """The engine cannot be started, or its answer breaks its contract."""
+    """The engine cannot be started or reached, or its answer has an unexpected form."""
 
 
 class EngineEnded(OperatorError):
-    """The engine's process ended by itself. `exit_code` follows the shell: 128 + N for signal N."""
+    """The engine's process exited by itself. `exit_code` is as in a shell: 128 + N after signal N."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -41,4 +38,4 @@ class EngineEnded(OperatorError):
 
 
 class Refused(OperatorError):
-    """An object cannot be created or changed before somebody changes the spec or the cluster."""
+    """An object cannot be created or changed until somebody changes the spec or the cluster. A retry does not help."""

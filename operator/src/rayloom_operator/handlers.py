@@ -1,15 +1,15 @@
-"""The operator as kopf runs it: each function here is called by kopf.
+"""The entry points that kopf calls: startup, LLMService events, cleanup.
 
     startup   read the cluster, take the Lease                  ->  kopf begins to watch LLMServices
     event     put the LLMService into the controller's work queue
-    cleanup   let running reconciles end, release the Lease     ->  the process ends
+    cleanup   wait for running reconciles, release the Lease    ->  the process exits
 
-kopf watches LLMServices, keeps its credentials fresh and handles signals. `memo.runtime` is the rest of the operator.
-Every change is an `on.event`: kopf's other handlers keep their progress in annotations and finalizers of each object,
-whereas all that this operator remembers is in the status.
+kopf watches LLMServices, renews its credentials and handles signals. `memo.runtime` is the rest of the operator.
+Only kopf's `on.event` is used for changes. kopf's other handlers store their progress in annotations and finalizers of
+each object, but this operator stores its state in the status alone.
 
-`/healthz`, `/readyz` and `/metrics` are served by the runtime: kopf's own liveness endpoint answers only after startup,
-and a standby spends its life in startup.
+The runtime serves `/healthz`, `/readyz` and `/metrics` itself: kopf's own liveness endpoint answers only after startup,
+and a standby stays in the startup handler until it gets the Lease.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.login import login
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 
-# LLMServices that kopf lists at a time; all of 10,000 at once would be hundreds of megabytes.
+# Page size of kopf's lists of LLMServices. A single page of 10,000 would take hundreds of megabytes.
 _PAGE = 250
-# Seconds for which kopf keeps an object's task after the object's last event. A restart creates 10,000 tasks.
+# kopf creates a task for each object and ends it this many seconds after the object's last event. With 10,000 services,
+# a restart creates 10,000 such tasks.
 _IDLE_S = 0.1
 
 
 @kopf.on.login()
 def log_in(**_: Any) -> kopf.ConnectionInfo:
-    """Returns where the API server is, and credentials."""
+    """Returns the address of the API server, and credentials for it."""
     return login()
 
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Returns once this process leads. kopf watches nothing before.
+    """Returns once this process holds the Lease and reconciles. kopf begins to watch LLMServices only after that.
 
-    So every service comes from a list that the leader read. The copy of a standby could lack the last status that the
-    former leader wrote, and with it that leader's decisions.
+    So a leader lists all services after it got the Lease. A list from its time as a standby could lack the last status
+    that the former leader wrote, and thereby the former leader's decisions.
     """
-    # Watching namespaces and definitions needs rights that the chart does not grant.
+    # kopf's scanning watches namespaces and CRDs, for which the chart grants no rights.
     settings.scanning.disabled = True
     settings.watching.chunk_size = _PAGE
     settings.queueing.idle_timeout = _IDLE_S
@@ -50,25 +51,28 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     try:
         await memo.runtime.start()
     except (OperatorError, kopf.LoginError) as error:
-        # kopf logs this in one line, and any other error with its traceback.
+        # kopf logs a PermanentError in one line, and any other error with its traceback.
         raise kopf.PermanentError(str(error)) from error
 
 
 @kopf.on.event(API_GROUP, API_VERSION_NAME, API_PLURAL)
 async def changed(event: Mapping[str, Any], memo: kopf.Memo, **_: Any) -> None:
-    """Hands an LLMService that was listed, created, changed or deleted to the controller."""
+    """Passes each LLMService that was listed, created, changed or deleted to the controller."""
     memo.runtime.controller.set_service(dict(event["object"]), event["type"] == "DELETED")
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
-    """Returns once nothing of the operator runs any more."""
+    """Stops the operator, and returns once no part of it runs any more."""
     await memo.runtime.stop()
 
 
 class _NoDifferences(kopf.DiffBaseStorage):
-    """Compares nothing. kopf would copy each document twice for handlers of changed fields: 0.6 ms an event, which is a
-    fifth of the time of a restart with 10,000 services."""
+    """Switches off kopf's comparison of old and new documents, for which kopf copies each document twice.
+
+    Only handlers of changed fields need it, and the operator has none. It takes 0.6 ms an event, which would be a fifth
+    of the time of a restart with 10,000 services.
+    """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return cast(kopf.BodyEssence, {})

@@ -1,4 +1,4 @@
-"""Names, labels and ports that the objects share, and the owner reference that ties each to its LLMService."""
+"""Names, labels and ports that several objects use, and the metadata that makes an LLMService their owner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
 
 API_GROUP, API_VERSION_NAME = API_VERSION.split("/")
 API_PLURAL = "llmservices"
-FIELD_MANAGER = "rayloom-operator"  # of every write to the API server
+FIELD_MANAGER = "rayloom-operator"  # in every write to the API server
 
 SERVICE_LABEL = "rayloom.dev/service"
 GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
-# The operator sets and removes it on running pods; no template has it, so a new pod gets no requests by itself.
+# The operator sets and removes this label on running pods. No pod template has it, so a new pod gets no requests yet.
 ROUTE_LABEL = "rayloom.dev/route"
-# Pods in the network of their node have it: two such pods cannot share a node.
+# On pods with hostNetwork: anti-affinity by this label keeps two of them off one node, where their ports would clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay sets these on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
@@ -33,7 +33,7 @@ INSPECT_CONTAINER = "inspect"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-RANK_PORT = 8002  # at which ranks reach the EngineCore
+RANK_PORT = 8002  # of the engine's core; ranks connect to it
 CONFIG_FOLDER = "/etc/rayloom"
 CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"
@@ -48,24 +48,24 @@ KEYS_FILE = "keys"
 CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
-# The user provides the source of these volumes, and of the volumes of a pod template.
+# Volumes whose source the user provides. The volumes of a user's pod template are such volumes too.
 USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
-# The operator or the kubelet provides the source of these volumes.
+# Volumes whose source the operator or the kubelet provides.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 
 def account_name(service: str) -> str:
-    """Returns the ServiceAccount's name. The service's own name could be that of a shared account such as default."""
+    """Returns the ServiceAccount's name. The suffix avoids a clash with the account `default` of each namespace."""
     return f"{service}-rayloom"
 
 
 def group_name(service: str, revision: str, number: int = 0) -> str:
-    """Returns the RayCluster's name: at most 40 + 1 + 8 + 3 characters, and KubeRay accepts 53."""
+    """Returns the RayCluster's name. The longest has 40 + 1 + 8 + 1 + 3 = 53 characters, which is KubeRay's limit."""
     return f"{service}-{revision}-{number}"
 
 
 def revision_of(group: str) -> str:
-    """Returns the revision in a RayCluster's name, which unlike a label cannot be edited; empty in any other name."""
+    """Returns the revision in a RayCluster's name, else an empty text. Unlike a label, a name cannot be edited."""
     return group.rpartition("-")[0].rpartition("-")[2]
 
 
@@ -76,7 +76,7 @@ def admin_secret_name(group: str) -> str:
 def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
     """Returns the metadata of an object that is deleted with its LLMService.
 
-    With a revision the object belongs to the engine replica `number` of that revision.
+    With a revision, the object belongs to engine replica `number` of that revision; without one, to the whole service.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": service.metadata.name, "uid": service.metadata.uid}
     return {
@@ -96,10 +96,10 @@ def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str
 
 
 def app_labels(service: LLMService, image: str) -> dict[str, str]:
-    """Returns the labels by which tools show the pods of an engine replica.
+    """Returns the recommended labels of Kubernetes for an engine replica's pods, which tools use to group pods.
 
-    They are those of https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/; the version is
-    the image's tag, where it has one. No selector and no revision contains them.
+    See https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/. The version is the image's
+    tag, if it has one. No selector uses these labels, and no revision depends on them.
     """
     found = {"instance": service.metadata.name, "component": "engine", "part-of": "rayloom"}
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
@@ -109,10 +109,13 @@ def app_labels(service: LLMService, image: str) -> dict[str, str]:
 
 
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
-    """Returns the URL path of an object; of a namespace's objects without `name`; of the cluster's without both."""
+    """Returns the URL path of an object.
+
+    Without `name`: of all objects of that kind in the namespace; also without `namespace`: of all in the cluster.
+    """
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
-    # This is the plural of every kind that the operator uses.
+    # Not English in general, but right for every kind that the operator uses.
     plural = f"{kind.lower()}s".replace("ys", "ies")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 

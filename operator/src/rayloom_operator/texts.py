@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import re
 
-# Control sequences of terminals; Ray colours its logs.
+# Control sequences of terminals: Ray's logs contain colours.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?|[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """Returns the text of a program on one line, without control sequences."""
+    """Returns a program's output on one line, without control sequences."""
     return " ".join(_CONTROLS.sub("", text).split())
 
 
 def head(text: str, most: int) -> str:
-    """Returns the beginning of the text, at most `most` characters."""
+    """Returns the text, cut after `most` characters if it is longer; `...` marks the cut."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def tail(text: str, most: int) -> str:
-    """Returns the end of the text, at most `most` characters."""
+    """Returns the last `most` characters of the text if it is longer; `...` marks the cut."""
     return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def head_bytes(text: str, most: int) -> str:
-    """Returns the beginning of the text, at most `most` bytes of UTF-8; no character is cut in two."""
+    """Returns the text, cut to at most `most` bytes of UTF-8. No character is cut in two."""
     encoded = text.encode()
     return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."

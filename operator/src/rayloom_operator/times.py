@@ -1,4 +1,4 @@
-"""The two clocks of a decision, and times as documents hold them."""
+"""The two clocks that decisions use, and the format of times in Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The same moment on both clocks. A decision takes it as an argument and reads no clock itself."""
+    """The current time on both clocks. Decisions get it as an argument and read no clock themselves."""
 
-    wall: datetime  # time of day, with a time zone; comparable with the times in documents
-    mono: float  # seconds of the event loop's clock; comparable with the times of an engine's answers
+    wall: datetime  # date and time with a time zone; comparable with the times in Kubernetes objects
+    mono: float  # seconds of the event loop's clock; comparable with the arrival times of engines' answers
 
 
 def moment(text: str) -> datetime:
-    """The time in a document; 1970 for an empty text."""
+    """Parses a time of a Kubernetes object. An empty text gives 1970."""
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
 
 
 def stamp(time: datetime) -> str:
-    """The text of a time for a document, to the second, in UTC."""
+    """Formats a time for a Kubernetes object: in UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

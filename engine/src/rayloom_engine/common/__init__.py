@@ -1,1 +1,1 @@
-"""Parts that several processes of the engine share."""
+"""Code that several processes of the engine use."""

@@ -1,4 +1,4 @@
-"""Values as JSON, for messages to users who write JSON: `false` and "text", never `False` and 'text'."""
+"""Formats values as JSON, for messages to users who write JSON: `false` and "text", never `False` and 'text'."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import reprlib
 from collections.abc import Iterator, Mapping
 
 SHOWN_CHARS = 80
-_MAX_BITS = 1024  # of an integer whose digits are written; more digits cost time and help no reader
+_MAX_BITS = 1024  # the digits of a larger integer are not written: that would take long and help no reader
 
 _other = reprlib.Repr()
 _other.maxstring = _other.maxother = SHOWN_CHARS
 
 
 def shown(value: object) -> str:
-    """`value` as JSON in at most 80 characters, cut with "..." when it is longer.
+    """Returns `value` as JSON in at most 80 characters; longer text is cut and ends with "...".
 
-    The cost does not grow with the value: a user's value can have megabytes. A value without a form in JSON (bytes, in
-    the Python API) is written as Python writes it.
+    The time taken does not grow with the size of the value, because a user's value can have megabytes. A value that
+    JSON cannot express (bytes, in the Python API) is written as in Python.
     """
     text = ""
     for piece in _pieces(value):
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 def _pieces(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        # A text of SHOWN_CHARS + 1 characters suffices, because it is then cut.
+        # One character more than SHOWN_CHARS suffices for `shown` to notice that the text must be cut.
         yield json.dumps(value[: SHOWN_CHARS + 1], ensure_ascii=False)
     elif isinstance(value, Mapping):
         yield "{"

@@ -1,4 +1,4 @@
-"""Parts of every process of the engine: logging, end with the parent, signs of life, files of the run folder."""
+"""Code for every process of the engine: logging, exit with the parent, signs of life, files of the run folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
-EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was exhausted (EX_SOFTWARE)
-EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: start the job again (EX_TEMPFAIL)
+EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
+EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: the job must be started again (EX_TEMPFAIL)
 
 PULSE_SECONDS = 0.5
 
@@ -27,7 +27,7 @@ _LAST_SECONDS = 5.0
 
 
 def set_up_logging(role: str, level: str) -> None:
-    """Sets up logging to stderr, one line a record, with the process's role."""
+    """Sets up logging to stderr. Each line contains the process's role."""
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,
@@ -38,7 +38,7 @@ def set_up_logging(role: str, level: str) -> None:
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector in the block, for the import of torch, which then takes a tenth less time."""
+    """Disables the garbage collector in a `with` block. The import of torch then takes a tenth less time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -49,17 +49,17 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
-    """Sends this process the signal `how` when its parent `parent_pid` ends, for any reason.
+    """Makes this process get the signal `how` when its parent `parent_pid` ends, for whatever reason.
 
-    After another signal than SIGKILL it has _LAST_SECONDS to end its children.
+    If `how` is not SIGKILL, the process has _LAST_SECONDS to end its children; then it exits.
     """
     _control(_PR_SET_PDEATHSIG, how)
-    # A thread watches too, because the parent may end before the call, and other systems have no such call.
+    # A thread watches the parent too: it may have ended before this call, and only Linux has the call.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """`end_with_parent` by SIGKILL and without a thread, for a process that forks. Works on Linux alone."""
+    """Like `end_with_parent` with SIGKILL, but without a thread, for a process that forks. Works only on Linux."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -85,9 +85,10 @@ def _watch_parent(parent_pid: int, how: signal.Signals) -> None:
 
 
 def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
-    """Starts a thread that sends signs of life to the supervisor, at the other end of the pipe `fd`.
+    """Starts a thread that sends signs of life through the pipe `fd` to the supervisor.
 
-    Each has the result of `is_up`: while it is False, imports may keep the thread from running without a fault.
+    Each contains the result of `is_up`. While this is False, the supervisor is more patient, because imports may block
+    the thread.
     """
     if fd is not None:
         threading.Thread(target=_pulse, args=(fd, is_up), daemon=True, name="pulse").start()
@@ -100,31 +101,39 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 
 
 def give_sign(fd: int, is_up: bool) -> None:
-    """Sends one sign of life; due every PULSE_SECONDS. `start_pulse` is for processes without an event loop."""
+    """Sends one sign of life. For a process with an event loop, which calls it every PULSE_SECONDS.
+
+    Other processes call `start_pulse`.
+    """
     os.set_blocking(fd, False)
-    with contextlib.suppress(OSError):  # full: the supervisor is stopped; broken: it has ended, and ends this process
+    # The pipe is full if the supervisor is stopped, and broken if it has ended. In that case this process ends too.
+    with contextlib.suppress(OSError):
         os.write(fd, b"1" if is_up else b"0")
 
 
 def node_name() -> str:
-    """The Kubernetes node, from a variable of the manifest, else the host's name."""
+    """Returns the Kubernetes node's name, if the pod's manifest sets RAYLOOM_NODE_NAME, else the host's name."""
     return os.environ.get("RAYLOOM_NODE_NAME") or platform.node()
 
 
 def trial_mark(run_dir: Path) -> Path:
-    """A file that exists while the core computes suspects of earlier deaths: its death then leaves fewer suspects."""
+    """Path of a file that exists while the core runs a trial of suspects. Its death then leaves fewer suspects."""
     return run_dir / "trial"
 
 
 def silence_mark(run_dir: Path) -> Path:
-    """A file of the supervisor, which has killed a core without a sign of life: no request is to blame for that."""
+    """Path of a file that the supervisor writes when it kills a core that shows no sign of life.
+
+    The next core then blames no request for this death.
+    """
     return run_dir / "silent"
 
 
 def thread_cpu_clock() -> Callable[[], float]:
-    """A clock of the calling thread's CPU seconds, which any other thread may read.
+    """Returns a clock of the calling thread's CPU seconds, which any other thread may read.
 
-    Without such a clock in the system it is the process's CPU time. It stands still once the thread has ended.
+    After the thread has ended, the clock stands still. On systems without such clocks, it shows the whole process's CPU
+    time.
     """
     if not hasattr(time, "pthread_getcpuclockid"):  # not on macOS
         return time.process_time
@@ -141,17 +150,17 @@ def thread_cpu_clock() -> Callable[[], float]:
 
 
 def write_failure(run_dir: Path, cause: str) -> None:
-    """Writes the cause of the engine's failure to the file that the supervisor reads."""
+    """Writes the cause of the engine's failure to a file in the run folder, which the supervisor reads."""
     (run_dir / "failure").write_text(cause)
 
 
 def forget_failure(run_dir: Path) -> None:
-    """Deletes the cause of a failure, for an engine that has recovered: a later failure has another cause."""
+    """Deletes the cause of a failure once the engine has recovered, because a later failure has another cause."""
     (run_dir / "failure").unlink(missing_ok=True)
 
 
 def read_failure(run_dir: Path) -> str:
-    """The cause that `write_failure` has written; empty without one."""
+    """Returns the cause that `write_failure` has written; empty if there is none."""
     try:
         return (run_dir / "failure").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Limits log lines that a hostile peer can cause at any rate, so that they do not fill the log."""
+"""Limits log lines that a hostile peer could cause at a high rate, so that they do not fill the log."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-MAX_PROBLEMS = 64  # remembered by OncePerProblem
+MAX_PROBLEMS = 64  # number of problems that OncePerProblem remembers
 
 
 class RareLines(logging.Filter):
-    """Lets through one record a second of each of `messages`, with the number of records held back before it."""
+    """Passes one log record per `every_s` for each of `messages`, with the number of records dropped before it."""
 
     def __init__(
         self, messages: Collection[str], every_s: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -43,7 +43,7 @@ class OncePerProblem:
         self._known: dict[str, None] = {}
 
     def is_new(self, problem: str) -> bool:
-        """True the first time; again after MAX_PROBLEMS other problems, or after `solved`."""
+        """Returns True the first time, and again after MAX_PROBLEMS other problems or after `solved`."""
         if problem in self._known:
             return False
         self._known[problem] = None

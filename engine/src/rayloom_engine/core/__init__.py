@@ -2,8 +2,10 @@
 
 Pure: no torch, no clock, no logging, no randomness.
 
-engine      a scheduler and an executor, step by step; step: the plan and the result that cross to the ranks
-scheduler   the public face; planning/ decides a step
-block_pool  KV blocks and the prefix index; window: the blocks that no later token sees
-suspicion   which sequence the deaths of steps are held against
+engine      runs steps: takes plans from the scheduler and gives them to an executor
+step        the messages between EngineCore and ranks: a step's plan and its result
+scheduler   adds, aborts and schedules sequences; planning/ decides the content of a step
+block_pool  KV blocks and the prefix index
+window      finds the blocks that a sliding window no longer needs
+suspicion   finds the sequence that crashes every process that computes it
 """

@@ -1,4 +1,4 @@
-"""Identities of full KV blocks, by which sequences with a common prefix find each other's blocks."""
+"""Hashes of full KV blocks. With them, sequences with a common prefix find each other's blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
-    """Identity of a full block: its tokens and everything before them. 16 bytes, equal in every process and run.
+    """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
     `parent` is the hash of the block before, empty for the first block. `extra`, made by `encode_extra`, holds
-    everything else that the content of this block depends on, and the group of requests that may share the block. The
-    extra of a block is part of its hash and so of the hashes of all blocks after it.
+    everything else on which the block's content depends, and the group of requests that may share the block. It is
+    part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
-    # Lengths first: bytes of one part can never be taken for bytes of another part.
+    # The lengths come first, so that bytes of one part cannot be taken for bytes of another.
     lengths = struct.pack("<II", len(parent), len(extra))
     return hashlib.blake2b(lengths + parent + extra + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 def encode_extra(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """Returns the bytes of (kind, value) pairs such as ("salt", ...); different pairs never give the same bytes.
+    """Encodes (kind, value) pairs such as ("salt", ...) as bytes. Different pairs never give the same bytes.
 
-    Pairs with an empty value are left out, so that a request without a salt has the hashes of a request that needs no
-    extra at all. The caller gives the pairs in a fixed order.
+    Pairs with an empty value are left out, so an empty salt gives the same hashes as no salt. The caller must give the
+    pairs in a fixed order.
     """
     encoded = [_field(kind.encode()) + _field(value) for kind, value in parts if value]
     return b"".join(encoded)

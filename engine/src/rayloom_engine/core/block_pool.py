@@ -1,18 +1,19 @@
-"""BlockPool: the KV blocks with their holders, the index of reusable prefixes, and the order of eviction.
+"""BlockPool: reference counts of the KV blocks, the index of reusable prefixes, and the order of eviction.
 
 A block is in exactly one of these states:
 
-  held      ref_count > 0; in the block table of that many sequences
-  cached    ref_count = 0, has a hash: content is a known prefix; in the free list, may be taken back by a hit
-  free      ref_count = 0, no hash; in the free list, at its head, so that cached content lives longest
+  held      ref_count > 0; it is in the block tables of that many sequences
+  cached    ref_count = 0, with a hash: it holds a known prefix; in the free list, and a prefix hit may take it back
+  free      ref_count = 0, without a hash; at the head of the free list, so that cached blocks are reused last
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
-never written again. A free block with unproven content is a prefix for no sequence but the one that filled it, and it
-is cleared before it is allocated for other content: a NaN in the part that its new owner has not written yet would
-spread, since masked attention multiplies it by zero.
+never written again. A block that is not held and not proven may hold a NaN, so two rules apply:
+- The prefix index offers it only to the sequence that filled it.
+- Before it is allocated for other content, it is cleared. Masked attention multiplies by zero the positions that the
+  new owner has not written yet, and NaN x 0 is NaN.
 
-The free list is least-recently-used first. A sequence releases its blocks last block first, so the tail of a prefix is
-evicted before its beginning (a chain without its beginning can never be found).
+The free list is least-recently-used first. A sequence releases its last block first, so the end of a prefix is evicted
+before its beginning: without the first block, the rest of a prefix cannot be found.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ class BlockPool:
     """`num_blocks` blocks with reference counts, a prefix index and LRU eviction."""
 
     def __init__(self, num_blocks: int, unproven: Iterable[int] = ()) -> None:
-        """`unproven`: blocks that may hold a NaN from before."""
+        """`unproven`: blocks that may hold a NaN from the time before this pool."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
-        self._unproven = set(unproven)  # blocks that may hold a NaN: allocated, and not proven since
-        self._vouched: set[int] = set()  # of those: blocks that may be found nevertheless
-        self._to_clear: list[int] = []  # allocated, and to be cleared by the next plan
-        # Both ordered oldest first; together they are the free list. OrderedDict is a linked list with O(1) removal.
+        self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
+        self._vouched: set[int] = set()  # the unproven blocks that every sequence may find nevertheless: see `vouch`
+        self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
+        # Together the free list, each ordered oldest first. An OrderedDict removes any entry in O(1).
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated: free or only cached."""
+        """Number of blocks that can be allocated: free and cached blocks."""
         return len(self._free_plain) + len(self._free_cached)
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
 
     def allocate(self, num: int) -> list[int]:
-        """`num` blocks with ref_count 1 and no hash. The caller has checked `num_free`."""
+        """Returns `num` blocks with ref_count 1 and no hash. The caller must have checked `num_free`."""
         assert num <= self.num_free, f"asked for {num} blocks, {self.num_free} free"
         block_ids = []
         for _ in range(num):
             if self._free_plain:
-                # The block freed last is taken first: its memory is warm, and untouched memory stays untouched.
+                # Take the block that was freed last: its memory is warm, and memory never used so far stays unused.
                 block_id, _ = self._free_plain.popitem(last=False)
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
@@ -69,17 +70,17 @@ class BlockPool:
         return block_ids
 
     def hold(self, block_ids: Iterable[int]) -> None:
-        """Adds a holder to each block, which is held or cached."""
+        """Adds a holder to each block. The blocks must be held or cached."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]
             self._ref_counts[block_id] += 1
 
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
-        """Removes a holder from each block of a sequence, in order of position.
+        """Removes a holder from each block of a sequence. `block_ids`: in order of position.
 
-        Finite logits were computed from the first `num_proven` blocks (None = from all). The state of the others stays
-        as it is: another holder may have proven them.
+        Finite logits were computed from the first `num_proven` blocks (None = all). Whether the other blocks are proven
+        does not change: another holder may have proven them.
         """
         for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
@@ -94,9 +95,10 @@ class BlockPool:
                     self._free_plain.move_to_end(block_id, last=False)
 
     def register(self, block_id: int, content: bytes) -> None:
-        """Enters a held block, which is full and holds `content`, into the prefix index.
+        """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        A second block with the same content stays unregistered, unless the first one is free and not proven.
+        If the index already has another block with this content, it keeps that one, unless nobody holds it and it is
+        not proven.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -108,16 +110,16 @@ class BlockPool:
             self._cached[content] = block_id
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Opens blocks to every sequence: finite logits followed from them after they were released.
+        """Lets every sequence find these blocks: finite logits were computed from them after they were released.
 
-        Blocks that hold other content by now are left out. All are still cleared before they hold other content.
+        Blocks that hold other content by now are skipped. The blocks are still cleared before they are allocated again.
         """
         for block_id, content in zip(block_ids, hashes, strict=True):
             if self._hashes[block_id] == content:
                 self._vouched.add(block_id)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Takes blocks out of the prefix index, held or not: their content does not follow from their tokens."""
+        """Removes blocks from the prefix index, whether held or not: their content is not what their tokens imply."""
         for content in hashes:
             block_id = self._cached.pop(content, None)
             if block_id is None:
@@ -130,20 +132,19 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """The blocks allocated since the last call whose old content must be cleared before anything is computed."""
+        """Returns the blocks allocated since the last call whose old content the next plan must clear first."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
 
     def unproven(self) -> set[int]:
-        """The blocks that may hold a NaN, including blocks that are held."""
+        """All blocks, held or not, that may hold a NaN."""
         return self._unproven | set(self._to_clear)
 
     def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
-        """For each content the block with it, or None. The caller holds the blocks afterwards.
+        """Returns for each content hash the block with that content, or None. The caller then calls `hold`.
 
-        A free block that is not proven is found only by the sequence that filled it: `own` names that sequence's
-        blocks.
+        `own`: blocks that the asking sequence filled itself. It finds these even if they are not held and not proven.
         """
         found = (self._cached.get(content) for content in hashes)
         return [
@@ -152,18 +153,15 @@ class BlockPool:
         ]
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """Returns whether the block is free and not proven.
-
-        The owner of such a block finished or was preempted before finite logits.
-        """
+        """True if the block is not held and not proven: its owner ended before finite logits were computed from it."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:
-        """The number of these blocks without a holder: holding them takes from `num_free`."""
+        """Number of these blocks that are cached but not held. `hold` would lower `num_free` by this number."""
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError when counts and lists contradict each other or the block tables of all sequences."""
+        """Raises AssertionError if counts and lists contradict each other or the sequences' block tables."""
         expected = [0] * self.num_blocks
         for table in block_tables:
             assert len(set(table)) == len(table), f"a block table names a block twice: {list(table)}"

@@ -1,8 +1,8 @@
-"""DecodingParams: the settings by which EngineCore and ranks choose one sequence's tokens.
+"""DecodingParams: the settings by which EngineCore and ranks choose the tokens of one sequence.
 
 Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed): a user's
-request becomes n sequences, each with one DecodingParams. The API server process applies stop strings, for only it has
-text.
+request becomes n sequences, each with its own DecodingParams. Stop strings are applied by the API server process, the
+only one that has text.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import msgspec
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Determines, with (logits, seed, position) alone, every token of a sequence. Values are validated before."""
+    """These settings, the logits and the position determine every token of a sequence. All values are validated."""
 
     max_tokens: int  # generated tokens at most, >= 1
-    min_tokens: int = 0  # before that many are generated, EOS and stop ids cannot be chosen
+    min_tokens: int = 0  # EOS and stop ids cannot be chosen until this many tokens are generated
     temperature: float = 1.0  # 0 = greedy
     top_p: float = 1.0  # [0, 1]; the most likely token is always kept
     top_k: int = 0  # 0 = off
@@ -23,7 +23,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # [-2, 2]; over generated tokens
     frequency_penalty: float = 0.0  # [-2, 2]; over generated tokens
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
-    seed: int = 0  # 0 <= seed < 2**63; the front draws one where the user gave none, so that a replay is exact
+    seed: int = 0  # 0 <= seed < 2**63; if the user gave none, the front draws one, so that a replay is exact
     stop_token_ids: tuple[int, ...] = ()  # end the sequence, besides EOS
     ignore_eos: bool = False
     logprobs: int | None = (

@@ -1,4 +1,4 @@
-"""Engine: a scheduler and an executor, step by step. It has no sockets and no threads."""
+"""Engine: takes plans from a scheduler, runs them on an executor and returns outputs. It has no sockets or threads."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rayloom_engine.core.step_work import StepForecast, StepWork
 
 
 class Executor(Protocol):
-    """Runs plans on all ranks, in order. Every method but the last raises when a rank is lost."""
+    """Runs plans on all ranks, in order. `submit` and `collect` raise if a rank is lost."""
 
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult:
-        """Waits for the last stage's result of the oldest plan that is submitted and not collected."""
+        """Waits for the result of the oldest submitted plan that is not collected yet, from the last stage."""
 
     def forget_all(self) -> None:
         """Drops all submitted plans and empties every slot of every rank."""
 
 
 class PlanRunner(Protocol):
-    """Computes plans in this process, as `worker.runner.Runner`."""
+    """Computes plans in this process. `worker.runner.Runner` implements it."""
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -38,7 +38,7 @@ class PlanRunner(Protocol):
 
 
 class LocalExecutor:
-    """Implements Executor with the only rank, in this process. A plan is computed when its result is collected."""
+    """Executor for an engine whose only rank is this process. Computes a plan when its result is collected."""
 
     def __init__(self, rank: PlanRunner) -> None:
         self._rank = rank
@@ -63,11 +63,11 @@ class StepTimes:
     num_tokens: int = 0
     forward: float = 0.0
     sample: float = 0.0
-    host: float = 0.0  # all other work of a step: scheduling, input preparation, update; never waits for other steps
+    host: float = 0.0  # all other work of a step: scheduling, input preparation, update; no waits for other steps
 
 
 class Engine:
-    """Accepts sequences and advances all of them, step by step."""
+    """Queues sequences and computes their tokens in steps."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Engine:
         clock: Callable[[], float],
         work: StepWork | None = None,
     ) -> None:
-        """`work`: cost of the model's tokens, for the forecast of steps; without it the forecast is 0 s."""
+        """`work`: the operations that the model's tokens take, to forecast steps; without it the forecast is 0 s."""
         self.scheduler = scheduler
         self.forecast = StepForecast(work or StepWork())
         self.times = StepTimes()
         self.before_run: Callable[[], None] = lambda: None  # called after a plan is scheduled, before it is submitted
-        self.last_token_at: float | None = None  # by `clock`; time at which a token last passed through all ranks
+        self.last_token_at: float | None = None  # time (by `clock`) at which a token last passed through all ranks
         self._executor = executor
         self._clock = clock
         self._num_probes = 0
@@ -91,9 +91,9 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
-        """Queues a sequence. Returns an output when it is complete already (a resume after the last token).
+        """Queues a sequence. Raises RequestError or QueueFull.
 
-        Raises RequestError or QueueFull.
+        Returns an output if the sequence is already complete: its front resumed it after the last token.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
@@ -105,7 +105,7 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def add_probe(self) -> None:
-        """Queues a probe: one token that proves that every rank still computes."""
+        """Queues a probe: a sequence of one token, to prove that every rank still computes."""
         self._num_probes += 1
         self.scheduler.add(
             Sequence(
@@ -117,7 +117,10 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Submits as many plans as may be in flight; returns the outputs of the oldest, or nothing without a plan."""
+        """Submits plans until as many are in flight as allowed, then waits for the oldest and returns its outputs.
+
+        Returns an empty list if no plan is in flight.
+        """
         times = self.times
         started = self._clock()
         try:
@@ -132,7 +135,7 @@ class Engine:
             result = self._executor.collect()
             waited = self._clock() - asked
         except BaseException:
-            # After any exception, interrupts too, slots and blocks may be in any state. The sequences are kept.
+            # After any exception, even KeyboardInterrupt, slots and blocks may be in any state: keep only sequences.
             self._executor.forget_all()
             self.scheduler.forget_ranks()
             self.forecast.forget()
@@ -140,12 +143,13 @@ class Engine:
         self.forecast.ended(result.forward_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
-        # A part of a prompt counts too: nothing is sampled from it, but its tokens have passed all ranks.
+        # A chunk of a prompt counts too. No token is sampled from it, but its tokens have passed through all ranks.
         self.last_token_at = now
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s
-        # With several plans in flight the wait covers other stages and plans too, and ranks compute outside of it.
+        # All time that is not the ranks' is host time. With one plan in flight, the ranks compute only during this
+        # step, so subtract their times. With several, they compute outside of it too, so subtract the wait instead.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

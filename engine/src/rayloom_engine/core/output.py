@@ -8,15 +8,15 @@ from rayloom_engine.core.step import TokenLogprobs
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Also a part of the wire protocol between EngineCore and API server processes (`protocol.messages.Outputs`)."""
+    """Also part of the wire protocol from EngineCore to API server processes (`protocol.messages.Outputs`)."""
 
-    # In the EngineCore the Sequence's request_id; on the wire the id that the API server process gave.
+    # Inside the EngineCore: the Sequence's request_id. On the wire: the id that the API server process gave.
     sequence_id: str
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id when asked for
-    # With the first token; the first prompt token has none. Long ones are sent in parts before it (logprob_parts.py).
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if the client asked for logprobs
+    # Sent with the first token; the first prompt token has none. Long ones are sent earlier, in parts: logprob_parts.py
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    finish_reason: str | None = None  # "stop" | "length": the last output; on the wire never "corrupt"
+    finish_reason: str | None = None  # "stop" | "length" in the last output; "corrupt" only inside the EngineCore
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; with the first output

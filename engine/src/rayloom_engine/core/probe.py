@@ -1,8 +1,8 @@
-"""Probes: one-token sequences of the engine itself, which prove that every rank still computes."""
+"""Probes: sequences of one token that the engine adds itself, to prove that every rank still computes."""
 
 from __future__ import annotations
 
-PROBE_PREFIX = "probe/"  # no other request id has it: ids of clients begin with a connection number
+PROBE_PREFIX = "probe/"  # request ids of clients cannot begin so: they begin with the number of a connection
 
 
 def is_probe(request_id: str) -> bool:

@@ -1,25 +1,28 @@
 """Scheduler: decides which sequences compute how many tokens in the next step, and accounts for slots and blocks.
 
-All work follows one rule: a step distributes a budget of tokens so that each sequence's computed tokens catch up with
-its known tokens. Chunked prefill, prefix hits, preemption and replay after a crash are all the same subtraction.
+One rule covers everything: a step distributes a budget of tokens so that each sequence's computed tokens catch up with
+its known tokens. Chunked prefill, prefix hits, preemption and replay after a crash all follow from the difference
+between these two numbers.
 
-A step, in order:
-  1. waiting sequences of tenants with fewer running sequences than others; without room they preempt some of these
+Each step gives tokens to sequences in this order:
+  1. waiting sequences of tenants that run fewer sequences than another tenant; if there is no room, they preempt
+     sequences of such other tenants
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
-     When there are as many decodes as the budget or more, all alternate: the longest waiting come first
-  3. waiting sequences, if nothing was preempted: prefix lookup or fork, then admission
-When blocks run out the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
+     If the decodes alone would use up the budget, all take turns: those whose last step is longest ago come first
+  3. other waiting sequences, if blocks did not run out: prefix lookup or fork, then admission
+When blocks run out, the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
-sequences of its tenant that run before it. A waiting sequence is admitted in step 1 when a running sequence of another
-tenant has a higher rank than it will have; without room it preempts the sequence of the highest rank. Each such
-exchange makes the tenants' numbers more equal, so it is never reversed. With one tenant step 1 does nothing.
+running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
+another tenant has a higher rank than the waiting one will have; if there is no room, the running sequence with the
+highest rank is preempted. Each such exchange makes the tenants' numbers more equal, so it is never reversed. With one
+tenant, part 1 does nothing.
 
-Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may build on earlier
-ones: the next chunk of a prompt follows the last one, a fork or a prefix hit reads blocks that are being written, and
-blocks of an aborted sequence are allocated to another. A plan cannot build on a token that is not sampled yet, so a
-sequence that samples is left out until its result is in. Decodes therefore form `depth` groups that alternate. No
-group is larger than its share, so that the groups stay equal while sequences come and go.
+Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
+earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
+or reuse the blocks of an aborted sequence. It cannot depend on a token that is not sampled yet, so a sequence whose
+next token is being sampled is left out until the result arrives. Decodes therefore form `depth` groups that take
+turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.planning.draft import Draft, InFlight, fair_share
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
+from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -71,18 +74,18 @@ class Scheduler:
 
     @property
     def num_in_flight(self) -> int:
-        """Plans that have no result yet."""
+        """Number of plans whose result has not arrived."""
         return len(self._in_flight)
 
     @property
     def has_unfinished(self) -> bool:
-        """True if a sequence is incomplete, or a plan is in flight."""
+        """True if there is an unfinished sequence or a plan in flight."""
         return bool(self._sequences or self._in_flight)
 
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:
-        """Accepts a sequence into the queue.
+        """Adds a sequence to the waiting queue.
 
-        Raises RequestError when it can never run, QueueFull when the queue is full and this is not a resume.
+        Raises RequestError if it can never run, and QueueFull if the queue is full. A resume never raises QueueFull.
         """
         longest = self.config.max_model_len
         if sequence.num_prompt_tokens == 0:
@@ -97,7 +100,7 @@ class Scheduler:
             self._check_room(sequence.tenant)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # one object, so that a comparison costs nothing
+            sequence.prompt_ids = first_choice.prompt_ids  # the same object, so that later comparisons are fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -105,9 +108,9 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Forgets a sequence and releases its blocks at once, also while it is in flight: its result is dropped.
+        """Removes a sequence and releases its blocks at once. If it is in flight, its result will be dropped.
 
-        Returns False when the sequence is unknown or finished already.
+        Returns False if the sequence is unknown or already finished.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None:
@@ -116,10 +119,10 @@ class Scheduler:
         return True
 
     def restrict(self, only: frozenset[str] | None) -> None:
-        """Schedules only these request ids from here on (None = all). Other running sequences wait again.
+        """Schedules only these request ids from now on (None = all) and makes other running sequences wait again.
 
-        A sequence in flight keeps its slot until its token is appended, or the token would be sampled twice; call this
-        before every step.
+        A sequence in flight keeps its slot until its token is appended; otherwise the token would be sampled twice.
+        Therefore call this before every step.
         """
         self._planner.only = only
         if only is not None:
@@ -128,48 +131,49 @@ class Scheduler:
                 self._planner.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
-        """The sequences of the plans in flight, and the positions of each that these plans compute."""
+        """The sequences of the plans in flight -> the positions of each that these plans compute."""
         return spans_of(self._in_flight)
 
     def schedule(self) -> StepPlan | None:
-        """The next plan, with its blocks allocated, or None when nothing can be computed now.
+        """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
-        None with plans in flight means that their results must come first.
+        If plans are in flight, None means that the next plan has to wait for their results.
         """
         if len(self._in_flight) == self.config.depth:
             return None
         num_preemptions = -1
         while num_preemptions < self.counters.num_preemptions:
             num_preemptions = self.counters.num_preemptions
-            draft = self._empty_draft()
-            self._planner.fill(draft)
-            if draft.num_tokens:
+            builder = self._new_builder()
+            self._planner.fill(builder)
+            if builder.num_tokens:
                 break
-            # The sequences of this round had no blocks and were preempted. Each round leaves fewer running sequences.
-        if not draft.num_tokens:
+            # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
+            # each round has fewer running sequences, so the loop ends.
+        if not builder.num_tokens:
             return None
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
-        plan = draft.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
-        for sequence in draft.num_tokens:
+        plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
+        for sequence in builder.num_tokens:
             self._running.register_full_blocks(sequence)
             self._running.give_back_unseen_blocks(sequence)
-        self._in_flight.append(InFlight(plan, {s.slot: s for s in draft.num_tokens if s.slot is not None}))
+        self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
         return plan
 
-    def _empty_draft(self) -> Draft:
+    def _new_builder(self) -> StepBuilder:
         depth = self.config.depth
         budget = self.config.max_num_batched_tokens
         max_decodes = len(self._running)
         if depth > 1:
             budget = fair_share(self._num_tokens_ahead(), depth, budget)
             max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
-        return Draft(budget=budget, max_decodes=max_decodes)
+        return StepBuilder(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
-        """Applies the result of the oldest plan in flight: appends sampled ids, finishes complete sequences.
+        """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        A sequence that ends as corrupt gets nothing else of this result or of later ones.
+        Corrupt sequences are ended first; everything else in this and later results is ignored for them.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences
@@ -180,7 +184,7 @@ class Scheduler:
             sequence = sequences[part.slot]
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted, or corrupt: earlier positions may be missing
-            # A preempted prompt is computed twice; known positions are not added again.
+            # A prompt that was preempted is computed twice. Its logprobs are added only once.
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
@@ -211,7 +215,7 @@ class Scheduler:
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.
 
-        Their KV may hold a NaN, so their blocks leave the prefix index, also the blocks released before.
+        Their KV blocks may hold a NaN, so all of them leave the prefix index, even those already released.
         """
         ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
         for sequence in ended:
@@ -221,9 +225,10 @@ class Scheduler:
         return [SequenceOutput(sequence_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
 
     def forget_ranks(self) -> None:
-        """Drops slots, blocks and plans in flight, which the ranks have lost: every running sequence waits again.
+        """Drops slots, blocks and plans in flight because the ranks have lost them. Running sequences wait again.
 
-        Sequences keep their ids and continue from there. Blocks of a lost plan may hold anything: no prefix survives.
+        Sequences keep their token ids and are computed again from them. Blocks of a lost plan may hold anything, so no
+        cached prefix survives.
         """
         unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
@@ -232,7 +237,7 @@ class Scheduler:
             self._waiting.add(sequence)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when queues, slots and blocks do not add up."""
+        """Raises AssertionError if queues, slots and blocks contradict each other."""
         assert sorted([*self._running, *self._waiting], key=order_of) == sorted(self._sequences.values(), key=order_of)
         assert len(self._waiting) == len(list(self._waiting))
         assert all(s.state is SequenceState.WAITING and s.slot is None and not s.block_ids for s in self._waiting)
@@ -246,7 +251,7 @@ class Scheduler:
             assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is sampled once"
 
     def _check_room(self, tenant: str) -> None:
-        """Raises QueueFull when the queue or the tenant's part of it is full."""
+        """Raises QueueFull if the queue, or the tenant's part of it, is full."""
         num_own = self._waiting.num_of(tenant)
         num_waiting = len(self._waiting)
         num_free_slots = self._running.num_free_slots
@@ -262,7 +267,10 @@ class Scheduler:
             )
 
     def _num_tokens_ahead(self) -> int:
-        """Tokens in flight, and tokens to compute of running sequences and of those that have a slot free."""
+        """Number of tokens that are in flight or still to compute.
+
+        Counts running sequences, and waiting ones that fit the free slots.
+        """
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
         lacking = sum(s.num_tokens - s.num_computed for s in self._running) + sum(s.num_tokens for _, s in waiting)
         return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)
@@ -276,9 +284,9 @@ class Scheduler:
         del self._sequences[sequence.request_id]
 
     def running(self) -> Iterator[Sequence]:
-        """The sequences that have a slot, oldest first."""
+        """The sequences that have a slot, sorted by `Sequence.order`."""
         return iter(self._running)
 
     def unfinished(self) -> Iterator[Sequence]:
-        """Every sequence that is accepted and not complete, oldest first."""
+        """All waiting and running sequences, sorted by `Sequence.order`."""
         return iter(sorted(self._sequences.values(), key=order_of))

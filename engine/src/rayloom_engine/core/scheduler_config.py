@@ -11,13 +11,13 @@ from rayloom_engine.core.window import most_blocks
 class SchedulerConfig:
     num_blocks: int
     block_size: int  # tokens in a block
-    max_num_seqs: int  # sequences in a step
+    max_num_seqs: int  # limit of running sequences
     max_num_batched_tokens: int  # token budget of a step
-    max_model_len: int  # tokens of a sequence, prompt included; always fits the pool
-    max_queued: int  # waiting sequences at most; more are refused
+    max_model_len: int  # limit of tokens of a sequence, prompt included; the KV blocks suffice for one such sequence
+    max_queued: int  # limit of waiting sequences; more are refused
     enable_prefix_caching: bool = True
-    depth: int = 1  # plans in flight at most
-    window: int | None = None  # positions that a token sees, itself included; None when any layer sees all
+    depth: int = 1  # limit of plans in flight
+    window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
 
     def __post_init__(self) -> None:
         assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"

@@ -1,6 +1,7 @@
-"""A sequence in the scheduler: the log of its ids, and how far the ranks have computed it.
+"""A sequence in the scheduler: its token ids, and how many of them the ranks have computed.
 
-There is no prefill or decode mode. A sequence has `num_tokens` and `num_computed`; every step lets the second catch up.
+There is no prefill or decode mode. A sequence has `num_tokens` and `num_computed`, and in every step `num_computed`
+catches up.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The sender of a sequence: its place in the queue and the cached prefixes that it may find."""
+    """Who sent a sequence. Decides its order in the queue, and which cached prefixes it may reuse."""
 
-    priority: int = 0  # lower runs first, among the sequences of the tenant
-    arrival: float = 0.0  # Unix time; order within a priority
-    tenant: str = ""  # slots, queue and blocks are shared fairly by tenants
-    cache_key: bytes = b""  # sequences share cached blocks only where it is equal
+    priority: int = 0  # lower runs first, among the sequences of a tenant
+    arrival: float = 0.0  # Unix time; decides the order within a priority
+    tenant: str = ""  # tenants share slots, queue and blocks fairly
+    cache_key: bytes = b""  # only sequences with the same key share cached blocks
 
 
-NO_ORIGIN = Origin()  # of a server without API keys, or of the engine itself
+NO_ORIGIN = Origin()  # for a server without API keys, and for the engine's own probes
 
 
 class Sequence:
-    """Mutable and private to the scheduler. Its KV blocks are a cache: they can be computed again from its ids."""
+    """Mutable and private to the scheduler. Its KV blocks are only a cache: they can be computed from its token ids."""
 
     def __init__(
         self,
@@ -51,43 +52,43 @@ class Sequence:
         fork_of: str | None = None,
         origin: Origin = NO_ORIGIN,
     ) -> None:
-        """`fork_of`: request id of a sequence with the same prompt whose blocks may be shared.
+        """`fork_of`: request id of a sequence with the same prompt, whose blocks this one may share.
 
-        Sequences with the same prompt should get the same tuple: the scheduler compares prompts by identity first.
+        Pass the same tuple as `prompt_ids` for sequences with the same prompt: the scheduler compares identities first.
         """
         self.request_id = request_id
         self.prompt_ids = tuple(prompt_ids)
         self.token_ids = [*prompt_ids, *generated_ids]
         self.num_prompt_tokens = len(prompt_ids)
         if generated_ids:
-            # A resumed sequence has delivered its prompt's logprobs already.
+            # This is a resume: the logprobs of the prompt are already delivered.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         self.params = params
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
         self.priority = origin.priority
         self.arrival = origin.arrival
-        self.number = 0  # order of arrival in this scheduler; breaks ties
+        self.number = 0  # number of the sequence in this scheduler, by arrival; breaks ties
         self.fork_of = fork_of
         self.tenant = origin.tenant
         self.cache_key = origin.cache_key
 
         self.state = SequenceState.WAITING
-        self.num_computed = 0  # tokens whose KV is in the blocks, counting plans in flight
-        self.last_turn = (0, 0)  # last step that computed some of it, and its place in that step
-        self.num_overtakers = 0  # sequences admitted before it while it waited for blocks
-        self.num_overtaking_tokens = 0  # tokens of its overtakers
-        self.block_ids: list[int] = []  # in order of position; blocks before `first_block` are released already
-        self.first_block = 0  # no later token sees a block before it
-        self.num_proven = 0  # tokens whose KV has led to finite logits
-        self.own_blocks: frozenset[int] = frozenset()  # filled before its preemption; it may find them again
-        self.slot: int | None = None  # row on the ranks while RUNNING
-        self.num_sent_blocks = 0  # of block_ids, known to the ranks; 0 = the ranks do not know the sequence
-        self.num_sent_tokens = 0  # of token_ids, likewise
+        self.num_computed = 0  # tokens whose KV is in the blocks, or will be after the plans in flight
+        self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
+        self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
+        self.num_overtaking_tokens = 0  # tokens of these sequences
+        self.block_ids: list[int] = []  # in order of position; blocks before index `first_block` are released
+        self.first_block = 0  # index in block_ids; with a sliding window, no later token sees a block before it
+        self.num_proven = 0  # tokens from whose KV finite logits were computed
+        self.own_blocks: frozenset[int] = frozenset()  # blocks filled before a preemption, which it may find again
+        self.slot: int | None = None  # row in the ranks' table while RUNNING
+        self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
+        self.num_sent_tokens = 0  # entries of token_ids that the ranks have
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
-        self.num_cached_tokens: int | None = None  # found in the prefix cache at first admission; None before
+        self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
-        self.prompt_logprobs: list[TokenLogprobs] = []  # of positions 1, 2, ... in order
-        self._hashes: list[bytes] = []  # of the full blocks of token_ids, in order
+        self.prompt_logprobs: list[TokenLogprobs] = []  # for positions 1, 2, ... in order
+        self._hashes: list[bytes] = []  # hashes of the full blocks of token_ids, in order
 
     @property
     def num_tokens(self) -> int:
@@ -104,11 +105,11 @@ class Sequence:
 
     @property
     def known_hashes(self) -> list[bytes]:
-        """The hashes computed so far of full blocks; the hashes of all registered blocks are among them."""
+        """The block hashes computed so far, including those of all registered blocks."""
         return self._hashes
 
     def num_proven_blocks(self, block_size: int) -> int:
-        """Number of blocks, from the first on, that hold only KV that has led to finite logits."""
+        """Number of leading blocks that are proven: finite logits were computed from all KV in them."""
         if self.num_computed <= self.num_proven:
             return len(self.block_ids)
         return self.num_proven // block_size
@@ -119,24 +120,24 @@ class Sequence:
         return (self.priority, self.arrival, self.number)
 
     def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks, all full. Computed once; ids never change."""
+        """Hashes of the first `num_blocks` blocks, which must be full. Each is computed once, as ids never change."""
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
             if self._hashes:
                 self._hashes.append(block_hash(self._hashes[-1], token_ids, b""))
             else:
-                # The first block separates the whole chain of sequences with different salts.
+                # Each hash includes the one before it, so a salt in the first block changes all hashes.
                 self._hashes.append(block_hash(b"", token_ids, encode_extra([("salt", self.cache_key)])))
         return self._hashes[:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
-        """Takes over the hashes of the prompt's blocks that `other` has computed, if both have the same prompt."""
+        """Copies the prompt's block hashes that `other` has computed, if both have the same prompt and cache key."""
         if not self._hashes and self.cache_key == other.cache_key and self.has_prompt_of(other):
             self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
     def forget_blocks(self) -> None:
-        """Resets all that was computed. The ids stay, and everything can be computed again from them."""
+        """Forgets the KV blocks and all progress. The token ids stay, so everything can be computed again."""
         self.block_ids = []
         self.first_block = 0
         self.num_proven = 0
@@ -149,14 +150,14 @@ class Sequence:
         return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids
 
     def new_slot(self, known: KnownPrompt | None = None) -> NewSlot:
-        """All that a rank must know of the sequence. `known` has the same prompt."""
+        """Describes this sequence to the ranks. `known`: a sequence with the same prompt that the ranks have."""
         assert self.slot is not None
         num_known_tokens = 0
         num_known_blocks = 0
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
-            # Only blocks shared with a fork or found in the prefix cache can be equal in both tables. Entries before
-            # the first block are never read.
+            # Both tables can be equal only in blocks of a fork or of the prefix cache. Entries before `first` are never
+            # read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
@@ -174,7 +175,7 @@ class Sequence:
         )
 
     def finish_reason(self, max_model_len: int) -> str | None:
-        """The reason for which the newest token completes the sequence, or None while it is incomplete."""
+        """Returns why the newest token completes the sequence ("stop" or "length"), or None if it does not."""
         newest = self.token_ids[-1]
         if self.num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
             return "stop"
@@ -190,7 +191,7 @@ def order_of(sequence: Sequence) -> tuple[int, float, int]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A sequence of which the ranks know the prompt and the first `num_blocks` entries of the block table."""
+    """A sequence whose prompt the ranks have, with the first `num_blocks` entries of its block table."""
 
     sequence: Sequence
     num_blocks: int

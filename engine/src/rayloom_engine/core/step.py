@@ -1,9 +1,10 @@
-"""StepPlan from the EngineCore to the ranks, and StepResult back: integers, strings and tuples only.
+"""StepPlan, sent from the EngineCore to the ranks, and StepResult, sent back: integers, strings and tuples only.
 
-A rank keeps a table of slots, one per running sequence, and a plan changes it by difference. A sequence that is new to
-the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If the
-ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
-A rank takes token ids from plans alone, also ids that it has sampled itself, as stages that do not sample must.
+A rank keeps a table of slots, one per running sequence; a plan contains only the changes to it. A sequence that is new
+to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If
+the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
+A rank takes token ids only from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not
+sample and have no other source, and all stages work alike.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from rayloom_engine.core.decoding import DecodingParams
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts of a sequence for a rank that does not have it."""
+    """Everything that a rank needs to know about a sequence that is new to it."""
 
     slot: int
     request_id: str
-    token_ids: tuple[int, ...]  # prompt, unless `prompt_of` has it, then the generated ids
+    token_ids: tuple[int, ...]  # prompt and generated ids; without the prompt if `prompt_of` is given
     num_prompt_tokens: int
-    # KV block ids, in order of position; append-only until the slot is freed. Blocks before the window of the next
-    # token are released and may belong to another sequence: their entries are never read.
+    # KV block ids, in order of position; append-only until the slot is freed. Entries before the sliding window of the
+    # next token are never read: their blocks are released and may belong to another sequence.
     block_table: tuple[int, ...]
-    prompt_of: int | None = None  # known slot whose first num_prompt_tokens ids come before token_ids
-    num_shared_blocks: int = 0  # of the table of `prompt_of`; its first ones come before block_table
+    prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
+    num_shared_blocks: int = 0  # this many first entries of the block table of `prompt_of` precede block_table
     params: DecodingParams
-    eos_token_ids: tuple[int, ...]  # they end the sequence, as params.stop_token_ids do; empty with ignore_eos
+    eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos
 
 
 class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,22 +36,22 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     start: int
     num_tokens: int  # >= 1
-    new_token_ids: tuple[int, ...] = ()  # sampled since the last plan that named the slot; appended before computing
+    new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
     samples: bool = False  # the last computed position is the sequence's last token: sample the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one step.
+    """One step.
 
-    Ranks apply it in this order: free slots, add slots, append ids, clear and copy blocks, compute, sample.
+    A rank frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in this order.
     """
 
     step_id: int
-    epoch: int  # a rank refuses a plan of another epoch than its own
+    epoch: int  # a rank refuses a plan whose epoch is not its own
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
-    cleared_blocks: tuple[int, ...] = ()  # blocks that may hold a NaN of an earlier owner; filled with zeros
+    cleared_blocks: tuple[int, ...] = ()  # blocks to fill with zeros, because they may hold a NaN of an earlier owner
     block_copies: tuple[tuple[int, int], ...] = ()  # (from, to) block ids, for copy-on-write
     slots: tuple[SlotStep, ...] = ()
 
@@ -60,10 +61,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities of one position: the actual token, and the most likely ones in descending order.
+    """Log-probabilities of one position: of the actual token, and of the most likely tokens in descending order.
 
-    Without gc: there may be hundreds of thousands, never in a cycle, and each visit of the garbage collector to all of
-    them would block every stream for 0.2 s.
+    gc=False, because there may be hundreds of thousands of these objects, and a garbage collection that visits them all
+    would block every stream for 0.2 s. They are never part of a reference cycle.
     """
 
     token_id: int
@@ -79,7 +80,7 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True):
-    """Logprobs of prompt tokens at positions start, start + 1, ... (position 0 has none)."""
+    """Logprobs of the prompt tokens at positions start, start + 1, ... Position 0 has no logprobs."""
 
     slot: int
     start: int
@@ -89,8 +90,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[SampledToken, ...] = ()  # for each SlotStep with `samples` that is not corrupt, in plan order
+    sampled: tuple[SampledToken, ...] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt slots
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
-    forward_s: float = 0.0  # seconds in the model
-    sample_s: float = 0.0  # seconds of sampling
+    forward_s: float = 0.0  # seconds that the model's forward pass took
+    sample_s: float = 0.0  # seconds that sampling took

@@ -1,6 +1,7 @@
-"""StepForecast: the time of a step, from its arithmetic and the best measured speed.
+"""StepForecast: how long a step will take, computed from its number of operations and the best measured speed.
 
-The patience with a rank depends on it: a layer computes a chunk of 4,096 tokens thousands of times as long as a decode.
+The time after which a rank counts as hung depends on it: a chunk of 4,096 tokens takes thousands of times as long in a
+layer as a decode.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.step import StepPlan
 
-# With fewer tokens a step mostly reads weights (from disk in the first step), so its speed says little of arithmetic.
+# A step of fewer tokens mostly reads weights (the first step from disk), so its time says little about arithmetic.
 _LEAST_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """Cost of a step's tokens in one pipeline stage, in floating-point operations."""
+    """How many floating-point operations a step's tokens take in one pipeline stage."""
 
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
-    flops_per_pair: float = 0.0  # of a token and a position that it attends to, all layers of the stage together
-    num_layers: int = 1  # of the stage
-    window: int | None = None  # positions that a token sees at most; None: all
+    flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage together
+    num_layers: int = 1  # layers of the stage
+    window: int | None = None  # a token attends to at most this many positions; None: all
 
     def flops(self, plan: StepPlan) -> float:
-        """Operations of the whole step. Masked positions of a chunk count, because kernels compute them too."""
+        """Operations of the whole step. Masked positions in a chunk are counted, because kernels compute them too."""
         pairs = sum(step.num_tokens * (self._num_seen(step.start) + step.num_tokens) for step in plan.slots)
         return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
 
@@ -33,20 +34,20 @@ class StepWork:
 
 
 class StepForecast:
-    """Forecast of the plans in flight. Measures the speed of large steps, and of small ones before the first."""
+    """Forecasts the plans in flight. Measures the speed of large steps; until there is one, of small steps."""
 
     def __init__(self, work: StepWork) -> None:
         self._work = work
         self._plans: deque[tuple[float, bool]] = deque()  # (flops, is large) of the plans in flight, oldest first
         self._best_speed = 0.0  # floating-point operations a second
-        self._is_large = False  # whether a large step had that speed
+        self._is_large = False  # True if `_best_speed` is that of a large step
 
     @property
     def layer_s(self) -> float:
-        """Seconds that a layer of the largest plan in flight takes at the best speed; 0 while no speed is known.
+        """Seconds that the largest plan in flight takes in one layer at the best speed; 0 while no speed is known.
 
-        The speed is that of large steps. Small steps wait for memory and make the forecast far too long; before the
-        first large step there is no better one, and `patience_s` limits the effect.
+        Before the first large step, only the speed of small steps is known. Small steps are limited by memory reads, so
+        this makes the forecast far too long; `patience_s` in stillness.py limits the effect.
         """
         if not self._plans or not self._best_speed:
             return 0.0
@@ -56,7 +57,7 @@ class StepForecast:
         self._plans.append((self._work.flops(plan), plan.num_tokens >= _LEAST_TOKENS))
 
     def ended(self, seconds: float) -> None:
-        """Removes the oldest plan in flight, which took the model `seconds`."""
+        """Removes the oldest plan in flight. `seconds`: how long the model computed it."""
         flops, is_large = self._plans.popleft()
         if seconds <= 0 or (self._is_large and not is_large):
             return

@@ -1,15 +1,16 @@
-"""Suspicion: finds a sequence that crashes every process that computes it, from the contents of the steps that died.
+"""Suspicion: finds a sequence that crashes every process that computes it.
 
-A single death is no evidence against a sequence: machines fail too. A sequence is suspect when two deaths hit steps
-that computed the same positions of it. While there are suspects, only half of them are computed, and no other sequence:
-a trial. It ends when each of that half has computed these positions and is cleared, or when another death at these
-positions leaves only that half suspect. The last suspect is computed alone; when that step dies at the same positions,
-the sequence is condemned: it fails, and all others continue.
+It compares what was in flight at each death of a process. One death is no evidence against a sequence, because machines
+fail too. A sequence is suspect if two steps that computed the same positions of it died. While there are suspects, the
+engine computes only half of them and no other sequence: a trial. A trial ends in one of two ways:
+- Each sequence of that half has computed its suspected positions: all of the half are cleared.
+- Another death hits these positions: only the sequences of that half remain suspect.
+The last suspect is computed alone. If that step dies at the same positions, the sequence is condemned: its request
+fails, and all others continue.
 
-Every computed part of a prompt is progress, as every token is. Deaths of other causes hit a long prompt at different
-positions, and condemn no sequence.
+A long prompt is computed in chunks, so deaths of other causes hit it at different positions and do not condemn it.
 
-With n sequences in a step this takes 2 + floor(log2 n) + 1 deaths at most.
+With n sequences in a step, at most 2 + floor(log2 n) + 1 deaths are needed.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ import msgspec
 
 from rayloom_engine.core.planning.spans import Span, overlap
 
-_KEPT_DEATHS = 4  # several crashing sequences may cause deaths alternately
-_KEPT_CONDEMNED = 1024  # a front submits unfinished sequences again within seconds, so older ones do not return
+_KEPT_DEATHS = 4  # more than one, because several crashing sequences may cause deaths alternately
+_KEPT_CONDEMNED = 1024  # a front resubmits unfinished sequences within seconds, so older ones do not come back
 
 
 class Suspicion(msgspec.Struct):
-    """All parts are bounded, suspects by the size of a step: sequences of fronts that never return stay here."""
+    """The evidence from the deaths so far.
 
-    deaths: list[dict[str, Span]] = []  # the last ones outside trials: sequence id -> positions in flight
-    suspects: dict[str, Span] = {}  # sequence id -> positions that its deaths have in common
+    All fields are bounded (`suspects` by the sequences of a step), because entries of fronts that never reconnect stay.
+    """
+
+    deaths: list[dict[str, Span]] = []  # the last deaths outside trials: sequence id -> its positions in flight
+    suspects: dict[str, Span] = {}  # sequence id -> the positions that were in flight at two deaths
     condemned: list[str] = []  # sequence ids
 
     def tried(self, in_flight: Mapping[str, Span]) -> dict[str, Span]:
-        """The suspects that these plans compute at their suspected positions. With any, the plans are a trial."""
+        """The suspects whose suspected positions are in flight. If there are any, the plans in flight are a trial."""
         common = {name: overlap(span, self.suspects[name]) for name, span in in_flight.items() if name in self.suspects}
         return {name: span for name, span in common.items() if span is not None}
 
     def died(self, in_flight: dict[str, Span]) -> bool:
-        """Counts the death of plans with these sequences. True when it left fewer suspects."""
+        """Counts a death with these sequences in flight. True if they were a trial, so that fewer suspects remain."""
         tried = self.tried(in_flight)
         if tried:
             if len(self.suspects) == len(in_flight) == 1:
@@ -55,11 +59,11 @@ class Suspicion(msgspec.Struct):
         return False
 
     def trial(self, computed: Mapping[str, int]) -> list[str]:
-        """The only sequences that may be computed now; empty when all may.
+        """Returns the ids of the only sequences that may be computed now; an empty list if all may.
 
-        `computed`: id -> number of positions with a result, of every unfinished sequence. Suspects beyond their
-        suspected positions are cleared here. The first of `computed` are tried first: order them by their tokens,
-        because sequences with the most tokens are the least likely to crash again and are cleared without a death.
+        `computed`: id -> number of positions with a result, of every unfinished sequence. Suspects that have computed
+        their suspected positions are cleared. The first entries of `computed` are tried first. Put sequences with the
+        most generated tokens there: they are the least likely to crash again, and are cleared without a death.
         """
         self.suspects = {name: span for name, span in self.suspects.items() if computed.get(name, 0) < span[1]}
         present = [name for name in computed if name in self.suspects]

@@ -1,7 +1,7 @@
-"""Sliding windows: the KV blocks of a sequence that no later token sees, so that they can be released.
+"""Sliding windows: finds the KV blocks of a sequence that no later token attends to ("sees"). They can be released.
 
-A window of w positions means that the token at position p sees positions p - w + 1 to p. Only a model whose layers all
-have a window has one here (the widest of them): a layer that sees all positions needs every block.
+A window of w positions means that the token at position p sees positions p - w + 1 to p. A model has a window here only
+if all of its layers have one (the widest counts): a layer that sees all positions needs every block.
 
     block       0       1       2       3        block size 4, window 6
     position    0..3    4..7    8..11   12..15
@@ -19,9 +19,9 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
-    """The most blocks that a sequence of `num_tokens` holds at once, where a step computes at most `max_step_tokens`.
+    """The most blocks that a sequence of `num_tokens` holds at once, if a step computes at most `max_step_tokens`.
 
-    The first token of a step sees window - 1 positions before it, and these may begin inside a block.
+    The first token of a step sees the window - 1 positions before it. They may begin inside a block, which adds one.
     """
     total = -(-num_tokens // block_size)
     if window is None:
@@ -30,9 +30,10 @@ def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block
 
 
 def longest_hit(known: Sequence[int | None], window: int | None, block_size: int) -> tuple[int, int]:
-    """(first, end): blocks [first, end) are cached and all that the token after block end - 1 needs; end is maximal.
+    """Returns (first, end): the longest prefix of a sequence, blocks [0, end), that need not be computed.
 
-    `known`: for each full block of a sequence, in order, the id of a block with that content, or None.
+    Blocks [first, end) are cached. Blocks before `first` are not needed, because no token after the prefix sees them.
+    `known`: for each full block of the sequence, in order, the id of a block with that content, or None.
     """
     longest = (0, 0)
     run = 0  # number of known blocks in a row, up to here

@@ -1,8 +1,12 @@
-"""The EngineCore process ("core"): owns the scheduler; API server processes ("fronts") connect to it, and so do workers
-("ranks").
+"""The EngineCore process ("core"): owns the scheduler.
 
-process   starts it; context, state, run_folder: the parts that its threads and its successors share
-sockets   the I/O thread; loop: the main thread
-recovery  serving on ranks that may be lost; black_box: which sequence a death is held against
-ranks/    the EngineCore's side of its ranks: attach, assemble, run plans, find the rank that hangs
+API server processes ("fronts") and workers ("ranks") connect to it.
+
+process     starts the EngineCore
+context     the objects that the process consists of; state: values that its threads share
+run_folder  files that the next EngineCore process reads
+sockets     the I/O thread; loop: the main thread
+recovery    rebuilds the engine after the loss of a rank
+black_box   records the sequences in flight, to find one that crashes the engine
+ranks/      the connections to the ranks: attaches and assembles them, runs plans, finds the rank that hangs
 """

@@ -1,6 +1,7 @@
-"""BlackBox: the positions in flight and the sequences suspected of deaths, in files that outlive the EngineCore.
+"""BlackBox: files that outlive the EngineCore, with the positions in flight and the sequences suspected of deaths.
 
-Files are written without fsync: they must survive a process, not a machine. A record cut short by a kill is ignored.
+The files are written without fsync, because they must survive the process, but not a crash of the machine. A record
+that a kill cut short is ignored.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ T = TypeVar("T")
 
 
 class BlackBox:
-    """The records of one EngineCore with its ranks. Sequences have the fronts' ids, which no restart changes."""
+    """The records of one EngineCore and its ranks. They name sequences by the fronts' ids, which survive restarts."""
 
     def __init__(self, folder: Path) -> None:
-        """Reads the files of the EngineCore before this one, and counts its death if it died in a step."""
+        """Reads the files of the previous EngineCore process. If it died with plans in flight, counts its death."""
         path = folder / "in_flight"
         self._suspicion_path = folder / "suspicion"
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
         self._in_flight = _read(path, dict[str, Span]) or {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self.is_trial = False  # the plans in flight compute suspects at their suspected positions
+        self.is_trial = False  # True while plans in flight compute suspects at their suspected positions
         self._trial_mark = trial_mark(folder)
         self._trial_mark.unlink(missing_ok=True)
         was_silent = silence_mark(folder).exists()
@@ -42,7 +43,7 @@ class BlackBox:
         silence_mark(folder).unlink(missing_ok=True)
 
     def note(self, in_flight: dict[str, Span]) -> None:
-        """Records the positions in flight, by sequence id; an empty map when nothing is in flight."""
+        """Records the positions in flight, by sequence id. Pass an empty map if nothing is in flight."""
         self._in_flight = in_flight
         is_trial = bool(self.suspicion.suspects and self.suspicion.tried(in_flight))
         with contextlib.suppress(OSError):  # a full disk must not stop the engine
@@ -54,16 +55,16 @@ class BlackBox:
         self.is_trial = is_trial
 
     def died(self, *, was_silent: bool = False) -> bool:
-        """Counts a death, of a rank or of the EngineCore before this one. True when it left fewer suspects.
+        """Counts the death of a rank or of the previous EngineCore. Returns True if it leaves fewer suspects.
 
-        `was_silent`: the process had shown no sign of life. It may have been stopped from outside, so its death is
-        held against no sequence.
+        `was_silent`: the process had shown no sign of life before. It may have been stopped from outside, so no
+        sequence is blamed for its death.
         """
         in_flight = self._in_flight
         suspicion = self.suspicion
         if not in_flight:
             return False
-        self.note({})  # before anything else, so that one death is never counted twice
+        self.note({})  # first of all, so that a crash here cannot make the same death count twice
         if was_silent:
             return False
         condemned_before = set(suspicion.condemned)
@@ -76,7 +77,7 @@ class BlackBox:
         return is_narrower
 
     def save(self) -> None:
-        """Writes the suspicion for the next EngineCore."""
+        """Writes the suspicion to its file, for the next EngineCore process."""
         draft = self._suspicion_path.with_suffix(".new")
         with contextlib.suppress(OSError):
             draft.write_bytes(_framed(self.suspicion))
@@ -89,10 +90,10 @@ def _framed(content: Suspicion | dict[str, Span]) -> bytes:
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
-    """The record in the file; None when there is none, or only a part of one."""
+    """Returns the record in the file, or None if the file is missing or holds only a part of a record."""
     try:
         data = path.read_bytes()
-        # Bytes behind the record are left over from a longer one.
+        # Bytes after the record are left over from an earlier, longer record.
         return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "big")], type=kind)
     except (FileNotFoundError, msgspec.MsgspecError):
         return None

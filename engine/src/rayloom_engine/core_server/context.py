@@ -1,4 +1,4 @@
-"""CoreContext: the parts of one EngineCore process that every way of serving needs, and the moment of readiness."""
+"""CoreContext: the objects of an EngineCore process that it needs with every executor. Also declares it ready."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class CoreContext:
     box: BlackBox
 
     def prepare_to_serve(self, model: ServedModel, kv_explanation: str, *, is_restart: bool) -> Callable[[], None]:
-        """The callback for the first step that has passed every rank: only that step shows that tokens flow.
+        """Returns a callback, to be called after the first step: it declares the engine ready.
 
-        `is_restart`: an earlier start has served, so the first step replays its sequences.
+        Only a step that has passed through every rank proves that the engine works. `is_restart`: the engine has served
+        before, so the time until then is reported as the phase "replay".
         """
         self.state.model = model
         if is_restart:
@@ -44,7 +45,7 @@ class CoreContext:
         state.serving(kv_explanation)
         forget_failure(self.folder.path)
         if is_first:
-            # Objects that exist now stay: the garbage collector need not visit them in the middle of a step.
+            # The objects that exist now will stay. Exempt them from garbage collection, which would delay a step.
             gc.collect()
             gc.freeze()
         self.io.flush_status()

@@ -1,4 +1,4 @@
-"""The EngineCore's loop: messages of API server processes ("fronts") in, steps, outputs out."""
+"""The EngineCore's main loop: takes messages of API server processes ("fronts"), runs steps, and sends outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks` is called while the engine is idle; it raises RankLost."""
+        """`check_ranks`: called while the engine is idle, when no step would find a lost rank; it raises RankLost."""
         self.model = model
         self._engine = engine
         self._box = box
@@ -50,22 +50,22 @@ class Core:
         self._state = state
 
     def begin_epoch(self, epoch: int) -> None:
-        """Gives all further plans the number `epoch`, for which the ranks are ready."""
+        """Marks all further plans with `epoch`. The ranks must be ready for this epoch."""
         self._engine.scheduler.epoch = epoch
         self._state.epoch = epoch
 
     def forget_ranks(self) -> None:
-        """The ranks have lost slots and KV cache: every sequence waits again, with its ids."""
+        """Resets the scheduler after ranks lost slots and KV cache. Every sequence keeps its ids and waits again."""
         self._engine.scheduler.forget_ranks()
 
     def run(self, inbox: Inbox, began: Callable[[], None]) -> NoReturn:
-        """Serves for ever. `began` is called after the first step.
+        """Serves for ever. Calls `began` after the first step.
 
-        Raises RankLost; a later call continues with the same sequences.
+        Raises RankLost. Call it again once the ranks are rebuilt: it continues with the same sequences.
         """
         has_begun = False
         self._end_condemned()
-        self._engine.add_probe()  # proves that a token goes through every rank before a client asks for one
+        self._engine.add_probe()  # so that a token has passed through every rank before the state is "serving"
         idle_since = time.monotonic()
         while True:
             for connection, message in inbox.take():
@@ -78,7 +78,7 @@ class Core:
                 self._note()
                 if not has_begun:
                     has_begun = True
-                    self._publish()  # a status that says "serving" must hold the token that proves it
+                    self._publish()  # first, so that a status with "serving" also has the time of a first token
                     began()
                 self._send(outputs)
                 self._publish()
@@ -99,21 +99,24 @@ class Core:
             self._engine.abort(_request_id(connection, message.sequence_id))
             self._clear(message.sequence_id)
         else:
-            # Suspicion stays: the front submits its sequences again, and one of them may have crashed the front too.
+            # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed it too.
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
 
     def _clear(self, sequence_id: str) -> None:
-        """Clears a sequence that has ended of suspicion. A sequence that is merely absent may be submitted again."""
+        """Removes a sequence that has ended from the suspects.
+
+        Do not call it for sequences of a disconnected front, which may submit them again.
+        """
         if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
             self._box.save()
 
     def _hold_trial(self) -> None:
-        """While sequences are suspected of deaths, restricts the scheduler to a probe, then to some of the suspects.
+        """While there are suspects, restricts the scheduler: first to a probe, then to the suspects of a trial.
 
-        The probe comes first so that ranks which die of any plan are not held against the sequences of a trial.
+        The probe comes first, so that no suspect is blamed for ranks that die of any plan.
         """
         suspicion = self._box.suspicion
         scheduler = self._engine.scheduler
@@ -136,7 +139,7 @@ class Core:
         scheduler.restrict(frozenset(only) if trial else None)
 
     def _note(self) -> None:
-        """Records the positions in flight in the black box, and sets the patience for these plans."""
+        """Records the positions in flight in the black box, and sets how long these plans may make no progress."""
         in_flight = self._engine.scheduler.in_flight()
         spans = {_sequence_id(s.request_id): span for s, span in in_flight.items() if not is_probe(s.request_id)}
         self._box.note(spans)
@@ -192,10 +195,10 @@ class Core:
                 self._send([output])
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
-        """Sends each front the outputs of its sequences, under the ids that the front gave them."""
+        """Sends each front the outputs of its sequences, with the front's own sequence ids."""
         by_connection: dict[int, list[SequenceOutput]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
-            self._engine.add_probe()  # a rank that computes NaN for the probe too ends itself
+            self._engine.add_probe()  # a rank that computes NaN even for the probe exits
         for output in outputs:
             connection, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:
@@ -217,10 +220,10 @@ class Core:
 
 
 def _request_id(connection: int, sequence_id: str) -> str:
-    """The scheduler's name of a sequence. Ids are unique within a front, and two connections may be of two fronts."""
+    """The scheduler's name of a sequence: the connection's number and the id, which is unique only within a front."""
     return f"{connection}/{sequence_id}"
 
 
 def _sequence_id(request_id: str) -> str:
-    """The front's name of a sequence: random, so that no two sequences share it, also after a restart of the core."""
+    """The front's name of a sequence. It is random, so two sequences never share it, even after a core restart."""
     return request_id.partition("/")[2]

@@ -1,8 +1,8 @@
-"""The EngineCore process ("core"), `python -m rayloom_engine.core_server.process`: an engine and the sockets to it.
+"""The EngineCore process ("core"), `python -m rayloom_engine.core_server.process`: an engine and its sockets.
 
-The main thread only computes. The I/O thread answers API server processes ("fronts") at once, also while a step or the
-loading takes seconds. The two threads share the inbox (messages of fronts, in order) and CoreState (attributes that the
-main thread writes).
+The main thread schedules and computes. The I/O thread answers API server processes ("fronts") at once, even while a
+step or the loading of weights takes seconds. The threads share the inbox (messages from fronts, in order) and CoreState
+(attributes that the main thread writes).
 """
 
 from __future__ import annotations
@@ -48,13 +48,10 @@ _CORRUPT_CURE = "check the model's files and the machine's memory; float16 may o
 
 
 class CoreProcess:
-    """The EngineCore process from its start to its end.
-
-    Its run folder outlives it: epoch, black box, sizes of the first start.
-    """
+    """One start of the EngineCore process. Epoch, black box and sizes outlive it in the run folder."""
 
     def __init__(self, config: EngineConfig, run_dir: Path, address: str, rank_fd: int | None) -> None:
-        """`rank_fd`: listening socket for ranks; None makes this process its own only rank."""
+        """`rank_fd`: listening socket for ranks; None: this process is the only rank."""
         self._config = config
         self._folder = RunFolder(run_dir)
         self._token = self._folder.token()
@@ -65,16 +62,16 @@ class CoreProcess:
         self._state.set_patience(config.hang_seconds)
         self._inbox = Inbox(deque(), threading.Event())
         self._io = CoreIo(address, self._token, self._inbox, self._state.status)
-        self._stillness = Stillness()  # of the main thread
+        self._stillness = Stillness()  # watches the main thread
         self._main_cpu_clock = thread_cpu_clock()
         self._num_pulses = 0
 
     def run(self) -> int:
-        """Serves for ever; returns an exit code only when the engine cannot start or cannot continue."""
+        """Serves for ever. Returns an exit code only if the engine cannot start or cannot continue."""
         self._io.start()
         pool = None
         if self._rank_fd is not None:
-            # The port is served before anything that takes long, so that early ranks find an EngineCore.
+            # Accept connections at the port before anything that takes long, so that early ranks find an EngineCore.
             listener = socket.socket(fileno=self._rank_fd)
             pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
             self._state.pool = pool
@@ -95,15 +92,17 @@ class CoreProcess:
             os._exit(1)
 
     def is_up(self) -> bool:
-        """True if the start is complete, for the pulse. Ends this process when its main thread hangs."""
+        """Returns True if the start is complete. Called for every pulse; exits the process if the main thread hangs."""
         state = self._state
-        # An EngineCore that is its own rank computes as soon as it has loaded, and is "serving" after its first step.
+        # Watch the main thread once it computes. An EngineCore that is the only rank does so as soon as it has loaded:
+        # its state becomes "serving" only after its first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
-        # The clock counts pulses, not seconds: a process that was stopped for a while has not hung.
+        # Count time by pulses, not by a clock: a process that was stopped for a while has not hung.
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         state.quiet_s = self._stillness.quiet_s
-        # A rank whose socket takes nothing may block the main thread for hang_seconds before the rank is blamed.
+        # Double the patience where there are other ranks: one with a full socket may block the main thread for
+        # hang_seconds before the main thread blames it.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):
             logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)
@@ -129,7 +128,7 @@ class CoreProcess:
         return code
 
     def _serve_alone(self, model: FoundModel) -> NoReturn:
-        """Serves with this process as the only rank."""
+        """Serves for ever, with this process as the only rank."""
         context = self._context()
         kept = self._folder.sizes()
         sizes = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}

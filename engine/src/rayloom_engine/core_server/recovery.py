@@ -1,17 +1,17 @@
-"""RecoveryMachine: one engine on ranks in processes of their own, assembled again after every loss.
+"""Recovery: keeps an engine running on rank processes, which are assembled again after every loss of a rank.
 
     ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
     SERVING      steps run                                                 core_server/loop.py
-    LOST         a rank is gone: its launcher replaces it, the death is counted, sequences wait with their ids
+    LOST         a rank is gone: the launcher replaces it, the death is counted, sequences wait with their ids
 
-    ASSEMBLING --> SERVING     every rank is warmed up: a new epoch, and the engine replays its sequences
-    ASSEMBLING --> EngineDead  `rebuild_seconds` are over, or the restart budget is exhausted
+    ASSEMBLING --> SERVING     every rank is warmed up: a new epoch begins, and the engine replays its sequences
+    ASSEMBLING --> EngineDead  `rebuild_seconds` or the restart budget is spent
     SERVING    --> LOST        RankLost
-    LOST       --> ASSEMBLING  with the survivors, which keep their weights
-    LOST       --> EngineDead  the restart budget is exhausted, or the ranks are a job's, which only the job restarts
+    LOST       --> ASSEMBLING  with the surviving ranks, which keep their weights
+    LOST       --> EngineDead  the restart budget is spent, or the ranks belong to a job, which must restart as a whole
 
-The supervisor restarts the EngineCore process itself: the new process begins in ASSEMBLING and adopts the ranks that
-dial it.
+If the EngineCore process itself dies, the supervisor restarts it. The new process begins in ASSEMBLING and adopts the
+ranks that connect to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RecoveryState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Ranks that are ready to run plans of `epoch`."""
+    """The ranks that are ready to run plans of `epoch`."""
 
     epoch: int
     loaded: list[Loaded]  # by rank
@@ -55,7 +55,7 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """The limits after which a loss ends the engine. Pure but for `budget`, which counts deaths."""
+    """Decides when a loss ends the engine. Has no state except `budget`, which counts deaths."""
 
     config: EngineConfig
     budget: RestartBudget
@@ -70,23 +70,23 @@ class RecoveryLimits:
         return self.config.executor == "external"
 
     def deadline(self, now: float, *, is_rebuild: bool) -> float:
-        """Until when the ranks must be assembled, by the clock of `now`.
+        """Returns the time by which the ranks must be assembled, by the same clock as `now`.
 
-        The first start has no limit: a cluster may have no room for a rank yet, and the status shows that.
+        The first start has no limit, because the cluster may not have room for a rank yet; the status shows that.
         """
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
     def not_assembled(self) -> str:
-        """The reason to give up while ASSEMBLING, to follow the cause."""
+        """Returns the reason for giving up while ASSEMBLING. The message puts it after the cause of the loss."""
         if self.is_job:
             return "start the job again"
         return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
 
     def count_death(self, now: float, *, is_narrower: bool) -> str:
-        """Counts a death while serving. Returns the reason to give up, to follow the cause; empty to continue.
+        """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
-        `is_narrower`: the death left fewer suspects. Such deaths are bounded by the number of suspects and count
-        nothing. The back-off of the budget is not applied: the ranks were up, so there is nothing to wait for.
+        `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
+        suspects bounds their number. The budget's back-off is ignored: it is for ranks that fail during their start.
         """
         if self.is_job:
             return "start the job again"
@@ -99,7 +99,7 @@ class RecoveryMachine:
     """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
-        """`epoch`: of the first assembly; later ones draw their own."""
+        """`epoch`: the epoch of the first assembly. Later assemblies draw new ones."""
         self._state = RecoveryState.ASSEMBLING
         self._context = context
         self._pool = pool
@@ -107,14 +107,14 @@ class RecoveryMachine:
         self._epochs = itertools.chain([epoch], iter(context.folder.draw_epoch, 0))
         self._limits = RecoveryLimits.of(context.config)
         self._executor = RemoteExecutor(pool)
-        self._is_rebuild = context.folder.sizes() is not None  # an EngineCore process before this one has served
+        self._is_rebuild = context.folder.sizes() is not None  # an earlier EngineCore process has assembled ranks
         self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
-        self._assembly = Assembly(epoch, [])  # the last one
-        self._loss = RankLost(0, "")  # the last one
-        self._core: Core | None = None  # from the first assembly on; keeps the sequences over every loss
+        self._assembly = Assembly(epoch, [])  # the last assembly
+        self._loss = RankLost(0, "")  # the last loss
+        self._core: Core | None = None  # None until the first assembly; keeps the sequences when ranks are lost
 
     def run(self) -> NoReturn:
-        """Serves for ever. Raises EngineDead when it gives up, ModelError or ConfigError from a first assembly."""
+        """Serves for ever. Raises EngineDead if it gives up; the first assembly may raise ModelError or ConfigError."""
         act = {
             RecoveryState.ASSEMBLING: self._assemble,
             RecoveryState.SERVING: self._serve,
@@ -156,7 +156,7 @@ class RecoveryMachine:
             return RecoveryState.LOST
 
     def _replace(self) -> RecoveryState:
-        """Drops the lost ranks, reports the loss, resets the scheduler and counts the death. Raises EngineDead."""
+        """Drops the lost ranks, reports the loss, resets the scheduler and counts the death. May raise EngineDead."""
         context = self._context
         lost_at = time.monotonic()
         nodes = {number: rank.greeting.node for number, rank in self._pool.attached.items()}
@@ -174,7 +174,7 @@ class RecoveryMachine:
         return RecoveryState.ASSEMBLING
 
     def _build(self) -> Core:
-        """The engine of the first assembly, whose sizes every later assembly and process takes."""
+        """Builds the engine after the first assembly. Every later assembly and process takes over its sizes."""
         context = self._context
         epoch = self._assembly.epoch
         loaded = self._assembly.loaded

@@ -1,4 +1,4 @@
-"""RunFolder: the state that outlives one start of the EngineCore process, in files of the server's run folder."""
+"""RunFolder: files in the server's run folder with the state that outlives an EngineCore process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSizes:
-    """Sizes of the first EngineCore, which every later one takes.
+    """The sizes that the first EngineCore process chose. Every later process takes them over.
 
-    A later EngineCore may find less free memory, and could then not continue sequences that the first one accepted.
+    A later process may find less free memory. If it chose its own sizes, it might not be able to continue sequences
+    that were accepted before.
     """
 
     num_kv_blocks: int
@@ -19,7 +20,7 @@ class KeptSizes:
 
 
 class RunFolder:
-    """Written by the EngineCore's main thread alone."""
+    """Reads and writes these files. Only the EngineCore's main thread may write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,14 +30,14 @@ class RunFolder:
         return (self.path / "token").read_text().strip()
 
     def draw_epoch(self) -> int:
-        """A number that no epoch of this server had before."""
+        """Returns a new epoch: a number that this server has not used for an epoch before."""
         file = self.path / "epoch"
         epoch = int(file.read_text()) + 1 if file.exists() else 1
         _write_whole(file, str(epoch))
         return epoch
 
     def sizes(self) -> KeptSizes | None:
-        """The sizes of the first EngineCore; None when no EngineCore of this server has started before."""
+        """Returns the first EngineCore's sizes, or None if no EngineCore of this server has chosen any yet."""
         file = self.path / "sizing.json"
         return KeptSizes(**json.loads(file.read_text())) if file.exists() else None
 
@@ -45,7 +46,7 @@ class RunFolder:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes all of `text` or nothing: a process that is killed here must not leave half a file to the next one."""
+    """Replaces the file in one operation, so that a kill cannot leave half a file to the next process."""
     draft = path.with_suffix(".new")
     draft.write_text(text)
     draft.replace(path)

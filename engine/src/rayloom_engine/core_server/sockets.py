@@ -1,4 +1,4 @@
-"""CoreIo: the EngineCore's sockets to API server processes ("fronts"), in a thread with its own event loop."""
+"""CoreIo: the EngineCore's sockets for API server processes ("fronts"), in a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
-# A front that has not read a message after so long is disconnected; a large message has more time: that of all unsent
-# bytes at the least rate.
+# A front is disconnected if it does not read a message within _STALL_SECONDS, plus the time that all unsent bytes take
+# at _LEAST_RATE.
 _STALL_SECONDS = 30.0
 _LEAST_RATE = 2**20  # bytes per second
-_MOST_UNSENT_BYTES = 2**30  # more than ever waits for a front that reads; the machine's memory is for the ranks
+# A front with more unsent bytes is disconnected at once, because the machine's memory is for the ranks. A front that
+# reads never has so many.
+_MOST_UNSENT_BYTES = 2**30
 
 
 class Disconnected:
-    """Inbox entry: the connection has ended, and with it every sequence of that front."""
+    """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Front messages in order of arrival, from the I/O thread to the main thread."""
+    """Messages of fronts in order of arrival. The I/O thread puts them in, the main thread takes them out."""
 
     items: deque[tuple[int, Submit | Abort | Disconnected]]
     event: threading.Event
@@ -59,7 +61,7 @@ class Inbox:
         self.event.set()
 
     def take(self) -> list[tuple[int, Submit | Abort | Disconnected]]:
-        """All entries that have arrived."""
+        """Removes all entries from the inbox and returns them."""
         self.event.clear()
         taken = []
         while self.items:
@@ -67,7 +69,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """True as soon as an entry is there, False after the shorter of both times."""
+        """Waits for an entry. Returns True as soon as there is one, False after the shorter of both times."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -82,13 +84,13 @@ class _Front:
 
     @property
     def num_unsent(self) -> int:
-        """Bytes that the connection has not taken."""
+        """Bytes written that the operating system has not accepted yet, because the front reads slowly."""
         return self.writer.transport.get_write_buffer_size()
 
     def write(self, data: bytes, now: float) -> None:
-        """Sends a message. A message that must wait is due after the stall time and a second for every `_LEAST_RATE`.
+        """Sends a message. If it cannot be sent at once, notes when it must have been read: see _STALL_SECONDS.
 
-        Bytes that wait before it count, so a large answer has the time that a slow but steady reader needs.
+        All unsent bytes count, so that a large answer gets the time that a slow but steady reader needs.
         """
         self.writer.write(data)
         self._num_written += len(data)
@@ -96,7 +98,7 @@ class _Front:
             self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest unsent message is overdue. Reading a byte now and then does not extend its time."""
+        """True if the oldest unsent message is overdue. A front cannot extend this by reading a byte now and then."""
         num_taken = self._num_written - self.num_unsent
         while self._due and self._due[0][0] <= num_taken:
             self._due.popleft()
@@ -104,7 +106,10 @@ class _Front:
 
 
 class CoreIo:
-    """Listens for fronts, fills the inbox, sends the main thread's messages, and a status every second."""
+    """Accepts fronts, puts their messages into the inbox, and sends them the main thread's messages and a status.
+
+    The status is sent every second, and more often during the start.
+    """
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class CoreIo:
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
     ) -> None:
-        """`stall_seconds`: a front that has not read a small message after so long is disconnected."""
+        """`stall_seconds`: a front that does not read a small message within this time is disconnected."""
         self._address = address
         self._token = token
         self._inbox = inbox
@@ -129,12 +134,12 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Returns once the core listens. A failure to listen is logged by the thread and ends the process."""
+        """Starts the thread and returns once it listens. If it cannot, it logs the error and the process exits."""
         self._thread.start()
         self._listening.wait()
 
     def send(self, connection: int, message: CoreMessage) -> None:
-        """Sends a message soon, or drops it when the front is gone. For the main thread."""
+        """Has the I/O thread send a message, or drop it if the front is gone. For the main thread."""
         for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
             self._loop.call_soon_threadsafe(self._write, connection, frame(part))
 
@@ -144,7 +149,7 @@ class CoreIo:
         self._thread.join()
 
     def flush_status(self) -> None:
-        """Sends a status now and returns when the sockets have taken it, or after 2 s."""
+        """Sends a status now. Returns once the sockets have accepted it, or after 2 s."""
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._flush_status(), self._loop).result(timeout=2.0)
 
@@ -153,7 +158,7 @@ class CoreIo:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException:
-            # Without sockets this process is useless; the supervisor starts another one.
+            # Without sockets this process is useless. The supervisor will start another one.
             logger.exception("the core cannot listen at %s", self._address)
             os._exit(1)
 
@@ -177,7 +182,7 @@ class CoreIo:
         server.close()
         for front in self._fronts.values():
             front.writer.transport.abort()
-        # The readers get one more iteration of the event loop to see the end of their connections.
+        # Give the readers one more turn of the event loop, in which they notice that their connections ended.
         await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -213,7 +218,7 @@ class CoreIo:
             writer.close()
 
     def _problem(self, hello: object) -> str:
-        """The reason to refuse a connection; empty when it is accepted."""
+        """Returns the reason to refuse a connection; empty if it is accepted."""
         if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             return "refused a connection without the right token"
         if hello.version != PROTOCOL_VERSION:
@@ -221,7 +226,7 @@ class CoreIo:
         return ""
 
     def _warn_once(self, problem: str) -> None:
-        # A refused front tries again four times a second, for ever.
+        # Log it once only, because a refused front tries again four times a second, for ever.
         if self._problems.is_new(problem):
             logger.warning("%s; repetitions are not logged until a front is accepted", problem)
 

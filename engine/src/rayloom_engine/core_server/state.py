@@ -1,4 +1,4 @@
-"""CoreState: the state of the core, as the I/O thread sends it to fronts."""
+"""CoreState: the state of the EngineCore ("core"), from which the I/O thread makes the status for the fronts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CoreState:
-    """State of the EngineCore. The main thread writes it, the I/O thread reads it; each field is replaced whole."""
+    """Written by the main thread and read by the I/O thread without a lock: fields are only replaced as a whole."""
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"
-    hang_seconds: float = 10.0  # of the config
+    hang_seconds: float = 10.0  # from the config
     state: str = "starting"
     lost: str = ""  # while recovering: the lost rank, as "rank N"
-    lost_node: str = ""  # and its node
+    lost_node: str = ""  # while recovering: the node of the lost rank
     message: str = ""
     model: ServedModel | None = None
     phases: list[PhaseProgress] = field(default_factory=list)
@@ -38,25 +38,28 @@ class CoreState:
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
-    rank: LoadedRank | None = None  # this process as the only rank, once it has loaded
-    quiet_s: float = 0.0  # seconds since the main thread last showed work, for a process that computes
-    patience_s: float = 10.0  # without progress of the plans in flight
+    rank: LoadedRank | None = None  # the loaded rank, if this process is the only rank
+    quiet_s: float = 0.0  # seconds since the main thread last made progress or used CPU time
+    patience_s: float = 10.0  # how long the plans in flight may make no progress
 
     def set_patience(self, seconds: float) -> None:
-        """Sets the patience with the main thread and with the ranks."""
+        """Sets for how many seconds the main thread and the ranks may make no progress."""
         self.patience_s = seconds
         if self.pool is not None:
             self.pool.patience_s = seconds
 
     def mark(self) -> tuple[object, ...]:
-        """A value that changes while the main thread advances: it checks its ranks, or computes layer by layer."""
+        """Returns a value that changes when the main thread runs its loop, checks its ranks or computes half a layer.
+
+        `Stillness` takes each change as progress.
+        """
         advance = self.rank.activity.advance if self.rank is not None else 0
         return self.heartbeat, advance, self.pool.checked_at if self.pool is not None else 0.0
 
     def last_work_age_s(self) -> float | None:
-        """Seconds since a rank that computes the present step showed work: half of a layer, or CPU time.
+        """Seconds since a rank that computes the present step last finished half of a layer or used CPU time.
 
-        None while no step is computed. The EngineCore finds a hang by the same signs.
+        None while no step is computed. The EngineCore detects a hang by the same signs.
         """
         if self.pool is not None:
             return self.pool.quiet_s()
@@ -71,7 +74,7 @@ class CoreState:
         self.state = "serving"
 
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
-        """Begins a rebuild, which ends with `serving`. New phases replace the old; the first began at `lost_at`."""
+        """Begins a rebuild, which ends with `serving`. Removes the old phases. The first new one began at `lost_at`."""
         self.message = cause
         self.lost = f"rank {rank}"
         self.lost_node = node
@@ -86,7 +89,7 @@ class CoreState:
         self.state = "failed"
 
     def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Records progress of a phase; a new name ends the phase before."""
+        """Records the progress of a phase. A new name ends the previous phase."""
         now = time.monotonic()
         self.heartbeat = now
         if not self.phases or self.phases[-1].name != phase:

@@ -1,4 +1,7 @@
-"""The launcher process: starts workers ("ranks") and restarts dead ones. Its own death costs the ranks, no request.
+"""The launcher process: starts workers ("ranks") and restarts dead ones.
 
-process_ranks (executor mp, with fork_server)   ray_ranks (executor ray, with local_ray and placement)
+If the launcher dies, its ranks die too and are started again, but no request is lost.
+
+process_ranks  executor mp, with fork_server
+ray_ranks      executor ray, with local_ray and placement
 """

@@ -1,4 +1,4 @@
-"""`python -m rayloom_engine.launcher`: keeps one start of every rank running, and reports its progress to the core."""
+"""`python -m rayloom_engine.launcher`: keeps every rank running, and reports the progress of starts to the core."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchProgress
 
 logger = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 0.1  # between checks for fences of the core
+_WAIT_SECONDS = 0.1  # between checks for fences from the core
 _DIAL_SECONDS = 0.2
-_AGAIN_SECONDS = 0.5  # before the restart of a fenced rank, or of one that found no core
+_AGAIN_SECONDS = 0.5  # delay before a fenced rank, or one that found no core, is started again
 
 
 class CoreLine:
-    """The connection to the running EngineCore, which a thread keeps up. Received fences wait in `fences`."""
+    """The connection to the EngineCore. A thread renews it when it breaks, and appends received fences to `fences`."""
 
     def __init__(self, address: str, token: str) -> None:
         self.fences: deque[Fence] = deque()
@@ -48,11 +48,11 @@ class CoreLine:
         threading.Thread(target=self._run, name="core-line", daemon=True).start()
 
     def progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Reports a phase to the core, or to the next one after its death. Implements Progress."""
+        """Reports a phase to the core. If the core is gone, the next core gets the report. Implements Progress."""
         self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
-            with contextlib.suppress(OSError):  # sent again after the next dial
+            with contextlib.suppress(OSError):  # `_run` sends it again after it has connected to the next core
                 channel.send(self._phase)
 
     def _run(self) -> None:
@@ -70,22 +70,22 @@ class CoreLine:
 
 class Launcher:
     def __init__(self, config: EngineConfig, starter: RankStarter, line: CoreLine, first_incarnation: int) -> None:
-        self.is_up = False  # there is room for all ranks
+        self.is_up = False  # True once there is room for all ranks
         self._config = config
         self._starter = starter
         self._line = line
         self._next_incarnation = first_incarnation
         self._running: dict[int, int] = {}  # rank -> incarnation
-        self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> start at
-        self._fenced: set[int] = set()  # ranks that the core has fenced; the core counts these deaths itself
-        self._counted: dict[int, int] = {}  # rank -> its last incarnation whose death counted in the budget
+        self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> time of its next start
+        self._fenced: set[int] = set()  # ranks killed for a fence; the core counts these deaths itself
+        self._counted: dict[int, int] = {}  # rank -> incarnation whose death this process last counted in the budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:
-        """Runs for ever. Raises ConfigError when there is no room for the ranks, EngineDead when one keeps ending."""
+        """Runs for ever. Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying."""
         self._starter.prepare(self._line.progress)
         self.is_up = True
-        _end_on_sigterm()  # again, because Ray sets a handler that only prints a trace
+        _end_on_sigterm()  # again, because Ray has replaced the handler by one that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
@@ -107,7 +107,8 @@ class Launcher:
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
                 elif fence.incarnation is not None and self._counted.get(fence.rank) == fence.incarnation:
-                    # The core counts this death too, and knows better whether it is a reason to give up.
+                    # The core counts this death too, and can better judge whether it is a reason to give up. So remove
+                    # it from the budget here.
                     del self._counted[fence.rank]
                     self._budgets[fence.rank].excuse()
 
@@ -130,7 +131,7 @@ def _starter(config: EngineConfig, run_dir: Path, address: str, token: str) -> R
 
 
 def _end_on_sigterm() -> None:
-    """SIGTERM ends this process through its `finally`, so that a Ray that was started here ends too."""
+    """Makes SIGTERM run the `finally` block of `main`, which ends the ranks."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
@@ -149,7 +150,8 @@ def main() -> int:
     token = (args.run_dir / "token").read_text().strip()
     starter = _starter(config, args.run_dir, args.core_address, token)
     try:
-        # Incarnations of an earlier launcher are smaller, so the core refuses its ranks.
+        # Incarnations count on from start << 20. Those of an earlier launcher are smaller, so once newer ranks have
+        # attached, the core refuses the earlier launcher's ranks.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
         start_pulse(args.pulse_fd, lambda: launcher.is_up)
         launcher.run()

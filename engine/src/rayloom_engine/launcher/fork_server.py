@@ -1,8 +1,8 @@
 """`python -m rayloom_engine.launcher.fork_server`: starts the ranks of executor `mp`, each as a fork of this process.
 
-The import of torch takes seconds; it happens here once for all ranks and before any rank is lost, so a replacement
-starts at once. A fork is safe because this process has one thread and has touched no accelerator. It ends with its
-ranks when the launcher closes the connection or dies.
+The import of torch takes seconds. It happens once, here, so every rank starts at once, also a replacement for a lost
+one. A fork is safe because this process has one thread and has not used an accelerator. When the launcher closes the
+connection or dies, this process and its ranks end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PRELOAD = (
 class StartRank(msgspec.Struct, frozen=True, tag=True):
     rank: int
     incarnation: int
-    device: str | None  # CUDA device of its own
+    device: str | None  # the rank's CUDA device; None = CPU
 
 
 class KillRank(msgspec.Struct, frozen=True, tag=True):
@@ -46,32 +46,32 @@ class KillRank(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The imports are done."""
+    """The fork server has finished its imports."""
 
 
 class Killed(msgspec.Struct, frozen=True, tag=True):
-    """The rank has been sent SIGKILL; RankEnd follows when it has ended."""
+    """The rank has been sent SIGKILL. RankEnd follows once its process has ended."""
 
     rank: int
 
 
 class RankEnd(msgspec.Struct, frozen=True, tag=True):
     rank: int
-    code: int  # exit code, or minus the signal that ended it
+    code: int  # exit code, or the negative number of the signal that killed it
 
 
 class ForkServer:
-    """`line`: connection to the launcher, one message in a packet."""
+    """`line`: connection to the launcher; each packet is one message."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
-        self._running: dict[int, tuple[int, int]] = {}  # rank -> process id, descriptor that is readable at its end
+        self._running: dict[int, tuple[int, int]] = {}  # rank -> (process id, pidfd: readable once the process ends)
         self._orders = msgspec.json.Decoder(StartRank | KillRank)
 
     def run(self) -> StartRank | None:
-        """Carries out orders until the launcher closes the connection; then ends every rank and returns None.
+        """Carries out orders until the launcher closes the connection. Then kills every rank and returns None.
 
-        In a fork of this process it returns the order, and the process becomes that rank.
+        In each forked process, it returns the StartRank order instead: that process must become the rank.
         """
         self._send(Ready())
         while True:
@@ -84,7 +84,7 @@ class ForkServer:
             if line not in readable:
                 continue
             message = b""
-            with contextlib.suppress(ConnectionError):  # closed with unread messages
+            with contextlib.suppress(ConnectionError):  # the launcher closed the connection with unread messages
                 message = self._line.recv(MAX_MESSAGE_BYTES)
             if not message:
                 break
@@ -93,7 +93,7 @@ class ForkServer:
                 if self._is_fork(order.rank):
                     return order
             elif order.rank in self._running:
-                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not reaped yet, so the pid is still its own
+                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not reaped yet, so the pid cannot be reused
                 self._send(Killed(order.rank))
         for pid, _ in self._running.values():
             os.kill(pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ class ForkServer:
     def _is_fork(self, rank: int) -> bool:
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes, or too little memory: other ranks stay
+        except OSError as error:  # too many processes, or too little memory: keep the other ranks
             self._give_up(rank, error)
             return False
         if pid == 0:
@@ -131,7 +131,7 @@ class ForkServer:
         self._send(RankEnd(rank, os.waitstatus_to_exitcode(status)))
 
     def _send(self, message: Ready | Killed | RankEnd) -> None:
-        with contextlib.suppress(OSError):  # the launcher is gone, which the next select shows
+        with contextlib.suppress(OSError):  # the launcher is gone: `run` notices it at the next select
             self._line.send(msgspec.json.encode(message))
 
 
@@ -147,14 +147,26 @@ def main() -> int:
     set_threads(config, config.world_size)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
-        for module in _PRELOAD:
-            importlib.import_module(module)
-    gc.freeze()  # the garbage collector leaves imported objects alone, so that ranks share their memory
+        _preload()
+    gc.freeze()  # the garbage collector then does not touch imported objects, so that ranks keep sharing their memory
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:
         return 0
     return _be_rank(order, args.run_dir, args.core_address, parent)
+
+
+def _preload() -> None:
+    """Imports the modules of ranks, those of the chosen kernels included."""
+    for module in _PRELOAD:
+        importlib.import_module(module)
+    import torch
+
+    from rayloom_engine.kernels.kernel_set import choose_kernels
+    from rayloom_engine.kernels.target import Target
+
+    # A choice imports its implementations. "plain" runs no probe: nothing may start a thread before the forks.
+    choose_kernels(Target(device=torch.device("cpu"), compute_dtype=torch.float32, backend="plain"))
 
 
 def _be_rank(order: StartRank, run_dir: Path, core_address: str, parent: int) -> int:

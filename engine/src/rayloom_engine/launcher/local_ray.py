@@ -1,7 +1,7 @@
-"""`python -m rayloom_engine.launcher.local_ray`: a Ray for this server alone, when no cluster is named.
+"""`python -m rayloom_engine.launcher.local_ray`: runs a Ray for this server alone, if no Ray cluster is configured.
 
-It is a process of its own, so that a restarted launcher finds Ray running. Ray's processes end with this one; after a
-SIGKILL of it, Ray's agents end within about a minute.
+This is a separate process, so that Ray outlives the launcher. Ray's processes end when this process ends; if it was
+killed with SIGKILL, Ray's agents end within about a minute.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-_MAX_FAILURES = 2  # a single refusal may come from a full backlog
+_MAX_FAILURES = 2  # more than one, because a full backlog may refuse a single connection
 
 
 def address_file(run_dir: Path) -> Path:
-    """The file with HOST:PORT of the running Ray; absent while none runs."""
+    """Path of the file with HOST:PORT of the running Ray. The file is absent while no Ray runs."""
     return run_dir / "ray_address"
 
 
 def use_private_ray(run_dir: Path) -> None:
-    """Sets Ray, in this process and its children, to one that other users of the machine can neither read nor reach.
+    """Configures Ray, for this process and its children, so that other users of the machine cannot reach it.
 
-    Call before Ray is imported. By default Ray's token is in the home folder, where others may be able to read it, and
-    its servers listen on every address of the machine.
+    Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
+    Ray's servers listen on every address of the machine.
     """
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # a token of another Ray, which Ray would prefer to the file
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # may be the token of another Ray; Ray would use it instead of the file
     os.environ.update(
         {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(run_dir / "ray_token"),
-            # Despite its name this variable makes 127.0.0.1 the address of the node on Linux too; all servers of such a
-            # node listen on loopback alone. `ray.init(_node_ip_address="127.0.0.1")` sets another address.
+            # Despite its name, this variable gives the node the address 127.0.0.1 on Linux too, so that all of its
+            # servers listen on loopback only. `ray.init(_node_ip_address="127.0.0.1")` sets a different address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
     )
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes the token for every Ray of this server: a launcher may outlive one of them."""
+    """Writes Ray's token to its file, if there is none. A restarted Ray keeps it, because the launcher may use it."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"
@@ -64,7 +64,7 @@ def _write_token(run_dir: Path) -> None:
 
 
 def wait_while_ray_runs() -> None:
-    """Returns when the Ray that this process has joined has lost its control store, or this machine's raylet."""
+    """Returns once the Ray that this process has joined has lost its control store or this machine's raylet."""
     import ray
 
     node = ray._private.worker.global_worker.node
@@ -81,16 +81,16 @@ def wait_while_ray_runs() -> None:
             except OSError:
                 num_failures += 1
             with contextlib.suppress(TimeoutError):
-                if not raylet.recv(1):  # a raylet sends nothing to an unknown client, so this is its end
+                if not raylet.recv(1):  # the raylet has ended: it closed the connection
                     return
 
 
 def _end_with_ray(code: int) -> NoReturn:
     """Kills all processes of Ray, none of which has state to keep, and exits.
 
-    Ray's own shutdown kills its raylet after a second. On a busy machine that is too short for the raylet to record
-    that its end is intended. Its agents then take the end for a fault and try for a minute to report it to a control
-    store that is gone too.
+    Ray's own shutdown is not used: it kills the raylet after a second. On a busy machine this is too short for the
+    raylet to record that its end is intended. Its agents then treat the end as a fault and try for a minute to report
+    it to a control store that is gone too.
     """
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -114,18 +114,18 @@ def main() -> NoReturn:
     try:
         ray.init(
             address="local",
-            _temp_dir=str(args.run_dir / "ray"),  # Ray's own default is a folder that every user may write to
+            _temp_dir=str(args.run_dir / "ray"),  # Ray's default is a folder that every user may write to
             num_cpus=max(config.world_size, usable_cores()),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             configure_logging=False,
         )
-        signal.signal(signal.SIGTERM, lambda *_: _end_with_ray(0))  # in place of Ray's, which only prints a trace
+        signal.signal(signal.SIGTERM, lambda *_: _end_with_ray(0))  # replaces Ray's handler, which only prints a trace
         draft = args.run_dir / "ray_address.new"
         draft.write_text(ray.get_runtime_context().gcs_address)
         draft.replace(address_file(args.run_dir))
         wait_while_ray_runs()
-        address_file(args.run_dir).unlink(missing_ok=True)  # a launcher that starts now waits for the next Ray
+        address_file(args.run_dir).unlink(missing_ok=True)  # so that a launcher that starts now waits for the next Ray
     except Exception:
         logger.exception("Ray did not start")
     _end_with_ray(1)

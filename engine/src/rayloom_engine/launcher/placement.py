@@ -1,4 +1,4 @@
-"""Placement of ranks in a Ray cluster: their resources, whether nodes can hold them, and the message when not. Pure."""
+"""Placement of ranks in a Ray cluster: their resources, whether nodes can hold them, and the message if not. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rayloom_engine.config import EngineConfig
 
-Resources = Mapping[str, float]  # Ray's name of a resource -> amount
+Resources = Mapping[str, float]  # name of a Ray resource -> amount
 
-_UNITS = 10_000  # Ray counts in 1/10000
+_UNITS = 10_000  # Ray counts resources in units of 1/10000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Node:
 
 
 def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
-    """Resources of one rank, in a cluster with that many GPUs."""
+    """Returns the resources of one rank in a cluster that has `num_gpus` GPUs."""
     if config.ray_resources_per_rank is not None:
         return dict(config.ray_resources_per_rank)
     uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus >= config.world_size)
@@ -28,17 +28,20 @@ def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
 
 
 def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, float]:
-    """The bundle of one stage. Its ranks communicate in every layer, so they share a node; stages do once a step."""
+    """Returns the placement bundle of one stage, which Ray puts on one node.
+
+    The ranks of a stage communicate in every layer, so they share a node. Different stages communicate once a step.
+    """
     return {name: round(amount * config.tensor_parallel_size, 4) for name, amount in per_rank.items()}
 
 
 def num_stages_on(node: Resources, stage: Resources) -> int:
-    """Number of stages that a node with these resources holds."""
+    """Returns how many stages fit on a node with these resources."""
     return min(round(node.get(name, 0.0) * _UNITS) // round(amount * _UNITS) for name, amount in stage.items())
 
 
 def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, strategy: str) -> bool:
-    """True if nodes with these resources hold `num_stages` equal stages by Ray's placement strategy."""
+    """True if `num_stages` equal stages fit on nodes with these resources, under Ray's placement strategy."""
     numbers = [num_stages_on(node, stage) for node in nodes]
     if strategy == "STRICT_PACK":
         return max(numbers, default=0) >= num_stages
@@ -48,7 +51,7 @@ def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, stra
 
 
 def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, waited_s: float) -> str:
-    """The message when stages found no room: resources of each node, those that a stage lacks, and the cure."""
+    """Returns the message for stages that found no room: each node's resources, what a stage lacks, and the cure."""
     stage = stage_resources(config, per_rank)
     num_stages = config.pipeline_parallel_size
     strategy = config.ray_placement_strategy

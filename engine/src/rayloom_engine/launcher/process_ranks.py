@@ -1,4 +1,4 @@
-"""Executor `mp`: ranks as processes of this machine."""
+"""Executor `mp`: ranks are processes on this machine."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
-_KILL_SECONDS = 5.0  # a fork server that has not confirmed a KillRank by then is hung, and is killed itself
-_IMPORT_SECONDS = 120.0  # the same while it imports
-_MOST_PASSED_SECONDS = 1.0  # more time between two waits: this process was stopped, maybe with the fork server
-_EXIT_SECONDS = 2.0  # from the last message to the end of a fork server that failed
-_CLOSE_SECONDS = 0.7  # for the fork server to end; the supervisor waits little longer for the launcher
+_KILL_SECONDS = 5.0  # a fork server that does not confirm a KillRank within this time hangs, and is killed itself
+_IMPORT_SECONDS = 120.0  # the same limit while the fork server imports
+# At most this much time is counted between two calls of `wait`: if more passes, this process was stopped, and maybe
+# the fork server too.
+_MOST_PASSED_SECONDS = 1.0
+_EXIT_SECONDS = 2.0  # longest wait for the end of a fork server that has closed its connection
+_CLOSE_SECONDS = 0.7  # longest wait for the fork server at a stop; less than the supervisor waits for the launcher
 
 
 class ProcessRanks:
-    """Implements RankStarter. The ranks are children of a fork server, and end with it."""
+    """Implements RankStarter. The ranks are children of a fork server and end when it ends."""
 
     def __init__(self, config: EngineConfig, run_dir: Path, core_address: str) -> None:
         self._config = config
         self._run_dir = run_dir
         self._core_address = core_address
-        self._devices: list[str] = []  # CUDA devices, one for each rank; empty = all ranks compute on the CPU
+        self._devices: list[str] = []  # rank -> its CUDA device; empty = all ranks compute on the CPU
         self._running: set[int] = set()
-        self._patience: dict[int, float] = {}  # rank -> seconds that the fork server has left to confirm its KillRank
+        self._patience: dict[int, float] = {}  # rank -> seconds left for the fork server to confirm the KillRank
         self._waited_at = time.monotonic()
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # process, connection to it
-        self._is_ready = False  # the fork server has imported
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None  # (process, connection to it)
+        self._is_ready = False  # True once the fork server has finished its imports
         self._messages = msgspec.json.Decoder(Ready | Killed | RankEnd)
 
     def prepare(self, progress: Progress) -> None:
-        """Assigns an accelerator to each rank, where there are any. Raises ConfigError when there are too few.
+        """If there are accelerators, assigns one to each rank. Raises ConfigError if there are too few.
 
-        Returns when the fork server is ready, or has ended: then the start of a rank starts another one.
+        Returns once the fork server is ready or has ended. In the second case, `start` will start another one.
         """
         if self._config.device != "cpu":
             self._devices = visible_devices()
@@ -77,7 +79,8 @@ class ProcessRanks:
         ended = self._take(timeout_s) or []
         while (more := self._take(0.0)) is not None:
             ended += more
-        # Time passes only after all messages are read: if this process was stopped, the answer may have been there.
+        # Count the passed time only after reading all messages: while this process was stopped, the answer may have
+        # arrived.
         now = time.monotonic()
         passed = min(now - self._waited_at, _MOST_PASSED_SECONDS)
         self._waited_at = now
@@ -94,7 +97,7 @@ class ProcessRanks:
         _end(process, _CLOSE_SECONDS)
 
     def _take(self, timeout_s: float) -> list[tuple[int, str]] | None:
-        """(rank, cause) of the ranks that have ended by the next message; None without a message."""
+        """Reads one message. Returns (rank, cause) of the ranks that it reports as ended; None if there is none."""
         lines = [] if self._server is None else [self._server[1]]
         if not select.select(lines, [], [], timeout_s)[0]:
             return None
@@ -102,7 +105,7 @@ class ProcessRanks:
         process, line = self._server
         try:
             content = line.recv(MAX_MESSAGE_BYTES)
-        except ConnectionError:  # it ended with unread orders; its own messages can still be read
+        except ConnectionError:  # the fork server ended with unread orders; its own messages can still be read
             content = line.recv(MAX_MESSAGE_BYTES)
         if not content:
             return self._lose_server(process, line)
@@ -111,7 +114,8 @@ class ProcessRanks:
             self._is_ready = True
             return []
         if isinstance(message, Killed):
-            # The end may take longer without a fault of the fork server: a driver or much memory may delay it.
+            # The kill is confirmed, so the fork server works. The end itself may take longer: a driver or much memory
+            # may delay it.
             self._patience.pop(message.rank, None)
             return []
         self._running.discard(message.rank)
@@ -142,12 +146,12 @@ class ProcessRanks:
 
     def _send(self, order: StartRank | KillRank) -> None:
         assert self._server is not None
-        with contextlib.suppress(OSError):  # it has ended, and its ranks with it: `wait` returns them
+        with contextlib.suppress(OSError):  # the fork server and its ranks have ended: `wait` will return them
             self._server[1].send(msgspec.json.encode(order))
 
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """The exit code of a process that is about to end; kills it after `patience_s`."""
+    """Waits for the end of a process and returns its exit code. Kills it after `patience_s`."""
     try:
         return process.wait(patience_s)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""Executor `ray`: ranks as actors of a Ray cluster. Ray places them, starts them and reports their ends.
+"""Executor `ray`: ranks are actors of a Ray cluster. Ray places them, starts them and reports when they end.
 
-No Ray call is made in a step, and none polls the cluster while ranks run: Ray aborts a driver that requests the list of
-nodes while the control store restarts.
+Steps use no Ray call. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests the
+list of nodes while the control store restarts.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LOCAL_SECONDS = 60.0  # for a Ray that this server starts on this machine
+_LOCAL_SECONDS = 60.0  # minimum patience with the Ray that this server starts on this machine
 
 
 def ray_address(config: EngineConfig) -> str | None:
-    """The Ray cluster to use; None = the server starts a Ray on this machine."""
+    """The address of the Ray cluster to use. None: the server starts a Ray on this machine."""
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 class RankActor:
-    """Runs one rank in an actor's process, until there is no core."""
+    """Runs one rank in an actor's process, until it finds no core any more."""
 
     def run(self, config: str, place: RankPlace) -> None:
-        """`config`: the EngineConfig document as JSON."""
+        """`config`: the EngineConfig as JSON."""
         import ray
 
         from rayloom_engine.common.process import set_up_logging
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)
-        # A host may have several of Ray's nodes.
+        # Several Ray nodes may run on one host, so the name contains the host and the Ray node.
         os.environ.setdefault("RAYLOOM_NODE_NAME", _node_name(platform.node(), ray.get_runtime_context().get_node_id()))
         RankServer(parsed, place).run()
 
@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # After a launcher that had placed all ranks, a lack of room is no fault of the config.
+        # If an earlier launcher has placed all ranks, a lack of room is not the fault of the config.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token
@@ -64,9 +64,9 @@ class RayRanks:
         self._core_host = "127.0.0.1"
         self._is_closed = False
         self._group: Any = None  # ray.util.placement_group.PlacementGroup
-        self._resources: dict[str, float] = {}  # of one rank
+        self._resources: dict[str, float] = {}  # Ray resources of one rank
         self._actors: dict[int, Any] = {}  # rank -> actor handle
-        self._runs: dict[Any, int] = {}  # object reference of a running `run` -> rank
+        self._runs: dict[Any, int] = {}  # object reference of an actor's `run` call -> rank
 
     def prepare(self, progress: Progress) -> None:
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
@@ -84,8 +84,9 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # without the time of Ray's own start
-        # A poll instead of `group.wait`, which leaves a callback in Ray's control store and takes whole seconds only.
+        deadline = time.monotonic() + self._patience  # counts from here, without the time that Ray itself took to start
+        # Polls instead of calling `group.wait`, which leaves a callback in Ray's control store and only accepts whole
+        # seconds.
         while placement_group_table(self._group)["state"] != "CREATED":
             if time.monotonic() > deadline:
                 raise self._no_room(shortage(self._config, _nodes(), self._resources, self._patience))
@@ -94,7 +95,7 @@ class RayRanks:
         progress("reserve", world_size, world_size, "ranks")
 
     def _connect(self) -> None:
-        """Makes this process a driver of Ray. Retries for a while, because Ray may start later or be restarting."""
+        """Makes this process a Ray driver. Retries for a while, because Ray may not run yet or may be restarting."""
         import ray
 
         named = ray_address(self._config)
@@ -104,7 +105,7 @@ class RayRanks:
         while True:
             is_there = False
             try:
-                # The file is read each time, because it changes when the local Ray restarts.
+                # Read the file at each attempt, because it changes when the local Ray restarts.
                 address = named or address_file(self._run_dir).read_text()
                 if address != "auto":  # Ray resolves "auto" itself
                     host, _, port = address.rpartition(":")
@@ -117,7 +118,7 @@ class RayRanks:
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > deadline:
                     where = f"at {named}" if named else "on this machine"
-                    # Ray's message may contain a whole trace.
+                    # Ray's message may contain a whole stack trace. Its last line is the cause.
                     cause = (str(error.__cause__ or error).strip() or repr(error)).splitlines()[-1]
                     sentence = f"no Ray {where} ({cause}); start it, or name another one"
                     if is_there:
@@ -191,24 +192,24 @@ class RayRanks:
         ray.shutdown()
 
     def _end_with_ray(self) -> None:
-        """Ends this process when Ray has ended: a driver cannot join another Ray, a new process can."""
+        """Exits this process once Ray has ended. A driver cannot join another Ray, but a restarted launcher can."""
         wait_while_ray_runs()
         if not self._is_closed:
             logger.error("Ray's control store or this machine's raylet is gone; the launcher restarts")
             os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
-        """Ranks, this one included, that Ray has put on the same node."""
+        """Number of ranks, this one included, that Ray has put on the same node."""
         from ray.util.placement_group import placement_group_table
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         own = nodes.get(rank // self._config.tensor_parallel_size)
-        num_stages = sum(node == own for node in nodes.values()) if own else 1  # "" when its node is lost
+        num_stages = sum(node == own for node in nodes.values()) if own else 1  # `own` is "" if the node is lost
         return self._config.tensor_parallel_size * num_stages
 
 
 def _placed_file(run_dir: Path) -> Path:
-    """The file that exists once Ray has placed every rank of this server."""
+    """Path of the file that exists once Ray has placed all ranks of this server."""
     return run_dir / "placed"
 
 

@@ -1,4 +1,1 @@
-"""Parallelism: the part of a model that a rank has, and the communication of ranks.
-
-No other package uses torch.distributed.
-"""
+"""Parallelism: the part of a model that a rank holds, and communication of ranks in a step, by torch.distributed."""

@@ -1,4 +1,4 @@
-"""The process groups of all ranks and of the ranks of one stage: how a process joins and leaves them."""
+"""How a process joins and leaves the process group of all ranks and that of the ranks of its stage."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.distributed import ProcessGroup as StageGroup  # the ranks that share
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_STEP_SECONDS = 1800.0  # the longest wait of a send or a receive
+_STEP_SECONDS = 1800.0  # longest wait in a send or receive
 
 __all__ = ["Rendezvous", "StageGroup", "interface_towards", "join_group", "leave_group", "open_store"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """A rank's place in a process group, and the store at which the ranks meet."""
+    """A rank's number in a process group, and the address of the store through which the ranks find each other."""
 
     host: str
     port: int
@@ -31,10 +31,9 @@ class Rendezvous:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """A store for one process group, and its port, a free one. Keep the store as long as the group lives.
+    """Opens a store for one process group at a free port. Returns both. Keep the store as long as the group exists.
 
-    Peers reach it at `host`, an address of this machine, and at no other, because a process that reaches a store can
-    change it.
+    The store listens only at `host`, an address of this machine, because every process that can reach it can change it.
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port: int = listener.getsockname()[1]
@@ -43,17 +42,17 @@ def open_store(host: str) -> tuple[TCPStore, int]:
 
 
 def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
-    """Makes this process a rank of the group that meets at the store; returns when all ranks have come.
+    """Makes this process a rank of a new process group, and waits until all ranks have joined.
 
-    Returns the group of this rank's stage; None for stages of one rank. The group of all ranks is torch's default one.
-    Both are NCCL for "cuda", gloo for "cpu". `timeout_s` bounds the meeting. Raises RuntimeError when other ranks do
-    not come. After that, or when a rank is lost, call `leave_group` and join again at the port of a new store, because
-    a store remembers the ranks of its group.
+    Returns the group of this rank's stage, or None if stages have one rank. The group of all ranks becomes torch's
+    default group. Both use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join within
+    `timeout_s`. After that, or after the loss of a rank, call `leave_group` and join with a new store, because a store
+    remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    # gloo announces to its peers the address that this machine's name resolves to, which peers may not be able to
-    # reach, and falls back to loopback where the name does not resolve. The interface towards the store reaches peers.
+    # By default, gloo tells its peers the address to which this machine's name resolves (else loopback), which they may
+    # not be able to reach. They can reach the interface through which this machine reaches the store.
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:
         os.environ[_INTERFACE_VARIABLE] = interface
@@ -67,14 +66,14 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
         )
     except Exception:
         if not dist.is_initialized():
-            # torch numbers its groups, and the number is part of their keys in the store. A failure does not take the
-            # number back, and then this process would never find the others of its next group.
+            # torch numbers its groups, and uses the number in the group's keys in the store. A failure does not reset
+            # the number, so this process would never find the other ranks of its next group.
             dist.distributed_c10d._world.group_count = 0
         raise
     else:
         stage_group = _stage_group(rendezvous, timeout) if rendezvous.ranks_per_stage > 1 else None
-        # A stage waits for as long as the stage before it computes. A lost peer ends the wait at once, and the core
-        # ends a peer that hangs, so this limit need not be short.
+        # A stage waits as long as the previous stage computes. This limit need not be short: a lost peer ends the wait
+        # at once, and the core has a hung peer killed.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
         return stage_group
     finally:
@@ -83,7 +82,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
 
 
 def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
-    """The group of a rank's stage. Every rank makes the groups of all stages, in the same order: torch's rule."""
+    """Makes the groups of all stages and returns this rank's. torch requires all ranks to do this in the same order."""
     size = rendezvous.ranks_per_stage
     firsts = range(0, rendezvous.world_size, size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=timeout) for first in firsts]
@@ -93,17 +92,17 @@ def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
 
 
 def leave_group() -> None:
-    """Leaves the process group, if this process is in one. Peers that wait for this rank get an error at once."""
+    """Leaves the process group, if this process has joined one. Peers that wait for this rank get an error at once."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface that packets to `host` leave by; None when no route or no name of it is found."""
+    """Returns the name of the network interface that this machine uses to reach `host`; None if it is not found."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # chooses a route; a datagram socket sends nothing for it
+            probe.connect(address)  # only chooses a route: a datagram socket sends nothing
             local = probe.getsockname()[0]
     except OSError:
         return None

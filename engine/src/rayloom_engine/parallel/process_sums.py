@@ -1,4 +1,4 @@
-"""A TensorGroup over torch.distributed: gloo or NCCL, whichever the process group was made with."""
+"""A TensorGroup over torch.distributed, with the backend of the process group: gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rayloom_engine.parallel.process_group import StageGroup
 
 
 class ProcessTensorGroup:
-    """Implements TensorGroup. Raises RuntimeError when a rank of the stage is gone.
+    """Implements TensorGroup. Raises RuntimeError if a rank of the stage is gone.
 
-    Drop it before the process leaves the group: the connections live as long as this object, and so long peers wait.
+    Drop it before the process leaves the group: until then its connections stay open, and peers keep waiting.
     """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
-        """`widths` are the columns of logits that each rank of the group has."""
+        """`widths`: for each rank of the group, the number of columns of logits that it computes."""
         self._group = group
         self._widths = widths
         self._is_first = dist.get_rank(group) == 0
@@ -26,7 +26,7 @@ class ProcessTensorGroup:
         return part
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
-        # Only equal parts can be gathered, so narrow ones are padded for the transfer.
+        # torch can only gather parts of equal size, so narrower parts are padded for the transfer.
         sent = F.pad(part, (0, max(self._widths) - part.shape[1])) if len(set(self._widths)) > 1 else part
         parts = [torch.empty_like(sent) for _ in self._widths] if self._is_first else None
         dist.gather(sent, parts, group=self._group, group_dst=0)

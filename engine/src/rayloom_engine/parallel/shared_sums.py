@@ -1,10 +1,11 @@
-"""A TensorGroup of ranks on one machine that read each other's parts from shared memory. Sums go in the order of ranks.
+"""A TensorGroup for ranks on one machine, which read each other's parts from shared memory and add them by rank.
 
-Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange a
-rank writes its part into a slot and one byte to every peer, and reads one byte from each: then all parts are there. The
-locks of pipes order memory, so a byte that was read makes the part behind it visible. A slot is written again two
-exchanges later; by then each peer has sent its byte of the exchange between, after it had read the slot. Ranks do not
-spin, because there may be more ranks than cores.
+Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
+a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in
+memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's part.
+A rank overwrites a slot two exchanges later. That is safe: by then, every peer has sent its byte of the exchange in
+between, and it sends that byte only after it has read the slot. Ranks block in the read and do not spin, because there
+may be more ranks than cores.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, o
 
 logger = logging.getLogger(__name__)
 
-_SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed slot by slot; memory is taken only as it is used
+_SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed in pieces of this size; the kernel allocates only what is used
 _MAX_MESSAGE_BYTES = 4096
 
 
 def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup:
-    """The fastest TensorGroup for the ranks of a stage: shared memory on one machine's CPU, else torch.distributed.
+    """Returns the fastest TensorGroup for the ranks of a stage: shared memory on one machine's CPU, else torch's.
 
-    Every rank of the stage calls it at the same time. `widths` are the columns of logits that each rank has.
+    Every rank of the stage must call it at the same time. `widths`: as of ProcessTensorGroup.
     """
     if device_type == "cpu":
         try:
@@ -44,10 +45,10 @@ def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_t
 
 
 class SharedTensorGroup(ProcessTensorGroup):
-    """Implements TensorGroup. Raises RuntimeError when a rank of the stage is gone. Parts must be contiguous."""
+    """Implements TensorGroup. Raises RuntimeError if a rank of the stage is gone. Parts must be contiguous."""
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
-        """Every rank of the group makes one at the same time. Raises OSError, on all of them or on none."""
+        """Every rank of the group must make one at the same time. Raises OSError either on all ranks or on none."""
         super().__init__(group, widths)
         self._turn = 0
         rank = dist.get_rank(group)
@@ -64,7 +65,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         offers = _all_gather(group, offer)
         self._inboxes: list[FileIO] = [pipe for pipe in inboxes if pipe is not None]
         self._outboxes: list[FileIO] = []
-        self._memories: list[torch.Tensor] = []  # of each rank, bytes
+        self._memories: list[torch.Tensor] = []  # for each rank, the bytes of its memory file
         problem = ""
         try:
             for peer, offered in enumerate(offers):
@@ -82,8 +83,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         if problems:
             raise OSError(problems[0])
         self._rank = rank
-        # (0 or 1 alternating, type) -> the slot of each rank
-        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+        self._slots: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}  # (turn, dtype) -> the slot of each rank
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         for piece in torch.split(part.view(-1), _SLOT_BYTES // part.element_size()):
@@ -101,10 +101,13 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        """Every rank's part, of as many elements as `counts` says; valid until the exchange after the next one."""
+        """Exchanges parts with all peers. Returns every rank's part, valid until the exchange after the next one.
+
+        `counts`: for each rank, the number of elements of its part.
+        """
         self._turn ^= 1
         slots = self._slots.get((self._turn, part.dtype))
-        if slots is None:  # kept, because making the views takes a third of the time of a small sum
+        if slots is None:  # cached, because making the views takes a third of the time of a small sum
             begin = self._turn * _SLOT_BYTES
             slots = [memory[begin : begin + _SLOT_BYTES].view(part.dtype) for memory in self._memories]
             self._slots[self._turn, part.dtype] = slots
@@ -116,8 +119,8 @@ class SharedTensorGroup(ProcessTensorGroup):
             for inbox in self._inboxes:
                 if not inbox.read(1):
                     raise ConnectionError("connection closed")
-        except (OSError, ValueError) as error:  # a ValueError from the second time on
-            # A third rank may wait for this rank's byte, which never comes now.
+        except (OSError, ValueError) as error:  # ValueError: the pipes were closed here by an earlier failure
+            # A third rank may wait for this rank's byte, which will never come. Closing the pipes ends its wait.
             for pipe in (*self._outboxes, *self._inboxes):
                 pipe.close()
             raise RuntimeError(f"a rank of this stage is gone ({error})") from error
@@ -125,9 +128,9 @@ class SharedTensorGroup(ProcessTensorGroup):
 
 
 def _all_gather(group: StageGroup, value: object) -> list[Any]:
-    """The value of each rank of the group, in the order of ranks, as JSON.
+    """Exchanges a value as JSON. Returns the value of each rank of the group, in the order of ranks.
 
-    Peers are not authenticated here, and torch's own way to exchange objects is pickle, which runs code.
+    Peers are not authenticated here. torch's own exchange of objects uses pickle, which could run a peer's code.
     """
     message = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_MAX_MESSAGE_BYTES)), dtype=torch.uint8)
     parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]

@@ -1,4 +1,4 @@
-"""Stage: the layers of the model that a pipeline stage has. Pure."""
+"""Stage: the layers of the model that belong to a pipeline stage. Pure."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from rayloom_engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the model, of `count` parts in order. With tensor parallelism several ranks share a stage."""
+    """One of `count` consecutive parts of the model. With tensor parallelism, several ranks share a stage."""
 
     index: int
     count: int
-    layers: range  # of the whole model's layers
+    layers: range  # indices of its layers in the whole model
 
     @property
     def is_first(self) -> bool:
-        """True if the stage has the embedding and takes token ids."""
+        """True for the stage that has the embedding and takes token ids."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """True if the stage has the final norm and the head, and chooses tokens."""
+        """True for the stage that has the final norm and the head, and chooses tokens."""
         return self.index == self.count - 1
 
 
 def whole_model(num_layers: int) -> Stage:
-    """The only stage of a model that is not cut into stages."""
+    """Returns the only stage of a model that is not split."""
     return Stage(0, 1, range(num_layers))
 
 
 def make_stages(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[Stage, ...]:
-    """All stages of a model. Arguments and errors as of `split_layers`."""
+    """Returns all stages of a model. Arguments and errors are those of `split_layers`."""
     parts = split_layers(num_layers, num_stages, head_layers)
     return tuple(Stage(index, num_stages, layers) for index, layers in enumerate(parts))
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[range, ...]:
-    """The layers of each stage, as even as possible.
+    """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
-    The last stage has the head, whose work equals that of `head_layers` layers. It gets fewer layers where that makes
-    the slowest stage faster, and never more than another stage; the first stage comes next. Raises ConfigError for
-    more stages than layers.
+    The last stage also has the head, whose work equals that of `head_layers` layers. It gets fewer layers if that makes
+    the slowest stage faster, and never more than another stage. If the other stages cannot all get the same number, the
+    first stage is the first to get fewer.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

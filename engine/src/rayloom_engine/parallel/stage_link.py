@@ -1,4 +1,4 @@
-"""StageLink: how hidden states cross from one pipeline stage to the next.
+"""StageLink: sends hidden states from one pipeline stage to the next.
 
 Legend: T tokens of the step, D model width.
 """
@@ -17,18 +17,15 @@ class StageLink(Protocol):
     """A stage's connections to its neighbours. The first stage only sends, the last stage only receives."""
 
     def receive(self, num_tokens: int) -> torch.Tensor:
-        """The hidden states [T, D] of the stage before; the caller may overwrite them. Blocks until they are there."""
+        """Waits for the hidden states [T, D] of the previous stage and returns them. The caller may overwrite them."""
 
     def send(self, hidden_TD: torch.Tensor) -> None:
-        """Starts to send hidden states to the stage after; may return before they have left.
-
-        The caller does not change them afterwards.
-        """
+        """Starts to send hidden states to the next stage. May return before they are sent: do not change them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenStates:
-    """The form of the tensors that cross a link. Their type is the compute type: the residual stream is not rounded."""
+    """The form of the tensors that a link sends. `dtype` is the compute type, so the residual stream is not rounded."""
 
     hidden_size: int
     dtype: torch.dtype
@@ -36,19 +33,19 @@ class HiddenStates:
 
 
 class ProcessGroupLink:
-    """A link over the process group that this process has joined. Raises RuntimeError when a neighbour is gone."""
+    """A link over the process group that this process has joined. Raises RuntimeError if a neighbour is gone."""
 
     def __init__(self, form: HiddenStates, *, previous_rank: int, next_rank: int, depth: int) -> None:
-        """The neighbours are the ranks of the same shard in the stages before and after; an end stage lacks one.
+        """`previous_rank`, `next_rank`: the ranks of the same shard in the neighbour stages; unused if there is none.
 
-        `depth` is the number of plans in flight. The core makes one more plan only when the last stage has finished
-        the oldest, so a send waits for an earlier one only when a stage is late.
+        `depth`: limit of plans in flight, and so of unfinished sends. The core makes a further plan only once the last
+        stage has finished the oldest, so a send waits for an earlier send only if a stage is late.
         """
         self._form = form
         self._previous_rank = previous_rank
         self._next_rank = next_rank
         self._depth = depth
-        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()  # keeps the tensors alive until they have left
+        self._sent: deque[tuple[dist.Work, torch.Tensor]] = deque()  # keeps the tensors alive until they are sent
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         form = self._form

@@ -1,4 +1,4 @@
-"""TensorGroup: the sums and gathers of the ranks that share a stage's layers.
+"""TensorGroup: sums and gathers tensors over the ranks that share the layers of a stage.
 
 Legend: N rows of logits, V vocabulary.
 """
@@ -11,17 +11,17 @@ import torch
 
 
 class TensorGroup(Protocol):
-    """Every rank of the stage calls the same methods in the same order; otherwise all of them wait."""
+    """Every rank of the stage must call the same methods in the same order; otherwise all of them wait for ever."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts, bit for bit the same on each. `part` is overwritten."""
+        """Returns the sum of all ranks' parts, bit for bit the same on each rank. Overwrites `part`."""
 
     def gather(self, part: torch.Tensor) -> torch.Tensor | None:
-        """[N, V] from each rank's part of the vocabulary, on the first rank; None on the others."""
+        """Joins each rank's part of the vocabulary to [N, V]. Returns this on the first rank, None on the others."""
 
 
 class OneRank:
-    """Implements TensorGroup for a rank that has all of its stage's layers: every part is the whole."""
+    """Implements TensorGroup for a rank that is alone in its stage: its part is the whole."""
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         return part

@@ -1,6 +1,6 @@
 """The supervisor process, `rayloom-engine serve`: owns the listening sockets and restarts the other processes.
 
-supervisor  the loop: starts, restarts with a budget, stops
+supervisor  the loop: starts the processes, restarts them within a budget, stops them
 child       one supervised process: its signs of life and its restarts
-sockets     ports and the run folder, made before any child starts
+sockets     listening sockets and the run folder, made before any process starts
 """

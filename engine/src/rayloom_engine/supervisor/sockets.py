@@ -1,4 +1,4 @@
-"""The listening sockets and the run folder of a server, made before any child starts, to outlive every child."""
+"""The listening sockets and the run folder of a server. They are made before any child starts and outlive all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace
 
-# A Unix socket's path holds 107 bytes. The longest path in the folder is that of a local Ray:
+# A Unix socket's path may have at most 107 bytes. The longest path in the run folder is that of a local Ray:
 # /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store
 _MAX_RUN_DIR_BYTES = 107 - 70
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
-    """API and admin socket, listening. Raises ConfigError when a port is taken or the admin port is unprotected."""
+    """Returns the listening API and admin sockets.
+
+    Raises ConfigError if a port is taken, or if other machines can reach the admin port and it needs no token.
+    """
     if config.admin_host not in _LOOPBACK and config.admin_token_file is None:
         raise ConfigError(
             f"admin_host: {config.admin_host!r} can be reached from outside, so admin_token_file must be set; "
@@ -33,9 +36,9 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
-    """The socket at which ranks reach the EngineCore; open to other machines only when ranks are there.
+    """Returns the EngineCore's listening socket for ranks. Other machines can reach it only if ranks may run there.
 
-    Ranks that dial while the EngineCore restarts wait instead of being refused.
+    The supervisor keeps it open, so ranks that connect while the EngineCore restarts wait and are not refused.
     """
     if job is not None:
         return _listen("127.0.0.1" if job.is_on_one_host else "0.0.0.0", job.port, "rank_port")
@@ -44,12 +47,12 @@ def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socke
 
 
 def starts_ray(config: EngineConfig) -> bool:
-    """True if the server starts a Ray on this machine, because no Ray cluster is named."""
+    """True if the server starts a Ray on this machine, because no Ray cluster is configured."""
     return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 
 def make_run_dir() -> Path:
-    """A new folder whose path is short enough for the Unix sockets in it."""
+    """Makes a new folder whose path is short enough for the Unix sockets in it."""
     folder = tempfile.mkdtemp(prefix="rayloom-")
     if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
         os.rmdir(folder)
@@ -58,7 +61,7 @@ def make_run_dir() -> Path:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The URL of a listening socket for clients on this machine."""
+    """Returns the URL of a listening socket, for clients on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{host}:{port}"

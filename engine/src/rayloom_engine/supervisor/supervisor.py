@@ -1,13 +1,14 @@
-"""`rayloom-engine serve`: owns the listening sockets; starts API server process, EngineCore and launcher.
+"""`rayloom-engine serve`: owns the listening sockets; starts the API server process, the EngineCore and the launcher.
 
-Children that die are restarted with a budget. This process imports no torch and no Ray and does little else, so it
-seldom dies itself. The sockets outlive the API server process ("front"): during its restart new connections wait
-instead of being refused.
+A child that dies is restarted, within a restart budget. The supervisor itself seldom dies, because it does little and
+imports neither torch nor Ray. The sockets outlive the API server process ("front"): while it restarts, new connections
+wait and are not refused.
 
-In a job (executor external) the supervisor starts rank 0 instead of a launcher, and ends when rank 0 or the EngineCore
+In a job (executor external) the supervisor starts rank 0 instead of a launcher, and exits when rank 0 or the EngineCore
 ("core") ends.
 
-SIGTERM: the front drains, then everything ends with exit code 0. SIGINT, or a second signal: everything ends now.
+After SIGTERM, the front drains, then all processes end, and the exit code is 0. After SIGINT, or a second signal, all
+processes end at once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from rayloom_engine.supervisor.sockets import bind_rank_socket, bind_sockets, ma
 
 logger = logging.getLogger(__name__)
 
-_STOP_SECONDS = 1.2  # from a stop signal to SIGKILL
+_STOP_SECONDS = 1.2  # time from the stop signal to a child until its SIGKILL
 
 
 class Supervisor:
@@ -58,16 +59,16 @@ class Supervisor:
         self._children = [self._front, self._core]
         self._launcher: Child | None = None
         if self._ranks is not None:
-            # In a job this process starts rank 0; the job has started the other ranks.
+            # In a job, this process starts rank 0. The job's launcher (such as torchrun) starts the other ranks.
             self._launcher = Child("rank 0" if self._job else "launcher", config.restart_budget)
             self._children.append(self._launcher)
         self._ray = Child("ray", config.restart_budget) if starts_ray(config) else None
         if self._ray is not None:
             self._children.append(self._ray)
         self._signals: deque[int] = deque()
-        self._exit_code: int | None = None  # set when stopping has begun
+        self._exit_code: int | None = None  # set once the supervisor is about to stop
         self._listened_at = time.monotonic()
-        self._stop_by = float("inf")  # by time.monotonic; set when draining has begun
+        self._stop_by = float("inf")  # latest end of a drain, by time.monotonic; infinite until the drain begins
 
     @property
     def api_url(self) -> str:
@@ -78,13 +79,13 @@ class Supervisor:
         return url_of(self._admin)
 
     def run(self) -> int:
-        """Supervises until a signal or a child's failure ends it. Returns the exit code."""
+        """Supervises until a signal, or a child that cannot continue, ends the server. Returns the exit code."""
         wake_read, wake_write = socket.socketpair()
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: self._signals.append(received))
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the signal writes to the wake-up socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only with a handler, SIGCHLD writes to the wake-up socket
         logger.info("executor %s (%s)", self._executor.name, self._executor.reason)
         alive = os.environ.get("RAYLOOM_ALIVE_FILE")
         try:
@@ -106,7 +107,7 @@ class Supervisor:
             self._stop_children()
             self._write_termination_message()
             if alive:
-                Path(alive).unlink(missing_ok=True)  # the Ray of the ranks ends when this file is gone
+                Path(alive).unlink(missing_ok=True)  # the container with the ranks' Ray exits when this file is gone
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _write_termination_message(self) -> None:
@@ -170,12 +171,15 @@ class Supervisor:
     # --- watch ---
 
     def _next_wake(self) -> float:
-        """Returns the seconds until the next start or check of heartbeats; 1 at most, in case a signal is lost."""
+        """Returns the seconds until a child must be started or checked for signs of life.
+
+        It is at most 1, in case a signal is lost.
+        """
         due = [child.start_at for child in self._children if child.start_at is not None]
         return min(1.0, self._config.hang_seconds / 4, max(0.0, min(due, default=float("inf")) - time.monotonic()))
 
     def _kill_silent(self) -> None:
-        """Kills children that show no sign of life: a stopped or hung process is as good as dead."""
+        """Kills children that show no sign of life, because they are stopped or hang. `_reap` then restarts them."""
         now = time.monotonic()
         hang_seconds = self._config.hang_seconds
         was_away = now - self._listened_at > hang_seconds / 2
@@ -187,7 +191,7 @@ class Supervisor:
                 if child is self._core:
                     silence_mark(self._run_dir).touch()
                 child.process.kill()
-                child.alive_at = None  # one kill is enough
+                child.alive_at = None  # stop watching it, so that it is killed and logged only once
 
     def _reap(self) -> None:
         """Restarts dead children, or sets the exit code."""
@@ -214,9 +218,9 @@ class Supervisor:
                 self._exit_code = EXIT_GIVEN_UP
 
     def _end_after_drain(self, code: int) -> None:
-        """The front has ended after a stop signal, drained or dead: no other front would have its requests.
+        """Stops after the front has ended during a drain. A front that died is not restarted: its requests are lost.
 
-        A job is stopped when one of its ranks dies; the EngineCore has then written the failure.
+        A job also gets SIGTERM when one of its ranks has died. In that case the EngineCore has written the failure.
         """
         if code != 0:
             logger.warning("front died (%s) while it drained", cause_of(code))
@@ -225,12 +229,12 @@ class Supervisor:
     def _end_job(self, child: Child, code: int) -> None:
         sentence = f"{child.name} ended ({cause_of(code)}), and the job with it; start the job again"
         logger.error("%s", sentence)
-        if not read_failure(self._run_dir):  # the EngineCore may have written a better one
+        if not read_failure(self._run_dir):  # the EngineCore may have written a better message
             write_failure(self._run_dir, sentence)
         self._exit_code = EXIT_RANK_LOST
 
     def _was_trial(self) -> bool:
-        """True if the death of the EngineCore leaves fewer suspects."""
+        """True if the EngineCore died in a trial of suspects, so that its death leaves fewer suspects."""
         return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
 
     # --- stop ---
@@ -246,7 +250,7 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        # Core and rank have nothing to save; the front closes its connections, launcher and Ray end their children.
+        # The front closes its connections; launcher and Ray end their children. Core and rank 0 have nothing to save.
         how = {"front": signal.SIGINT, "launcher": signal.SIGTERM, "ray": signal.SIGTERM}
         processes = []
         for child in self._children:

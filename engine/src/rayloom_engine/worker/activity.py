@@ -1,6 +1,6 @@
-"""Activity: the progress of a rank inside a step, which its beats report, because a rank that is alive may hang.
+"""Activity: counts a rank's progress inside a step. The heartbeats (beats) report it, because a live rank may hang.
 
-The model calls its group twice in every layer, also where it has no peers, so counting these calls distinguishes a long
+The model calls its TensorGroup twice in every layer, even without peers. The number of these calls distinguishes a long
 step from a hung one.
 """
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Activity:
-    """Written by the thread that computes, read by any other. As a context: while this rank waits for a peer."""
+    """Written by the thread that computes, read by others. Use `with activity:` around a wait for a peer."""
 
     def __init__(self) -> None:
-        self.advance = 0  # rises with every half of a layer, and when a wait begins and ends
-        self.waits = False  # for a peer
-        self.communication_s = 0.0  # total time of all waits
+        self.advance = 0  # increases when a wait begins and when it ends, and thereby with every half of a layer
+        self.waits = False  # True while this rank waits for a peer
+        self.communication_s = 0.0  # total seconds of all waits
         self._since = 0.0
 
     def __enter__(self) -> None:
@@ -37,7 +37,7 @@ class Activity:
 
 
 class WatchedGroup:
-    """Implements TensorGroup: another group, whose calls are counted."""
+    """Implements TensorGroup: forwards all calls to another group and counts them."""
 
     def __init__(self, group: TensorGroup, activity: Activity) -> None:
         self._group = group
@@ -53,7 +53,7 @@ class WatchedGroup:
 
 
 class WatchedLink:
-    """Implements StageLink: another link, whose calls are counted."""
+    """Implements StageLink: forwards all calls to another link and counts them."""
 
     def __init__(self, link: StageLink, activity: Activity) -> None:
         self._link = link

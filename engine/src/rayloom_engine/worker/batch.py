@@ -14,17 +14,17 @@ from rayloom_engine.worker.slots import Slot
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """T = tokens in the step, over all its sequences; a sequence's tokens are neighbours in T."""
+    """The tokens of a step. T = tokens of all its sequences; the tokens of one sequence are neighbours in T."""
 
     steps: list[tuple[SlotStep, Slot]]  # sequences with one token first
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
-    ends: list[int]  # end of each sequence's tokens in T
+    ends: list[int]  # for each sequence, the index in T after its last token
     attention: AttentionBatch
 
 
 def build_batch(steps: list[tuple[SlotStep, Slot]], block_size: int, device: torch.device) -> InputBatch:
-    """The batch of one step. Decode rows come first, because attention computes them together."""
+    """Builds the batch of one step. Decodes come first, because attention computes them together."""
     ordered = sorted(steps, key=lambda item: item[0].num_tokens > 1)
     num_tokens = sum(step.num_tokens for step, _ in ordered)
     token_ids = np.empty(num_tokens, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A rank of a job: a process that an external launcher such as torchrun has started (executor external)."""
+"""One rank of a job: the processes that an external launcher such as torchrun has started (executor external)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def serve_in_job(config: EngineConfig) -> int:
-    """Runs this process's rank of its job (executor external) until the core is gone. Returns the exit code.
+    """Runs this process as a rank of its job until the core is gone. Returns the exit code. Raises ConfigError.
 
-    SIGTERM and SIGINT reach every process of a job, but the core needs its ranks while it drains, so the rank only
-    remembers the signal. Raises ConfigError.
+    SIGTERM and SIGINT reach every process of a job. The core still needs its ranks while the engine drains, so a rank
+    only notes the signal, and then exits with code 0 once the core is gone.
     """
     place = job_place(config, os.environ)
     devices = [] if config.device == "cpu" else visible_devices()

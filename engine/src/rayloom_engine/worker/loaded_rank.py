@@ -1,4 +1,4 @@
-"""LoadedRank: a rank with its weights in memory. They outlive its runners: a rebuild of the engine reloads nothing."""
+"""LoadedRank: a rank's weights in memory. A rebuild of the engine makes a new Runner and keeps the weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rayloom_engine.worker.runner import Runner
 
 class LoadedRank:
     def __init__(self, *, loaded: LoadedModel, choice: DeviceChoice, kv: KvPlan, num_step_tokens: int) -> None:
-        self.kv = kv  # the cache that fits on this rank; the engine uses the smallest of all ranks
+        self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens
         self.device_type = choice.device.type
         self.dtype = str(choice.dtype).removeprefix("torch.")
         self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
         self.weight_bytes = loaded.model.weight_bytes
-        self.num_bytes_read = loaded.num_bytes_read  # of weights, from files, by this process
+        self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
         self.activity = Activity()
         self._model = loaded.model
         self._choice = choice
@@ -43,7 +43,10 @@ class LoadedRank:
         return self._model.part.shard
 
     def link(self) -> ProcessGroupLink | None:
-        """The link over the process group that this process has joined; None for a model in one stage."""
+        """Returns the link to the neighbour stages; None if the model has one stage.
+
+        This process must have joined the process group.
+        """
         stage = self.stage
         if stage.count == 1:
             return None
@@ -59,21 +62,21 @@ class LoadedRank:
         )
 
     def tensor_group(self, stage_group: StageGroup | None) -> TensorGroup | None:
-        """The TensorGroup over the group that `join_group` returned; None for a rank that shares no layer."""
+        """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank."""
         if stage_group is None:
             return None
         widths = self.shard.widths(self._model.shape.vocab_size)
         return make_tensor_group(stage_group, widths, self.device_type)
 
     def runner(self, num_blocks: int, epoch: int, link: StageLink | None, group: TensorGroup | None = None) -> Runner:
-        """A runner with empty slots; drop the runner before it first. The first call allocates the KV cache.
+        """Returns a new Runner with empty slots. Drop the previous Runner before the call.
 
-        Raises ConfigError when the memory cannot be allocated.
+        The first call allocates the KV cache. Raises ConfigError if the memory cannot be allocated.
         """
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # frees its memory before the new cache is allocated
             self._cache = self._allocate(num_blocks)
-        self.activity.advance = 0  # all ranks begin an epoch together, so from here on their counts compare
+        self.activity.advance = 0  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)
@@ -85,7 +88,7 @@ class LoadedRank:
                 self._model.kv_layout,
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,
-                # The weights' type, also where the arithmetic is wider: half the memory for a context.
+                # The weights' type, even if the compute type is wider: this takes half of the memory.
                 dtype=self._choice.dtype,
                 device=self._choice.device,
             )

@@ -16,7 +16,7 @@ _OOM_FILES = ("memory.events", "memory.oom_control")  # v2, v1
 
 
 def usable_cores() -> int:
-    """Cores that this process may keep busy: its affinity, and the tightest CPU quota of its cgroups."""
+    """Number of cores that this process may use: its affinity, limited by the lowest CPU quota of its cgroups."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -29,20 +29,20 @@ def usable_cores() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that this process can still take before the machine or one of its cgroups runs out."""
+    """Bytes that this process can still allocate before the machine or one of its cgroups runs out of memory."""
     free = psutil.virtual_memory().available
     for folder in _cgroup_folders("memory"):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if limit and used and limit < 1 << 60:  # v1 writes almost 2**63 for "no limit"
-            # The kernel frees page cache that was not touched lately when memory is short.
+            # When memory is short, the kernel frees page cache that was not used lately, so count it as free.
             idle = _entry(folder / "memory.stat", "inactive_file", "total_inactive_file")
             free = min(free, limit - used + (idle or 0))
     return max(0, free)
 
 
 def num_oom_kills() -> int:
-    """OOM kills in this process's cgroup so far; 0 where the kernel does not count them."""
+    """Number of OOM kills in this process's cgroup so far; 0 if the kernel does not count them."""
     found = (_entry(folder / name, "oom_kill") for folder in _cgroup_folders("memory") for name in _OOM_FILES)
     return next((number for number in found if number is not None), 0)
 
@@ -70,7 +70,7 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
         else:
             continue
         folder = root / path.lstrip("/")
-        # Inside a container the path may be the host's; then only the root is visible, and it is this container's.
+        # Inside a container the path may be that of the host. Then only the root exists: it is the container's cgroup.
         yield from (f for f in (folder, *folder.parents) if f.is_dir() and f.is_relative_to(root))
 
 
@@ -84,7 +84,7 @@ def _cpu_quota(folder: Path) -> tuple[int, int]:
 
 
 def _number(path: Path) -> int | None:
-    """The integer in a file, or None when there is no such file or its content is "max"."""
+    """Returns the integer in a file, or None if there is no such file or its content is "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -92,7 +92,7 @@ def _number(path: Path) -> int | None:
 
 
 def _entry(path: Path, *names: str) -> int | None:
-    """The number after one of the names in a file of "name number" lines; None when no name is there."""
+    """Finds the first of `names` in a file of lines "name number" and returns its number; None if there is none."""
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")

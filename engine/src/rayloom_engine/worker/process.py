@@ -1,4 +1,7 @@
-"""A rank's process, `python -m rayloom_engine.worker.process`. It outlives the core and keeps its weights meanwhile."""
+"""A rank's process, `python -m rayloom_engine.worker.process`.
+
+It outlives a core that dies, and keeps its weights for the next core.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a rank until it ends; returns the exit code. `arguments` replace those of the command line."""
+    """Runs a rank until it ends. Returns the exit code. `arguments`: used instead of the command line's, if given."""
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.worker.process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")

@@ -1,7 +1,7 @@
-"""RankServer: a rank that dials the core, loads its part of the model and runs plans. It decides nothing.
+"""RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
-The main thread computes; a second thread sends beats. When the core is gone the rank keeps its weights and dials again
-for ORPHAN_SECONDS.
+The main thread computes; a second thread sends heartbeats (beats). When the core is gone, the rank keeps its weights
+and tries to connect again for ORPHAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ logger = logging.getLogger(__name__)
 
 DIAL_SECONDS = 0.2  # between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
-_OWN_SECONDS = 5.0  # a connection that lasts longer is to the core that this rank belongs to
-_LAST_SECONDS = 5.0  # time that the main thread of a job's rank has to end once the core is gone
-_GROUP_SECONDS = 10.0  # for other ranks to come to a rendezvous; all of them are alive and have loaded
+_OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
+_LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone
+_GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; all of them are alive and have loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The number of this rank, and the core that it belongs to."""
+    """Identifies a start of a rank, and the core that it belongs to."""
 
     rank: int
-    incarnation: int
-    ranks_on_host: int  # ranks that share this machine's cores and memory
+    incarnation: int  # number of this start: a later start of the rank has a higher one
+    ranks_on_host: int  # number of ranks that share this machine's cores and memory, this one included
     address: str  # HOST:PORT of the core
     token: str = field(repr=False)
 
@@ -69,34 +69,35 @@ class RankServer:
     """A rank, over all its connections to cores."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
-        """With `exit_code` the process ends when its core ends, by force if it hangs, and with this code."""
-        self.is_refused = False  # the last answer to the core was that the settings or the model cannot be used
+        """`exit_code`: set for a rank of a job. Once its core is gone, the process exits with it, even if it hangs."""
+        self.is_refused = False  # True if this rank last told the core that it cannot use the settings or the model
         self._exit_code = exit_code
         self._config = config
         self._place = place
         self._rank: LoadedRank | None = None
         self._runner: Runner | None = None
-        self._group: TensorGroup | None = None  # of the ranks that share a stage with this one
-        self._store: object = None  # keeps the rendezvous store of rank 0 alive
-        self._failure: Failed | None = None  # of loading
+        self._group: TensorGroup | None = None  # this rank and those that share its stage
+        self._store: object = None  # rank 0: the rendezvous store, which must stay alive
+        self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
         self._num_steps = 0
-        self._last_problem = ""  # of dialling
-        self._had_order = False  # on the present connection to a core
+        self._last_problem = ""  # why the last attempt to connect failed; logged once
+        self._had_order = False  # True if an order has arrived over the present connection
 
     def run(self) -> None:
-        """Serves one core after the other; returns when the rank has belonged to no core for ORPHAN_SECONDS."""
-        core_seen_at = time.monotonic()  # when this rank last belonged to a core
+        """Serves one core after the other. Returns when the rank has belonged to no core for ORPHAN_SECONDS."""
+        core_seen_at = time.monotonic()  # last time at which this rank belonged to a core
         while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
             dialled_at = time.monotonic()
-            # A core with a newer process of this rank hangs up at once: this process does not belong to it.
+            # A core that has a newer process of this rank closes the connection at once. So this process belongs to the
+            # core only if an order came over the connection, or if it lasted for a while.
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(DIAL_SECONDS)
         logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
 
     def serve_core(self) -> bool:
-        """Serves the core at the address until it is gone; False when no core answers there."""
+        """Serves the core at the address until it is gone. Returns False if no core answers there."""
         try:
             control, _ = self._dial("control")
             steps, welcomed = self._dial("steps")
@@ -121,7 +122,8 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                self._leave()  # frees peers that wait for this rank's part of a step whose order never arrived
+                # Peers may wait for this rank's part of a step whose order never arrived here. This frees them.
+                self._leave()
         return True
 
     def _dial(self, role: str) -> tuple[Channel, Welcomed]:
@@ -138,7 +140,7 @@ class RankServer:
         return dial(self._place.address, self._place.token, greeting)
 
     def _send_beats(self, control: Channel, cpu_clock: Callable[[], float]) -> None:
-        """Sends a beat every `heartbeat_seconds`, with the CPU time of the thread that computes from `cpu_clock`."""
+        """Sends a beat every `heartbeat_seconds` until the core is gone. `cpu_clock`: CPU time of the main thread."""
         process = psutil.Process()
         with contextlib.suppress(ChannelClosed):
             while True:
@@ -155,14 +157,14 @@ class RankServer:
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)
         if self._exit_code is not None:
-            time.sleep(_LAST_SECONDS)  # the main thread notices the end too, unless it waits for a peer that hangs
+            time.sleep(_LAST_SECONDS)  # the main thread exits by itself, unless it waits for a peer that hangs
             os._exit(self._exit_code())
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
 
     def _serve(self, steps: Channel) -> None:
-        """Loads the weights where they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
+        """Loads the weights if they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
         loaded = self._load()
         self.is_refused = isinstance(loaded, Failed)
         steps.send(loaded)
@@ -176,12 +178,12 @@ class RankServer:
             except ConfigError as error:
                 reply = Failed(_ticket(order), "config", str(error))
             except CorruptRank as error:
-                # Weights or memory stay damaged as long as this process lives; its successor loads the weights again.
+                # Weights or memory stay damaged as long as this process lives. Exit: the next start loads them again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
                 steps.send(Failed(_ticket(order), "rank", str(error)))
                 os._exit(1)
             except Exception as error:
-                # A lost peer is one of the causes. The core decides which ranks to replace; this process stays.
+                # The cause may be a lost peer, so this process stays. The core decides which ranks to replace.
                 cause = f"{type(error).__name__}: {error}".splitlines()[0]
                 is_expected = isinstance(error, RuntimeError)  # torch raises it for a broken group
                 logger.warning("%s failed: %s", type(order).__name__, cause, exc_info=not is_expected)
@@ -190,8 +192,9 @@ class RankServer:
             if reply is not None:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
-                # Only after the reply, so that the core gets it before the failures of the peers that this frees: a
-                # peer may wait for this rank's part of a sum, while the broken connection is to another rank.
+                # Peers may wait for this rank's part of a sum, while the broken connection is to another rank. Leaving
+                # the group frees them, and they report failures too. So leave only after the reply: the core then gets
+                # the original failure first.
                 self._leave()
 
     def _load(self) -> Loaded | Failed:
@@ -228,7 +231,7 @@ class RankServer:
         )
 
     def _leave(self) -> None:
-        """Leaves the process group, after dropping all of its users; otherwise its connections would stay open."""
+        """Leaves the process group. First drops all objects that use it: they would keep its connections open."""
         from rayloom_engine.parallel.process_group import leave_group
 
         self._runner = None
@@ -236,12 +239,12 @@ class RankServer:
         leave_group()
 
     def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:
-        """Executes an order; returns the reply, None for a step that another rank answers."""
+        """Executes an order. Returns the reply, or None for a step that another rank answers."""
         assert self._rank is not None, "an order to a rank that could not load"
         match order:
             case Run(ticket, plan):
                 if self._runner is None:
-                    return None  # the order crossed the reply that the step before it has failed here
+                    return None  # an earlier step failed here; the core sent this one before it knew
                 self._progress("step", 0, 0, "")
                 result = self._runner.run(plan)
                 self._num_steps += 1
@@ -262,7 +265,7 @@ class RankServer:
                 raise ValueError(f"a rank has no order of the type {type(order).__name__}")
 
     def _join(self, loaded: LoadedRank, host: str, port: int) -> None:
-        """Meets the other ranks at the store at host:port."""
+        """Joins a process group with the other ranks. They find each other through the store at host:port."""
         from rayloom_engine.parallel.process_group import Rendezvous, join_group
 
         self._leave()
@@ -277,7 +280,7 @@ class RankServer:
         self._group = loaded.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
 
     def _allocate(self, loaded: LoadedRank, epoch: int, num_blocks: int) -> None:
-        """Makes the runner of an epoch and runs it once."""
+        """Makes the runner of an epoch and warms it up."""
         from rayloom_engine.worker.start import warm_up
 
         self._progress("kv_cache", 0, 0, "")
@@ -288,5 +291,5 @@ class RankServer:
 
 
 def _ticket(order: object) -> int:
-    """The number by which the core recognises the reply to an order; 0 for an order without one."""
+    """Returns the ticket of an order, by which the core recognises the reply; 0 for an order without a ticket."""
     return int(getattr(order, "ticket", 0))

@@ -1,6 +1,6 @@
-"""Runner: one rank's work, a StepPlan in and a StepResult out.
+"""Runner: does one rank's work for a StepPlan and returns a StepResult.
 
-The stages of a model hand hidden states to each other; the first rank of the last stage chooses the tokens.
+Each stage of a model sends its hidden states to the next stage. The first rank of the last stage chooses the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.sampler import Sampler, are_finite, token_logprobs
 from rayloom_engine.worker.slots import Slot, SlotTable
 
-# Rows of logits held at once for prompt logprobs; 64 rows of a 128k vocabulary in float32 are 32 MiB.
+# Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
 
 
@@ -36,12 +36,12 @@ class Runner:
         link: StageLink | None = None,
         group: TensorGroup | None = None,
     ) -> None:
-        """`link` leads to the stages before and after, `group` to the ranks of this stage; None when there are none."""
+        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one."""
         stage = model.part.stage
         shard = model.part.shard
         assert link is not None or stage.count == 1, f"stage {stage.index} needs a link to its neighbours"
         assert group is not None or shard.count == 1, f"shard {shard.index} needs a group of its stage"
-        self.answers = stage.is_last and shard.is_first  # true of one rank: it chooses the tokens
+        self.answers = stage.is_last and shard.is_first  # True on exactly one rank, which chooses the tokens
         self._model = model
         self._link = link
         self._group = group or OneRank()
@@ -50,13 +50,13 @@ class Runner:
         self._slots = SlotTable(epoch)
         self._sampler = Sampler(model.shape.vocab_size, self._device)
 
-    @torch.inference_mode()  # a fifth less time in small calls than no_grad
+    @torch.inference_mode()  # small calls take a fifth less time than with no_grad
     def run(self, plan: StepPlan) -> StepResult:
-        """Computes the plan's tokens and, where this rank `answers`, chooses the next token of every slot that samples.
+        """Computes the plan's tokens. If this rank `answers`, chooses the next token of every slot that samples.
 
-        Other ranks return their times alone. Blocks until the stage before has sent its hidden states and the other
-        ranks of this stage have computed their parts. Raises RuntimeError when one of these ranks, or the stage after,
-        is gone, and CorruptRank when this stage computes a value that is not finite from a probe.
+        The results of other ranks contain only times. Blocks until the previous stage has sent its hidden states and
+        the other ranks of this stage have computed their parts. Raises RuntimeError if one of these ranks or the next
+        stage is gone, and CorruptRank if this stage computes a value that is not finite for a probe.
         """
         steps = self._slots.apply(plan)
         if plan.cleared_blocks:
@@ -70,9 +70,9 @@ class Runner:
         if self._link is not None and not stage.is_first:
             waiting_since = time.perf_counter()
             inputs = self._link.receive(plan.num_tokens)
-            started += time.perf_counter() - waiting_since  # the wait is no work of this stage
+            started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
         hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
-        # Checked before the next stage gets the states, so that the stage with the damaged weights or memory ends.
+        # Check before the next stage gets the hidden states, so that the stage with damaged weights or memory exits.
         _check_probes(batch, hidden_TD, f"stage {stage.index}")
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
@@ -91,7 +91,7 @@ class Runner:
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
-            # A row of the prompt may be corrupt where the last row, which samples, is finite.
+            # An earlier position of the prompt may be corrupt although a token could be sampled at the last position.
             sampled=tuple(
                 sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in corrupt
             ),
@@ -102,19 +102,19 @@ class Runner:
         )
 
     def forget_all(self) -> None:
-        """Empties every slot, as after a rebuild. No sequence refers to the KV cache's content any more."""
+        """Empties every slot. No sequence refers to the content of the KV cache any more."""
         self._slots = SlotTable(self._slots.epoch)
 
     def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
-        """[N, V] of the whole vocabulary, float32; None where this rank does not answer."""
+        """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
         return self._group.gather(self._model.logits(hidden_ND))
 
     def _sample(
         self, logits_NV: torch.Tensor, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
     ) -> dict[int, SampledToken]:
-        """The next token of each slot; slots whose row is not finite are added to `corrupt`.
+        """Returns the next token of each slot. Adds slots whose logits are not finite to `corrupt`.
 
-        Raises CorruptRank when such a slot is a probe's.
+        Raises CorruptRank if such a slot is that of a probe.
         """
         sampled: dict[int, SampledToken] = {}
         token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
@@ -130,23 +130,23 @@ class Runner:
     def _choose(
         self, logits_NV: torch.Tensor, slots: list[Slot]
     ) -> tuple[list[int | None], list[TokenLogprobs | None]]:
-        """The next token id of each row, None for a row that is not finite; logprobs for rows that request them."""
+        """Returns for each row the next token id (None if not finite), and logprobs for the rows that want them."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
-        # Logprobs are those of the raw logits, which sampling may overwrite.
+        # Logprobs are computed from the raw logits. Copy them, because sampling may overwrite them.
         raw_NV = logits_NV[wanted].clone() if wanted else logits_NV
         token_ids = self._sampler(logits_NV, slots)
         entries: list[TokenLogprobs | None] = [None] * len(slots)
         if wanted:
-            chosen = [token_ids[row] or 0 for row in wanted]  # the logprobs of a row without a token are not used
+            chosen = [token_ids[row] or 0 for row in wanted]  # 0 for a row without a token: its logprobs are not used
             found = token_logprobs(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
             for row, entry in zip(wanted, found, strict=True):
                 entries[row] = entry
         return token_ids, entries
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:
-        """Logprobs of the prompt tokens that follow the positions of this step, for slots that request them.
+        """Returns logprobs of the prompt tokens after the positions of this step, for slots that want them.
 
-        Also returns the numbers of the slots whose logits are not finite; these slots get no logprobs.
+        Also returns the slots whose logits are not finite. These get no logprobs.
         """
         parts = []
         corrupt: set[int] = set()
@@ -173,7 +173,7 @@ class Runner:
 
 
 def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:
-    """Raises CorruptRank when the hidden states of a probe are not finite."""
+    """Raises CorruptRank if the hidden states of a probe are not finite."""
     rows = [end - 1 for (_, slot), end in zip(batch.steps, batch.ends, strict=True) if is_probe(slot.request_id)]
     if rows and not bool(hidden_TD[rows].isfinite().all()):
         raise CorruptRank(f"{where} turned a probe into hidden states that are not finite (NaN or infinity)")

@@ -1,7 +1,7 @@
-"""Sampler: the next token of each sequence, a pure function of logits, seed, position and the sequence's own ids.
+"""Sampler: chooses the next token of each sequence from logits, seed, position and the sequence's own ids alone.
 
-The order is vLLM's: logprobs of the raw logits; then min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
-top_p; Gumbel-max. Each row is sampled alone, so that no row depends on the rest of the batch.
+It works in vLLM's order: logprobs of the raw logits; min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
+top_p; Gumbel-max. Each row is sampled alone, so that its token does not depend on the rest of the batch.
 
 Legend: N rows, V vocabulary, G distinct generated ids.
 """
@@ -17,7 +17,7 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.slots import Slot
 
-_FEW = 512  # the most likely tokens, which are tried before the whole vocabulary
+_FEW = 512  # top_p and min_p are first tried on this many most likely tokens, then on the whole vocabulary
 
 
 class Sampler:
@@ -27,7 +27,7 @@ class Sampler:
         self._noise = GumbelNoise(vocab_size, device)
 
     def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int | None]:
-        """Returns a token id per row; None for a row that is not finite. May overwrite `logits_NV`, float32."""
+        """Returns one token id per row, None for a row that is not finite. May overwrite `logits_NV` (float32)."""
         highest_N, greedy_N = logits_NV.max(dim=-1)
         is_finite_N = highest_N.isfinite().tolist()
         greedy_ids = greedy_N.tolist()
@@ -48,7 +48,7 @@ class Sampler:
             return int(logits_V.argmax())
         logits_V = logits_V / params.temperature
         kept = _kept_token_ids(logits_V, params.top_k, params.top_p, params.min_p)
-        # The position is that of the token being chosen, so a replay from any point draws the same noise.
+        # The noise depends on the position of the chosen token, so a replay from any position draws the same noise.
         noise = self._noise(params.seed, slot.num_tokens, kept)
         scores = (logits_V if kept is None else logits_V[kept]) + noise
         best = int(scores.argmax())
@@ -82,7 +82,7 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
             torch.tensor(biases, dtype=logits_V.dtype, device=logits_V.device),
         )
     if params.repetition_penalty != 1.0:
-        # https://arxiv.org/abs/1909.05858 section 4.1; a negative logit is multiplied, so that it becomes smaller too.
+        # https://arxiv.org/abs/1909.05858 section 4.1. Negative logits are multiplied, so that they become smaller too.
         seen = torch.from_numpy(np.unique(slot.token_ids[: slot.num_tokens])).to(logits_V.device)
         logits = logits_V[seen]
         penalty = params.repetition_penalty
@@ -95,10 +95,10 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
 
 
 def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:
-    """Ids of the tokens that may be chosen, or None for all. Never empty: the most likely token always stays.
+    """Returns the ids of the tokens that may be chosen, or None for all. The most likely token is always kept.
 
-    Every rule keeps a beginning of the tokens in descending order, so a few most likely tokens nearly always suffice;
-    sorting a vocabulary of 49152 takes 6 ms on a slow core, which would be most of a small model's step.
+    If tokens are sorted by probability, every rule keeps the first ones. So the _FEW most likely tokens nearly always
+    suffice. Sorting a vocabulary of 49152 takes 6 ms on a slow core, most of the time of a small model's step.
     """
     vocab_size = logits_V.numel()
     has_k = 0 < top_k < vocab_size
@@ -114,14 +114,14 @@ def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: flo
 
 
 def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min_p: float) -> torch.Tensor | None:
-    """Ids kept of the `num` most likely tokens; None when the rules might keep further tokens.
+    """Returns which of the `num` most likely tokens are kept, or None if the rules might keep further tokens.
 
-    With `is_whole` no further token can be kept, and probabilities are those among the `num`.
+    `is_whole`: no further token can be kept, so probabilities are normalised over these `num` tokens.
     """
     logits, ids = logits_V.topk(num)
     keep = torch.ones_like(ids, dtype=torch.bool)
     if min_p > 0.0:
-        # p >= min_p * p_max, written in logits.
+        # This is p >= min_p * p_max, expressed in logits.
         keep &= logits >= logits[0] + math.log(min_p)
         is_whole = is_whole or not keep[-1]
         if not is_whole:
@@ -136,12 +136,12 @@ def _kept_of(logits_V: torch.Tensor, num: int, is_whole: bool, top_p: float, min
 
 
 def are_finite(logits_NV: torch.Tensor) -> bool:
-    """Returns whether a token can be chosen from every row. A NaN anywhere in a row is its maximum."""
+    """True if a token can be chosen from every row. A NaN anywhere in a row makes its maximum NaN."""
     return bool(logits_NV.amax(dim=-1).isfinite().all())
 
 
 def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
-    """Log-probabilities of the given tokens, with `num_tops[n]` most likely alternatives for row n."""
+    """Returns the log-probability of the given token of each row n, with `num_tops[n]` most likely alternatives."""
     logprobs_NV = logits_NV.log_softmax(dim=-1)
     chosen_N = logprobs_NV.gather(1, torch.tensor(token_ids, device=logits_NV.device)[:, None])
     ranks = (logprobs_NV > chosen_N).sum(dim=-1).add_(1).tolist()

@@ -1,4 +1,4 @@
-"""SlotTable: the state of each running sequence that a rank keeps between steps. Only StepPlans change it."""
+"""SlotTable: what a rank remembers of each running sequence between steps. Only StepPlans change it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Slot:
     )
 
     def __init__(self, new: NewSlot, known: Slot | None = None) -> None:
-        """`known` is the slot that `new.prompt_of` names."""
+        """`known`: the slot that `new.prompt_of` names."""
         self.request_id = new.request_id
         self.params: DecodingParams = new.params
         self.eos_token_ids = new.eos_token_ids
@@ -63,14 +63,17 @@ class Slot:
 
 
 class SlotTable:
-    """Slot number -> Slot. `apply` takes over a plan's differences; the runner executes the rest of the plan."""
+    """Slot number -> Slot. `apply` applies a plan's changes to slots; the runner executes the rest of the plan."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._slots: dict[int, Slot] = {}
 
     def apply(self, plan: StepPlan) -> list[tuple[SlotStep, Slot]]:
-        """The slots that compute in this step, in plan order. Raises AssertionError for a plan of another epoch."""
+        """Applies the plan and returns the slots that compute in this step, in plan order.
+
+        Raises AssertionError for a plan of another epoch.
+        """
         assert plan.epoch == self.epoch, f"plan of epoch {plan.epoch} on a rank of epoch {self.epoch}"
         for number in plan.freed_slots:
             del self._slots[number]

@@ -1,4 +1,7 @@
-"""Starts a rank: model, types, kernels, weights, KV sizes; then a runner and a warm-up. Each phase is reported."""
+"""Starts a rank, and reports each phase: find the model, choose types and kernels, load weights, size the KV cache.
+
+After that, a runner is made and warmed up.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CPU_STEP_TOKENS = 512  # keeps a step under a second or so on small machines, so that decodes are not held up
+_CPU_STEP_TOKENS = 512  # on small machines this keeps a step under about a second, so that decodes are not delayed
 _GPU_STEP_TOKENS = 8192
 _KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain or reference
 
@@ -38,9 +41,10 @@ _KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain or referenc
 def find_model(
     config: EngineConfig, progress: Progress, *, has_weights: bool = True
 ) -> tuple[ResolvedModel, ModelShape]:
-    """The model's folder and shape. Imports no torch, so errors show at once. Raises ModelError or ConfigError.
+    """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
-    `has_weights` is false in a process that holds no part of the model and needs no weight files.
+    Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
+    the model and so needs no weight files.
     """
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
     shape = read_shape(resolved.path)
@@ -55,19 +59,19 @@ def find_model(
 
 
 def part_of(config: EngineConfig, shape: ModelShape, rank: int) -> ModelPart:
-    """The part of the model that a rank has. Ranks of one stage have neighbouring numbers. Raises ConfigError."""
+    """Returns a rank's part of the model. The ranks of a stage have consecutive numbers. Raises ConfigError."""
     num_shards = config.tensor_parallel_size
     stages = make_stages(shape.num_layers, config.pipeline_parallel_size, shape.head_layers)
     return ModelPart(stages[rank // num_shards], Shard(rank % num_shards, num_shards))
 
 
 def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
-    """Sizes the process's one thread pool. Call it before torch is imported, because OpenMP reads the size once."""
+    """Sets the size of this process's thread pool and returns it. Call before importing torch: OpenMP reads it once."""
     threads = config.threads or max(1, usable_cores() // ranks_on_host)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     # A waiting compute thread must not spin for long on a core that another process (the API server) needs, but waking
-    # a thread up costs more than a short spin. Tokens a second of one stream on 2 cores, alone and beside one busy
-    # process: always spinning 19.0 and 1.5, never spinning 13.6 and 10.8, this setting 19.7 and about 3.
+    # a thread up takes longer than a short spin. Measured on 2 cores, tokens per second of one stream, alone and beside
+    # a busy process: always spinning 19.0 and 1.5, never spinning 13.6 and 10.8, this setting 19.7 and about 3.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     return threads
@@ -76,10 +80,7 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
 def start_rank(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
 ) -> tuple[LoadedRank, Runner]:
-    """Returns the only rank of an engine, ready to run.
-
-    Raises ModelError or ConfigError for faults that users can fix.
-    """
+    """Returns the only rank of an engine, with a warmed-up runner. Raises ModelError or ConfigError."""
     rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers))
     runner = rank.runner(rank.kv.num_blocks, epoch, None)
     progress("warm_up", 0, 0, "")
@@ -96,10 +97,10 @@ def load_rank(
     part: ModelPart,
     ranks_on_host: int = 1,
 ) -> LoadedRank:
-    """A rank with the weights of its part of the model, and a plan for its KV cache.
+    """Loads the weights of a rank's part of the model, and plans its KV cache, which its first runner allocates.
 
-    Its first runner allocates the cache. `ranks_on_host` ranks share this machine's cores and, on CPU, its memory.
-    Raises ModelError or ConfigError.
+    `ranks_on_host`: number of ranks that share this machine's cores and, on CPU, its memory. Raises ModelError or
+    ConfigError.
     """
     threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
@@ -131,7 +132,7 @@ def load_rank(
 def _plan_cache(
     config: EngineConfig, model: RankModel, choice: DeviceChoice, num_step_tokens: int, ranks_on_host: int
 ) -> KvPlan:
-    """The cache that fits beside the loaded weights. Raises ConfigError."""
+    """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError."""
     import torch
 
     shape = model.shape
@@ -161,9 +162,9 @@ def _plan_cache(
 
 
 def warm_up(runner: Runner, epoch: int) -> None:
-    """Runs a prefill and a decode step in block 0, so that the first request does not pay for lazy initialisation.
+    """Runs a prefill and a decode step in block 0, so that lazy initialisation does not delay the first request.
 
-    With several ranks, all of them call it at the same time.
+    If there are several ranks, all of them must call this at the same time.
     """
     new = NewSlot(
         slot=0,

@@ -1,7 +1,7 @@
-"""Reads the memory of an accelerator from node labels, for manifests that leave out spec.accelerator.memory. Pure.
+"""Reads the memory of an accelerator from node labels if a manifest leaves out spec.accelerator.memory. Pure.
 
-GPU feature discovery names its labels after the resource: `nvidia.com/gpu.memory` is in MiB, `nvidia.com/gpu.replicas`
-is the number of pods that share each device, and the resource of a MIG profile has labels of the same form.
+GPU feature discovery names its labels after the resource. `nvidia.com/gpu.memory` is the memory in MiB, and
+`nvidia.com/gpu.replicas` the number of pods that share each device. The resource of a MIG profile has such labels too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rayloom_operator.api.sizing import Accelerator
 
 _MIB = 1 << 20
-# Any user with the right to change nodes can set a label. Bytes computed from it must fit into 64 bits of a status.
+# Anybody who may change nodes can set such a label. The limit keeps the bytes computed from it within 64 bits.
 MAX_MIB = 1 << 40
 _MAX_DIGITS = len(str(MAX_MIB))
 _CURE = "give spec.accelerator.memory, such as 80Gi"
@@ -20,16 +20,16 @@ _CURE = "give spec.accelerator.memory, such as 80Gi"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorNode:
-    """A node with extended resources, which pods request by name."""
+    """A node that offers extended resources."""
 
     name: str
     labels: Mapping[str, str]
-    resources: frozenset[str]  # names of resources of which the node has one or more
+    resources: frozenset[str]  # names of the extended resources that the node has
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Bytes of one accelerator; None where they are unknown, with the reason in `why_not`."""
+    """The bytes of one accelerator, or None if they are unknown; `why_not` then gives the reason."""
 
     num_bytes: int | None
     why_not: str = ""
@@ -40,14 +40,14 @@ UNKNOWN_NODES = NodeMemory(None, f"the operator has not listed the cluster's nod
 
 
 def node_set_key(accelerator: Accelerator, node_selector: Mapping[str, str]) -> str:
-    """The key of a set of nodes whose labels were read. A stored memory stays valid while its key is the same."""
+    """Returns a key for the set of nodes to read. A stored memory stays valid while the key stays the same."""
     return ",".join([accelerator.resource, *(f"{name}={value}" for name, value in sorted(node_selector.items()))])
 
 
 def node_memory(
     nodes: Iterable[AcceleratorNode], accelerator: Accelerator, node_selector: Mapping[str, str]
 ) -> NodeMemory:
-    """The least memory of all nodes that could run a pod of the service.
+    """Returns the smallest accelerator memory of all nodes that could run a pod of the service.
 
     The memory is unknown if one of these nodes lacks the label, because the pod might be scheduled there.
     """
@@ -80,7 +80,7 @@ def node_memory(
 
 
 def _mebibytes(text: str) -> int | None:
-    """The number in a label; None unless it is a whole number of MiB from 1 to MAX_MIB."""
+    """Parses the value of a label; None unless it is a whole number from 1 to MAX_MIB."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None
     number = int(text)

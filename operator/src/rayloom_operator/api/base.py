@@ -1,4 +1,4 @@
-"""The base class of the API's models, CEL rules for the API server, quantities and other shared types of fields."""
+"""What the API's models share: their base class, CEL rules, quantities and other types of fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _cut(text: object) -> object:
     return head(text, MAX_MESSAGE) if isinstance(text, str) else text
 
 
-# A message in a status. Its text may come from an engine or from Kubernetes, and the API server refuses longer ones.
+# A message in a status, cut to the length that the API server accepts: its text may come from an engine.
 Message = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_MESSAGE)]
 
 
@@ -33,26 +33,26 @@ class Part(BaseModel):
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """Pairs of a CEL rule and the API server's message where it fails, as part of a schema.
+    """Returns the part of a schema with CEL rules. Each pair is a rule, and the API server's message if it fails.
 
-    Source of the syntax: https://kubernetes.io/docs/reference/using-api/cel/.
+    Syntax: https://kubernetes.io/docs/reference/using-api/cel/.
     """
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in pairs]}
 
 
 def amount(quantity: Quantity) -> int:
-    """The whole number that a quantity denotes, which for memory is bytes: 80Gi is 85899345920."""
+    """Converts a quantity to a whole number, which for memory means bytes: 80Gi is 85899345920."""
     return int(number_of(quantity))
 
 
 def number_of(quantity: Quantity) -> float:
-    """The number that a quantity denotes: 500m is 0.5."""
+    """Converts a quantity to a number: 500m is 0.5."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
     return float(number) * _FACTORS[unit]
 
 
 def no_nulls(value: Any, path: str = "") -> Any:
-    """`value`, unchanged. Raises ValueError where it holds a null: the API server drops some nulls and keeps others."""
+    """Returns `value`. Raises ValueError if a null is in it: the API server drops some nulls and keeps others."""
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         pairs = [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
@@ -65,7 +65,7 @@ def no_nulls(value: Any, path: str = "") -> Any:
     return value
 
 
-# A map whose fields are checked by Kubernetes alone.
+# A map whose fields only Kubernetes checks, not the operator.
 Free = Annotated[dict[str, Any], AfterValidator(no_nulls)]
 # A list that server-side apply merges by the names of its elements.
 MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

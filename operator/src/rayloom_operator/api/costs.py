@@ -1,7 +1,7 @@
-"""Costs: the memory that a model takes, in parts that the engine's `inspect` gives and sizing adds.
+"""Costs: the memory that a model takes, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-The image that a tenant chooses writes this document, and the operator that all tenants share computes with it.
-So each number and each list has a bound, far beyond any model that exists, also where it is read back from a status.
+A tenant chooses the image that writes this document, and the operator of all tenants computes with it. So each number
+and each list has a limit, far beyond any existing model. The limits are also checked when a status is read back.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pydantic.alias_generators import to_camel
 MAX_LAYERS = 1000
 MAX_TENSOR = 4096
 MAX_POSITIONS = 1 << 30
-# The sum of all weights stays below this, so that their bytes fit into 64 bits of a status.
+# Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-_MAX_NUMBERS = 64  # numbers of ranks; heads have at most 48 divisors
-_MAX_KINDS = 26  # a letter each
+_MAX_NUMBERS = 64  # tensor sizes: they divide the number of heads, which has at most 48 divisors
+_MAX_KINDS = 26  # kinds of layers, one for each letter
 _MAX_HEAD_LAYERS = 1e15
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
-# Lists of a status are tuples here, which strict validation takes from JSON text only.
+# `strict=False`, because a status has lists, and strict validation accepts a list as a tuple only in JSON text.
 Counts = Annotated[tuple[Count, ...], Field(strict=False, max_length=_MAX_NUMBERS)]
 
 
 class CostsPart(BaseModel):
-    # The engine writes Python's names, the status camelCase.
+    # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
@@ -43,7 +43,7 @@ class Amounts(CostsPart):
     )
 
     def bytes_at(self, index: int, element_bytes: int) -> int:
-        """Bytes for the number of ranks at `index` of `Costs.tensor`, with elements of `element_bytes` each."""
+        """Returns the bytes on each rank for the tensor size `Costs.tensor[index]`, with `element_bytes` per number."""
         return self.elements[index] * element_bytes + (self.packed[index] if self.packed is not None else 0)
 
 
@@ -90,12 +90,12 @@ class Costs(CostsPart):
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """(layers, index of their kind) of each run of equal layers, in the order of the model."""
+        """The runs of equal layers, in the order of the model, each as (number of layers, index of their kind)."""
         return tuple((int(number or 1), ord(letter) - ord("a")) for number, letter in _RUN.findall(self.layers))
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """Layers of each of `kinds`."""
+        """The number of layers of each of `kinds`."""
         return tuple(sum(number for number, kind in self.runs if kind == at) for at in range(len(self.kinds)))
 
     @property
@@ -104,7 +104,7 @@ class Costs(CostsPart):
 
     @cached_property
     def attention_span(self) -> int | None:
-        """Positions that a token sees in the layer that sees most; None when a layer sees all of them."""
+        """The largest window of all layers, in positions; None if a layer has no window."""
         windows = [kind.window for kind, number in zip(self.kinds, self.numbers, strict=True) if number]
         known = [window for window in windows if window is not None]
         return max(known) if len(known) == len(windows) else None
@@ -125,7 +125,7 @@ class Costs(CostsPart):
         return self
 
     def _check_size(self) -> None:
-        """Raises ValueError for weights beyond any model: their bytes are to fit into 64 bits of a status."""
+        """Raises ValueError for more weights than `MAX_PARAMETERS`, see there."""
         for index in range(len(self.tensor)):
             ends = max(each.bytes_at(index, 1) for each in (self.embedding, self.head, self.both))
             layers = sum(

@@ -1,4 +1,4 @@
-"""Reads manifest files: YAML with one or several documents, of which exactly one is the LLMService to serve."""
+"""Reads a manifest file: YAML with exactly one document, an LLMService."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_operator.errors import SpecError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads times and dates as text, as kubectl does: the API server gets JSON, which has neither."""
+    """Loads times and dates as text, as kubectl does: JSON, which the API server gets, has no such types."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -21,10 +21,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load_service(path: Path) -> LLMService:
-    """The one LLMService in a YAML file.
+    """Reads the LLMService in a YAML file.
 
-    Raises SpecError when the file cannot be read, is not YAML, or holds any other document: a document that is ignored
-    silently would surprise its author.
+    Raises SpecError if the file cannot be read, is not YAML, or has any other document: to ignore one silently would
+    surprise its author.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The facts of a model that `rayloom-engine inspect` gives: its commit, its description and its costs.
+"""The facts of a model that `rayloom-engine inspect` returns: its commit, its shape and its costs.
 
-Only costs are computed with. The description is shown in the status, and `status.sizing.inputs` is a hash of it, so the
-fields that it had when a sizing was written stay as they are.
+The costs are what sizing adds up. The shape is shown in the status, and `status.sizing.inputs` is a hash that covers
+it. So the existing fields of the shape must not change: every stored sizing would become invalid.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 
-class _FactsPart(BaseModel):
-    # The engine writes Python's names, the status camelCase.
+class _Part(BaseModel):
+    # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
@@ -81,7 +81,7 @@ class ModelFacts(_FactsPart):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of the weights as they are stored."""
+        """Bytes of the stored weights. Without costs: an estimate from the number of parameters."""
         if self.costs is not None:
             return self.costs.checkpoint_bytes
         return self.num_parameters * ELEMENT_BYTES[self.shape.checkpoint_dtype]

@@ -1,4 +1,4 @@
-"""Fields of the spec that Kubernetes' pods have as well: Secrets, volumes for the cache, scheduling, tolerations."""
+"""Fields of the spec that correspond to fields of pods: Secrets, volumes of the cache, scheduling, tolerations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats pydantic's errors as lines that say what to change: `spec.model.dtype: 'int3' is not allowed; use ...`."""
+"""Turns pydantic's errors into lines that say what to change: `spec.model.dtype: 'int3' is not allowed; use ...`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
 
 
 def source_hint(source: str, builtin_models: Collection[str]) -> str:
-    """`; did you mean hf://...?` with the model source that is most like `source`; empty where none is alike."""
+    """Returns `; did you mean hf://...?` with the source that the user probably meant; empty if none is likely."""
     hub = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-][\w.-]*/[\w.-]+)/?", source)
     suggestion = None
     if source in builtin_models:
@@ -62,7 +62,7 @@ def _reason(item: ErrorDetails, root: type[BaseModel]) -> str:
         case "literal_error":
             return f"{given} is not allowed; use {_alternatives(context['expected'])}"
         case "value_error":
-            # The messages of our own validators already hold the given value and the cure.
+            # The messages of our own validators already contain the given value and what to change.
             return str(context["error"])
         case "greater_than_equal":
             return f"{given} is too small; use {context['ge']} or more"
@@ -107,7 +107,7 @@ def _description(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
 
 
 def _fields(location: tuple[int | str, ...], root: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Alias -> field of the class at `location`. An index into a list is skipped: its elements have one class."""
+    """Returns alias -> field, for the class at `location`. List indexes are skipped: all elements have one class."""
     fields = {field.alias or name: field for name, field in root.model_fields.items()}
     if not location:
         return fields

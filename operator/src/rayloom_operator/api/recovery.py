@@ -1,4 +1,4 @@
-"""spec.recovery: times and limits for the replacement of failed ranks, processes, engines and pods."""
+"""`spec.recovery`: times and limits for the replacement of failed ranks, processes, engines and pods."""
 
 from __future__ import annotations
 

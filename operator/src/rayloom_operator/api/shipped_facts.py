@@ -1,8 +1,8 @@
-"""The facts of some published models that come with the operator: `make facts` writes shipped_facts.json.
+"""Facts of some published models, in shipped_facts.json, which `make facts` writes.
 
-Those of a built-in model are used for every service, for its weights come with the engine's image. Those of a hub's
-model serve `rayloom-operator plan` alone: a cluster inspects the model, because its token, its commit and its
-configuration may differ.
+The facts of a built-in model are used for every service, because its weights are part of the engine's image. The facts
+of a hub's model are used only by `rayloom-operator plan`. In a cluster such a model is inspected, because its commit
+and configuration may differ, and the service's token may not give access to it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _BUILTIN = "builtin://"
 
 @cache
 def shipped_facts() -> Mapping[str, ModelFacts]:
-    """Facts by spec.model.source."""
+    """Returns spec.model.source -> facts, for all shipped models."""
     document = json.loads(files("rayloom_operator.api").joinpath(FILE).read_text(encoding="utf-8"))
     return {source: ModelFacts.model_validate(facts) for source, facts in document.items()}
 
 
 def builtin_facts(model: Model) -> ModelFacts | None:
-    """The facts of a built-in model; None for every other source."""
+    """Returns the facts of a built-in model; None for every other source."""
     return shipped_facts().get(model.source) if model.source.startswith(_BUILTIN) else None
 
 
 def known_facts(model: Model) -> ModelFacts | None:
-    """The facts of a model at its main revision, where the operator ships them; else None."""
+    """Returns the shipped facts of a model. None if there are none, or if the spec names a revision other than main."""
     return shipped_facts().get(model.source) if model.revision in (None, "main") else None

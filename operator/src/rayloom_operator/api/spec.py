@@ -1,8 +1,8 @@
-"""LLMService v1alpha1: the spec, the only source of its schema. Every field here has an effect.
+"""LLMService v1alpha1: the spec, from which its schema is generated. Every field here has an effect.
 
-Attributes have Python's names, documents use camelCase (`served_name` is `servedName`). Quantities carry their unit in
-the name or the description. Every document comes in through `parse`, which checks all of it and names each invalid
-field. Checks that the API server can do itself are CEL rules beside the fields, so that `kubectl apply` fails with the
+Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
+name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.
+Checks that the API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the
 same message.
 """
 
@@ -149,7 +149,7 @@ class Model(Part):
 
     @property
     def is_gguf(self) -> bool:
-        """True if `source` is a GGUF file, which each pod converts for itself."""
+        """True if `source` is a GGUF file. Each pod converts it for its own use."""
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
@@ -368,7 +368,7 @@ class LLMService(Part):
 
 
 def parse(document: object) -> LLMService:
-    """The LLMService in a decoded YAML document. `document` is not changed.
+    """Reads the LLMService in a decoded YAML document. `document` is not changed.
 
     Raises SpecError with one line for each invalid field.
     """
@@ -379,7 +379,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """The service of a document with an invalid spec, with a minimal spec; None if its metadata is invalid as well."""
+    """Reads a document with an invalid spec, with a minimal spec instead. None if its metadata is invalid too."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:
@@ -391,7 +391,7 @@ def _without_server_fields(document: object) -> object:
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
     meta = kept.get("metadata")
-    # Metadata that the API server wrote is valid, and has fields of the server, more of them in later versions.
+    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others.
     if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
         kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept

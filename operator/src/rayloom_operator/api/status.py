@@ -1,4 +1,4 @@
-"""The status of an LLMService: the source of the status' schema, as `api.spec` is of the spec's."""
+"""The status of an LLMService, from which its schema is generated."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rayloom_operator.api.rollout.stored import RolloutStatus
 
 
 class Reason(StrEnum):
-    """Every reason that a condition may have. Alerts and scripts may depend on each: the list is closed."""
+    """Every reason that a condition may have: a closed list, because alerts and scripts may depend on any of them."""
 
-    VALID = "Valid"  # Accepted
-    INVALID_SPEC = "InvalidSpec"  # Accepted, and Available unless an engine of an earlier spec runs
-    DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; as InvalidSpec
-    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part of the spec; as InvalidSpec
-    APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator's; Accepted
-    UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; Accepted
-    LOADED = "Loaded"  # ModelReady
-    LOADING = "Loading"  # ModelReady
+    VALID = "Valid"  # condition Accepted
+    INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
+    DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
+    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part of the spec; conditions as for InvalidSpec
+    APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
+    UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; condition Accepted
+    LOADED = "Loaded"  # condition ModelReady
+    LOADING = "Loading"  # condition ModelReady
     INSPECTING = "Inspecting"  # a Job inspects the model before its engines are created
     MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is missing, or its name or revision on the hub
-    MODEL_NO_ACCESS = "ModelNoAccess"  # the hub requires a token, or another one
+    MODEL_NO_ACCESS = "ModelNoAccess"  # the hub requires a token, or the given token has no access
     MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms
-    MODEL_UNSUPPORTED = "ModelUnsupported"  # the engine has no such architecture, or not this kind of weights
+    MODEL_UNSUPPORTED = "ModelUnsupported"  # the engine does not support the architecture, or the kind of weights
     HUB_UNREACHABLE = "HubUnreachable"  # the hub does not answer; retried at growing intervals
     INSPECTION_FAILED = "InspectionFailed"  # the Job ended without a result; retried
     MODEL_UNUSABLE = "ModelUnusable"  # the engine cannot serve this model with these settings
@@ -39,21 +39,20 @@ class Reason(StrEnum):
     PODS_PENDING = "PodsPending"
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
-    CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or one of Ray's keeps ending
-    ENGINE_FAILED = "EngineFailed"  # the engine ended or gave up
+    CONTAINER_FAILED = "ContainerFailed"  # a pod or container cannot be created, or a Ray container keeps exiting
+    ENGINE_FAILED = "EngineFailed"  # the engine's process exited, or the engine gave up
     ENGINE_UNREACHABLE = "EngineUnreachable"
-    # the engine reports that it serves, yet no token has gone through every rank lately
-    TOKENS_STOPPED = "TokensStopped"
+    TOKENS_STOPPED = "TokensStopped"  # the engine reports that it serves, but no token passes through every rank
     RECOVERING = "Recovering"
     DRAINING = "Draining"
     HEAD_LOST = "HeadLost"  # the head pod is gone; the engine replica is recreated
     ENGINE_STUCK = "EngineStuck"  # no progress for longer than recovery.rebuildSeconds
-    NODE_LOST = "NodeLost"  # a node with pods of the service is not ready; Degraded
+    NODE_LOST = "NodeLost"  # a node with pods of the service is not ready; condition Degraded
     GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is recreated
-    SCHEDULED = "Scheduled"  # Scheduled
-    HEALTHY = "Healthy"  # Degraded is False
-    SUSPENDED = "Suspended"  # spec.replicas is 0; Available, Scheduled and ModelReady
-    # Progressing: the values of `decide.rollout.phases.RolloutStep`. Starting is above.
+    SCHEDULED = "Scheduled"  # condition Scheduled
+    HEALTHY = "Healthy"  # condition Degraded is False
+    SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
+    # Condition Progressing: the values of `decide.rollout.phases.RolloutStep`, with STARTING from above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
@@ -63,25 +62,25 @@ class Reason(StrEnum):
     REPLACING = "Replacing"
     ROLLING_BACK = "RollingBack"
     ROLLED_BACK = "RolledBack"
-    PAUSED = "Paused"  # Paused as well
+    PAUSED = "Paused"  # also of condition Paused
     HALTED = "Halted"
-    ANALYSIS_FAILED = "AnalysisFailed"  # RolledBack: why a revision is not tried again
+    ANALYSIS_FAILED = "AnalysisFailed"  # this and the next two, of condition RolledBack: why the revision failed
     CRASH_LOOP = "CrashLoop"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
-    NOT_ROLLED_BACK = "NotRolledBack"  # RolledBack is False
-    NOT_PAUSED = "NotPaused"  # Paused is False
+    NOT_ROLLED_BACK = "NotRolledBack"  # condition RolledBack is False
+    NOT_PAUSED = "NotPaused"  # condition Paused is False
 
 
 _COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
-# Steps of a rollout that need no action of an admin.
+# Steps of a rollout on which an admin need not act.
 STEPS = frozenset(
     {
         *(Reason.COMPLETE, Reason.SCALING, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
         *(Reason.STARTING, Reason.PAUSED),
     }
 )
-# Reasons for an admin to act, which become Warning Events: all but those of health and of states that end without
-# an action.
+# Reasons on which an admin has to act. They become Warning Events. Excluded are healthy states, and states that pass by
+# themselves.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
     *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
@@ -97,8 +96,9 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# The CustomResourceDefinition in a cluster may be older than the operator (Helm never updates it) and must accept a new
-# reason. A reason that a newer operator wrote is read as the nearest known one, so that no engine loses its record.
+# In the CRD the reason is any text. Helm never updates CRDs, so a cluster's CRD may be older than the operator, and
+# must accept new reasons. A reason that a newer operator wrote is read as EngineFailed: to reject it would lose the
+# engine's stored failures.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),
@@ -115,8 +115,8 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _StatusPart(BaseModel):
-    # A status is read back from clusters, where an operator of another version may have written it.
+class _Part(BaseModel):
+    # Unknown fields are ignored: an operator of another version may have written the status.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
@@ -171,8 +171,8 @@ class InspectedModel(ModelFacts):
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class SizedShape(_StatusPart):
-    """A number of ranks for a model, with the memory and the context that follow from it."""
+class Figures(_Part):
+    """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
     pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
@@ -214,8 +214,8 @@ class SizingStatus(SizedShape):
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
-def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
-    """Returns the sizing in a status document; None if it is absent or invalid."""
+def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
+    """Returns the sizing in a status document; None if there is none, or it has values that no operator writes."""
     try:
         found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
@@ -223,8 +223,10 @@ def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
     return found if found.pipeline % found.pods == 0 else None
 
 
-def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
-    """Returns the model in a status document; None if it is absent, lacks a field or has a number out of bounds."""
+def stored_model(status: Mapping[str, Any]) -> Model | None:
+    """Returns the model in a status document. None if there is none, if a field is missing, or if a number is out of
+    bounds.
+    """
     try:
         return InspectedModel.model_validate(status["model"])
     except (KeyError, ValidationError):
@@ -232,7 +234,7 @@ def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
 
 
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
-    """Returns the rollout state in a status document; an empty state if it is absent or cannot be read."""
+    """Returns the rollout state in a status document; an empty one if there is none or it cannot be read."""
     try:
         return RolloutStatus.model_validate(status.get("rollout", {})).state()
     except ValidationError:

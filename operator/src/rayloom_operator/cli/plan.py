@@ -1,5 +1,7 @@
-"""`rayloom-operator plan`: the objects that an operator makes of a manifest, and why in this shape; or the steps of a
-rollout from one manifest to another."""
+"""`rayloom-operator plan`: prints the objects that an operator would create for a manifest, and the chosen parallelism.
+
+With `--rollout`, prints the steps of a rollout from one manifest to another.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
 from rayloom_operator.times import Now
 
-# Those of no cluster: nothing that depends on them is printed.
+# Empty settings, because there is no cluster. Nothing that depends on them is printed.
 _SETTINGS = Settings(engine_image="", operator_key=b"")
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
@@ -49,10 +51,10 @@ def print_plan(
     engine_image: str,
     output: str,
 ) -> int:
-    """Prints the candidates of the sizing and the objects, or with `output` yaml the objects alone; with two manifests
-    in `rollout`, in place of `manifest`, the steps from one to the other.
+    """Prints the plan for `manifest`, or for `rollout`, a pair of an old and a new manifest.
 
-    Raises SpecError for a manifest that cannot be served, or facts that are missing or cannot be used.
+    For a manifest: the candidates of the sizing and the names of the objects; with `output` yaml the objects alone.
+    For a rollout: its steps. Raises SpecError if a manifest cannot be served, or facts are missing or unusable.
     """
     if rollout is not None:
         if output != "text":
@@ -66,7 +68,7 @@ def print_plan(
     objects = _objects(resolved, datetime.now(UTC))
     if output == "yaml":
         for each in objects:
-            # The content of a Secret follows from the operator's own key.
+            # The data of a Secret is left out, because it depends on the operator's key.
             each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
             print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
         return 0
@@ -80,7 +82,7 @@ def print_plan(
 
 
 def _needed_settings(service: LLMService) -> str:
-    """Values of the chart that the manifest's pod templates need; empty where they need none."""
+    """Returns the values of the operator's chart that the pod templates need; empty if they need none."""
     names = sorted({privilege for _, privilege in privileges(service.spec.pod_template)})
     folders = sorted({path for _, path in host_paths(service.spec.pod_template)})
     values = [f"podTemplate.allow={{{','.join(names)}}}"] if names else []
@@ -88,7 +90,10 @@ def _needed_settings(service: LLMService) -> str:
 
 
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
-    """The objects of a new service, once its status stores how many engines it is to have."""
+    """Returns the objects that the operator would create for a new service.
+
+    The first step only stores the number of engines in the status, so the second step is the one that has objects.
+    """
     nothing, now = Observed(), Now(wall=clock, mono=0.0)
     desired = desired_of(resolved, revision(resolved))
     view = view_of(nothing, {}, desired.revision, mono=now.mono)
@@ -105,13 +110,13 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
         accepted=VALID,
         resolved=resolved,
         step=step,
-        revisions=revision_places(resolved, {}, nothing, {}, step, now=now),
+        revisions=revision_places(resolved, {}, nothing, {}, stored, step, now=now),
     )
     return plan(situation).wanted
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
-    """The candidates as a table, the chosen one marked, and the reason of the choice."""
+    """Returns the candidates as a table with a mark at the chosen one, and the reason of the choice."""
     spec = resolved.service.spec
     sizing = resolved.sizing
     asked = question(resolved.service, facts)

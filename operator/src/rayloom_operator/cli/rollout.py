@@ -1,6 +1,6 @@
-"""The steps of a rollout in which nothing fails, for `rayloom-operator plan --rollout OLD NEW`.
+"""Computes the steps of a rollout without failures, for `rayloom-operator plan --rollout OLD NEW`.
 
-The planner is the one that works in a cluster; the engines that it acts on are simulated.
+The planner is the same as in a cluster; the engines are simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayloom_operator.resolve.revision import revision
 
 
 def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
-    """Returns a line for each change that is made on the way from `old`, whose engines all serve, to `new`."""
+    """Returns one line for each change that the rollout from `old` to `new` makes. At its start all engines serve."""
     before = revision(old)
     after = revision(new)
     spec = new.service.spec
@@ -36,7 +36,7 @@ def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
 
 
 def _serving(desired: Desired, name: str, revision: str, number: int) -> SimulatedService:
-    """Returns a service with so many engines of the revision, which all serve."""
+    """Returns a simulated service with `number` serving engines of `revision`."""
     service = SimulatedService(desired, name)
     for each in range(number):
         engine = SimulatedEngine(
@@ -50,7 +50,7 @@ def _serving(desired: Desired, name: str, revision: str, number: int) -> Simulat
 
 
 def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
-    """Yields each change with the step in which it is made, and at last the message of the end."""
+    """Yields (step of the rollout, description) for each change, and at the end the planner's last message."""
     hold_s = service.desired.rollout.analysis.hold_seconds
     seen: object = None
     while True:
@@ -75,7 +75,7 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
 
 
 def _snapshot(service: SimulatedService) -> object:
-    """Returns the parts of the service that time changes, without its requests."""
+    """Returns the engines' state without their requests. While it stays equal, the rollout only waits for time."""
     return [
         (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
         for engine in service.engines.values()

@@ -20,16 +20,16 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of the garbage collector: new containers, and how many collections of one generation before the next older
-# generation is collected as well.
+# Thresholds of Python's garbage collector: the youngest generation is collected after this many new objects, the next
+# ones after this many collections of the generation before.
 _COLLECT = (20_000, 20, 10)
-# For comparisons by `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
+# Variable for comparisons by `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
 _RECONCILES = "RAYLOOM_RECONCILES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFlags:
-    """The flags of the command, as `--help` and docs/operator.md describe them."""
+    """The flags of the command. `--help` and docs/operator.md describe them."""
 
     engine_image: str
     key_file: Path
@@ -50,7 +50,7 @@ class RunFlags:
 
 
 def run_operator(flags: RunFlags) -> None:
-    """Runs until SIGTERM or SIGINT. Raises OperatorError when it cannot start, and when it leads no more."""
+    """Runs until SIGTERM or SIGINT. Raises OperatorError if it cannot start, or if it loses the Lease."""
     logs.set_up(flags.log_level, flags.log_format)
     settings = _settings(flags)
     _collect_seldom()
@@ -66,7 +66,7 @@ async def _run(settings: RuntimeSettings) -> None:
     try:
         await kopf.operator(
             memo=kopf.Memo(runtime=runtime),
-            standalone=True,  # the Lease elects the leader: kopf's peering does not exclude two
+            standalone=True,  # the Lease elects the leader; with kopf's peering, two could lead
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             stop_flag=runtime.stopping,
@@ -104,9 +104,9 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Collects garbage seldom: collections would be half of the time in which a page of objects is read."""
+    """Makes garbage collections rare: by default they take half of the time of reading a page of objects."""
     gc.collect()
-    gc.freeze()  # the modules
+    gc.freeze()  # exempts the imported modules from collections
     gc.set_threshold(*_COLLECT)
 
 
@@ -123,5 +123,5 @@ def _operator_key(path: Path) -> bytes:
 
 
 def _previous_key(path: Path | None) -> bytes:
-    """Returns the key before the current one; empty without such a key. Its file exists only during a rotation."""
+    """Returns the key before the current one, or an empty one. Its file exists only while keys are rotated."""
     return b"" if path is None or not path.exists() else _operator_key(path)

@@ -1,6 +1,6 @@
-"""A simulated service for the rollout planner to act on: its engines start, serve, drain and end, and nothing fails.
+"""A simulated service for the rollout planner. Its engines start, serve, drain and are deleted without failures.
 
-`rayloom-operator plan --rollout` prints what the planner does with it. The planner's tests add faults.
+`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner extend it by failures.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rayloom_operator.decide.rollout.inputs import Desired, EngineState, Replica
 from rayloom_operator.decide.rollout.planner import Step, next_step
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-_NUM_REQUESTS = 3  # in flight in an available engine; each ends after 1 s, one after the other, once it drains
+_NUM_REQUESTS = 3  # in flight in an available engine; a draining engine finishes one each second
 _DELETION_S = 5
 
 Verb: TypeAlias = Literal["undrain", "route_on", "make", "route_off", "drain", "delete"]
-# `make` is followed by a revision, every other verb by the name of an engine.
+# A verb and its object: a revision for `make`, the name of an engine for all others.
 Action: TypeAlias = tuple[Verb, str]
 
 
@@ -28,16 +28,16 @@ Action: TypeAlias = tuple[Verb, str]
 class SimulatedEngine:
     name: str
     revision: str
-    start_s: int = 1  # how long it starts once its pods have nodes
+    start_s: int = 1  # seconds from when its pods have nodes until it serves
     is_placed: bool = True  # its pods have nodes
-    age_s: int = 0  # since it was placed
+    age_s: int = 0  # seconds since its pods have nodes
     is_routed: bool = False
     is_listed: bool = False
-    is_drained: bool = False  # it was asked to drain
-    unlisted_s: int = 0  # for how long no client has found it
+    is_drained: bool = False  # was asked to drain
+    unlisted_s: int = 0  # seconds since it was last routed or listed in an EndpointSlice
     num_in_flight: int = 0
-    served_s: int = 0  # seconds in which it took requests
-    ends_s: int | None = None  # seconds until its deletion is over; None while it is not being deleted
+    served_s: int = 0  # seconds in which it was available
+    ends_s: int | None = None  # seconds until its deletion is complete; None if it is not being deleted
 
     @property
     def state(self) -> EngineState:
@@ -51,7 +51,7 @@ class SimulatedEngine:
 
     @property
     def counts(self) -> RequestCounts:
-        """Two requests a second, of which none fails and none waits for its first token."""
+        """Counts two requests for each second of availability. None fails, and each has its first token at once."""
         number = 2 * self.served_s
         return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))
 
@@ -83,7 +83,7 @@ class SimulatedEngine:
 
 
 class SimulatedService:
-    """A service of `desired`, with its engines by name. `stored` is what the planner's last reconcile wrote."""
+    """A service that is to become `desired`. `stored` is the rollout state that the last reconcile stored."""
 
     def __init__(self, desired: Desired, name: str = "chat") -> None:
         self.desired = desired
@@ -112,7 +112,7 @@ class SimulatedService:
         return View(engines=tuple(engine.replica() for engine in running), num_ending=len(self.engines) - len(running))
 
     def pass_time(self, seconds: int) -> None:
-        """Advances the time in one go: the next reconcile sees the engines as they are at its end."""
+        """Advances the time by `seconds` in one jump, without reconciles in between."""
         self.seconds += seconds
         for engine in list(self.engines.values()):
             if engine.ends_s is None:
@@ -123,7 +123,7 @@ class SimulatedService:
                 del self.engines[engine.name]
 
     def reconcile(self) -> Step:
-        """Lets the planner decide, acts on it and stores its state."""
+        """Calls the planner, carries out its step and stores its state."""
         step = next_step(self.desired, self.stored, self.view(), self.wall)
         for action in actions(step):
             self.act(action)
@@ -153,7 +153,7 @@ class SimulatedService:
 
 
 def actions(step: Step) -> Iterator[Action]:
-    """Yields the changes of a step, in their order."""
+    """Yields the actions of a step, in the order in which they are carried out."""
     yield from (("undrain", name) for name in step.undrain)
     yield from (("route_on", name) for name in step.route_on)
     yield from (("make", revision) for revision, number in step.make.items() for _ in range(number))

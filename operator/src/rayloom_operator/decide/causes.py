@@ -1,9 +1,9 @@
-"""Finds why an engine replica has failed, so that only a new RayCluster helps. Pure.
+"""Decides whether an engine replica has failed, so that only a new RayCluster helps, and why. Pure.
 
-A chain of checks, each named after the failure that it finds; the first one that finds its failure names the cause.
-Other parts repair everything else: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates
-worker pods. A model, image or node that is missing is no failure: the engine asks for it again by itself, and a new
-replica would find the same.
+The checks run in order. Each is named after the failure that it detects, and the first failure detected is the cause.
+Smaller faults are repaired elsewhere: the engine replaces its ranks, the kubelet restarts containers, and KubeRay
+recreates worker pods. A missing model, image or node does not count as a failure: the existing replica retries by
+itself, and a new one would miss the same thing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, si
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment
 
-# The engine gives up by itself after rebuildSeconds. The operator acts later, so that not both act.
+# The engine itself gives up after rebuildSeconds. The operator waits this much longer, so that only one of them acts.
 _LATER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspect:
-    """An engine replica that does not serve, with the evidence for the cause."""
+    """An engine replica that does not serve, and the other inputs of the checks."""
 
     replica: EngineReplica
     resolved: Resolved
     lost_nodes: frozenset[str]
-    before: GroupStatus | None  # the replica in the status as it was written last
+    before: GroupStatus | None  # its entry in `status.groups` as last written; None if it has none
     now: Now
 
     @property
@@ -46,7 +46,7 @@ def cause_to_replace(
 ) -> Verdict | None:
     """Returns why the engine replica has failed; None while it serves, or while something else may repair it.
 
-    `before` is the replica in the status as it was written last.
+    `before` is the replica's entry in `status.groups` as last written.
     """
     if is_well(replica, now.mono):
         return None
@@ -59,9 +59,10 @@ def cause_to_replace(
 
 
 def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
-    """Returns whether the engine has finished its start since its containers were started.
+    """Returns whether the engine has finished its start, since its containers last started.
 
-    Its last answer says so; or, where this operator process has no answer yet, `before`, the replica in the status.
+    This follows from the engine's last answer. While this operator process has no answer yet, it follows from `before`,
+    the replica's entry in `status.groups`.
     """
     head, reading = replica.head, replica.reading
     if head is None or head.running_since is None:
@@ -74,7 +75,7 @@ def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
 
 
 def _head_lost(suspect: _Suspect) -> Verdict | None:
-    """KubeRay does not recreate the head pod."""
+    """The head pod is gone. KubeRay recreates only worker pods."""
     replica = suspect.replica
     if not replica.is_headless or replica.head is not None:
         return None
@@ -83,7 +84,7 @@ def _head_lost(suspect: _Suspect) -> Verdict | None:
 
 
 def _too_many_pods(suspect: _Suspect) -> Verdict | None:
-    """KubeRay replaces a failed pod at once, however often."""
+    """Pods keep failing. KubeRay replaces each failed pod at once, without a limit."""
     replica, recovery = suspect.replica, suspect.resolved.service.spec.recovery
     if replica.num_new_pods <= 2 * (1 + suspect.resolved.num_pods) + recovery.restart_budget:
         return None
@@ -93,7 +94,7 @@ def _too_many_pods(suspect: _Suspect) -> Verdict | None:
 
 
 def _node_lost(suspect: _Suspect) -> Verdict | None:
-    """The head's node is given up; a lost worker's pod is recreated by KubeRay."""
+    """The head pod's node is lost. Worker pods on lost nodes are not checked: KubeRay recreates them."""
     head = suspect.head
     if head is None or head.node not in suspect.lost_nodes:
         return None
@@ -101,7 +102,7 @@ def _node_lost(suspect: _Suspect) -> Verdict | None:
 
 
 def _exhausted(suspect: _Suspect) -> Verdict | None:
-    """The engine gave up, or a container of the head keeps ending."""
+    """The engine gave up, or a container of the head pod keeps crashing."""
     head = suspect.head
     if head is None or not head.is_exhausted or head.fault is None:
         return None
@@ -115,12 +116,13 @@ def _exhausted(suspect: _Suspect) -> Verdict | None:
 def _unreachable(suspect: _Suspect) -> Verdict | None:
     """An engine that has served answers neither the operator nor its kubelet.
 
-    An engine that starts is never ready, so its kubelet proves nothing; waiting for `_stuck` loses nothing then.
+    An engine that has not finished its start is skipped: it is never ready, so its readiness proves nothing. Leaving it
+    to `_stuck` loses nothing.
     """
     head, reading = suspect.head, _reading_to_doubt(suspect)
     if head is None or reading is None or not has_served(suspect.replica, suspect.before):
         return None
-    # The engine's supervisor replaces processes that hang within hangSeconds. The operator acts later.
+    # The engine's supervisor replaces a hanging process after hangSeconds. The operator waits longer than that.
     patience_s = max(2 * suspect.resolved.service.spec.recovery.hang_seconds, SILENCE_LIMIT_S)
     silent_s = silence(reading, suspect.now.mono)
     if silent_s is None or silent_s < patience_s:
@@ -130,7 +132,7 @@ def _unreachable(suspect: _Suspect) -> Verdict | None:
 
 
 def _stuck(suspect: _Suspect) -> Verdict | None:
-    """All pods run, and the engine makes no progress for longer than rebuildSeconds."""
+    """All pods run, and the engine has made no progress for longer than rebuildSeconds."""
     replica, head, reading = suspect.replica, suspect.head, _reading_to_doubt(suspect)
     if head is None or reading is None:
         return None
@@ -147,9 +149,10 @@ def _stuck(suspect: _Suspect) -> Verdict | None:
 
 
 def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
-    """Returns the reading of an engine whose head runs; None also for an engine that only the operator cannot reach.
+    """Returns the engine's last reading, or None if its head pod does not run.
 
-    Its kubelet reaches such an engine. The cause (a firewall, another key) would hide a new replica as well.
+    Also None if the head pod is ready but does not answer the operator. Its kubelet reaches the engine, so the cause
+    (such as a firewall or another key) lies elsewhere, and would cut off a new replica as well.
     """
     head, reading = suspect.head, suspect.replica.reading
     if head is None or not head.is_running or reading is None:

@@ -1,7 +1,7 @@
 """The decision of one reconcile: a pure function of the situation.
 
-`decide` comes before anything is changed, `decide.status.status` after it: the status also says what the API server
-has refused.
+`decide` runs before the changes are made, and `decide.status.status` after them, because the status also reports what
+the API server refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Decision:
     """The changes to make now, and the time of the next reconcile."""
 
     plan: Plan
-    reapply_after_s: float  # objects that were applied are applied again after so many seconds
-    requeue_after_s: float  # the next reconcile, unless an event comes before
+    reapply_after_s: float  # seconds until applied objects are applied again
+    requeue_after_s: float  # seconds until the next reconcile, unless an event triggers one earlier
 
 
 def decide(situation: Situation) -> Decision:

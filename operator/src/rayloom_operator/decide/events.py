@@ -1,4 +1,4 @@
-"""Kubernetes Events about an LLMService, which `kubectl describe` shows at its end. Pure."""
+"""The Kubernetes Events about an LLMService, listed at the end of `kubectl describe`. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rayloom_operator.api.status import FAULTS, Condition, Reason, Status
 from rayloom_operator.names import FIELD_MANAGER, Manifest
 from rayloom_operator.texts import head_bytes
 
-_MAX_NOTE = 1024  # bytes that the API server takes
+_MAX_NOTE = 1024  # bytes; the API server refuses a longer note
 
 
 def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, ...]:
-    """Returns the Events for conditions that differ between `status` and the status in the document `service`.
+    """Returns Events for the conditions in `status` that differ from those stored in the document `service`.
 
-    The name of an Event follows from its content and the condition's time, so that a retry creates no second one.
+    An Event's name is derived from its content and the condition's transition time, so that a retry creates no second
+    Event.
     """
     before = {old["type"]: old for old in service.get("status", {}).get("conditions", ())}
     found = {}

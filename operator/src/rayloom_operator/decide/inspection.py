@@ -1,11 +1,11 @@
-"""Inspection: the facts of a service's model, or the Job that finds them and why there are none. Pure.
+"""Inspection: gives the facts of a service's model (its shape and its costs in bytes) or the Job to find them. Pure.
 
-Facts are stored in the status, so Jobs may expire and a restarted operator starts none. A branch is resolved once for a
-source and a revision: all ranks of all engines load the commit that it had then. While an attempt runs, the verdict is
-that of the attempt before it.
+While there are no facts, a verdict says why. Facts are stored in the status, so Jobs may expire, and a restarted
+operator starts no new ones. A branch is resolved once per source and revision in the spec: all ranks of all engines
+load the commit to which the branch pointed then. While an attempt runs, the verdict stays that of the attempt before.
 
-An operator of an earlier version stored facts without costs. They keep a service as it was sized; `decide.refresh`
-lets a few Jobs at a time inspect such models again, at the same commit.
+Earlier versions of the operator stored facts without costs. With such facts a service keeps the sizing that it has, and
+`decide.refresh` lets a few Jobs at a time inspect these models again, at the same commit.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _REASONS = {
     "Unreachable": Reason.HUB_UNREACHABLE,
     "Invalid": Reason.MODEL_UNUSABLE,
 }
-# These may end without an action; the others need a change of the spec, the token or the model.
+# These faults may pass by themselves; the others need a change of the spec, the token or the model.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
-# A Job has its pod within a second; after so many its Events are read for the reason why there is none.
+# A Job normally has its pod within a second. If it has none after this time, its Events are read to find out why.
 _POD_S = 5.0
 _MAX_MESSAGE = 600  # characters of a Job's termination message that a condition shows
-_OVER = ("Failed", "Complete")  # conditions of a Job
+_OVER = ("Failed", "Complete")  # conditions of a Job that has ended
 _VERSIONS = ("v1", "v2")  # of schemas/inspection; documents of v1 have no costs
 _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job inspects the model, before pods are made for it.")
 
@@ -60,12 +60,13 @@ class Inspection:
     facts: ModelFacts | None = None  # None while they are unknown
     model: InspectedModel | None = None  # for the status to store
     verdict: Verdict | None = None  # why the facts are unknown
-    wanted: tuple[Manifest, ...] = ()  # objects to make now
-    look_again_s: float | None = None  # when time alone changes something
-    waiting: tuple[Manifest, ...] = ()  # pods that do not run yet
-    is_podless: bool = False  # the Job should have its pod by now
-    refresh: Refresh = Refresh.NONE  # of facts without costs
-    refresh_job: Manifest | None = None  # to make now; a refusal of it is no fault of the service
+    wanted: tuple[Manifest, ...] = ()  # objects to create now
+    look_again_s: float | None = None  # seconds until the result may change without an event
+    waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps for want of a volume
+    is_podless: bool = False  # the Job has no pod, and should have one by now
+    is_costless: bool = False  # a Job of this image found the facts, and they have no costs
+    refresh: Refresh = Refresh.NONE  # the progress of a second inspection, because the facts have no costs
+    refresh_job: Manifest | None = None  # the Job to create for it; the service reports no fault if it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,10 @@ class Tried:
     """The objects of a service's inspections so far."""
 
     jobs: Sequence[Manifest] = ()  # all that carry the service's label
-    pods: Sequence[Manifest] = ()  # the same
-    # Texts of Events by uid: why a Job has no pod, or a pod no volume.
+    pods: Sequence[Manifest] = ()  # all that carry the service's label
+    # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
+    gives_no_costs: bool = False  # a Job of this image, which may be gone, found the model and no costs
 
 
 class _Error(msgspec.Struct):
@@ -84,7 +86,7 @@ class _Error(msgspec.Struct):
 
 
 class _Header(msgspec.Struct):
-    """The part of an inspection that tells facts, faults and documents of later versions apart."""
+    """The fields of an inspection's result that show whether it is facts, an error, or of an unknown version."""
 
     version: str = "v1"
     error: _Error | None = None
@@ -105,10 +107,11 @@ def inspect(
     clock: datetime,
     may_refresh: bool = False,
 ) -> Inspection:
-    """Returns the facts of the service's model, or the Job to make and the verdict of the attempts so far.
+    """Returns the facts of the service's model, or the Job to create and the verdict on the attempts so far.
 
-    `stored` is the service's status as it was written last. Facts without costs are found again where the service has
-    to be sized; where its sizing stays, only if `may_refresh`.
+    `stored` is the service's status as last written. A model whose stored facts have no costs is inspected again if the
+    service has to be sized, unless the engine of this image reports no costs. If the stored sizing stays valid, that
+    happens only with `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -120,10 +123,11 @@ def inspect(
             return Inspection(facts=known, model=known)
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
-        if known.version is not None and is_given(service):
-            # The inspection gave no costs. The engine itself refuses a model that does not fit.
+        if known.version is not None and (is_given(service) or tried.gives_no_costs):
+            # The engine's image reports no costs. With a given parallelism none are needed: an engine that does not fit
+            # refuses to start. Otherwise the spec is refused, and another Job of the same image would change nothing.
             return Inspection(facts=known, model=known)
-    # Ranks of engines that run have loaded the stored commit.
+    # The ranks of running engines have loaded the stored commit, so another inspection uses it as well.
     commit = known.commit if known is not None and is_current else None
     first = inspect_job(service, image, hub, 0, commit)
     attempts = _attempts(first, tried.jobs)
@@ -134,7 +138,7 @@ def inspect(
     last = found[newest]
     before = found.get(newest - 1)
     if isinstance(last, ModelFacts):
-        return Inspection(facts=last, model=_model(service, last))
+        return Inspection(facts=last, model=_model(service, last), is_costless=last.costs is None)
     if last is None:
         earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
         running = _pod_of(attempts[newest], tried.pods)
@@ -159,9 +163,9 @@ def _refreshed(
     tried: Tried,
     may_start: bool,
 ) -> Inspection:
-    """The facts of a service that runs without costs: with those that a Job found, else as they are stored.
+    """Returns the stored facts of a sized service, together with the costs once a Job has found them.
 
-    A Job that fails, or finds another model in the same place, changes nothing: the service runs without its result.
+    A Job that fails, or finds another model at the same source, changes nothing: the service runs without its result.
     """
     job = inspect_job(service, image, hub, 0, known.commit)
     made = _attempts(job, tried.jobs).get(0)
@@ -185,13 +189,13 @@ def _model(service: LLMService, facts: ModelFacts) -> InspectedModel:
 
 
 def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
-    """The Jobs that differ from `first` in their attempt alone, by that number."""
+    """Returns the Jobs that differ from `first` only in the number of the attempt, by that number."""
     stem = _stem(first)
     return {attempt_of(job["metadata"]["name"]): job for job in jobs if _stem(job) == stem}
 
 
 def has_unfinished(jobs: Sequence[Manifest]) -> bool:
-    """True where one of a service's Jobs runs."""
+    """Returns whether one of a service's Jobs has not ended yet."""
     return any(not any(_is_over(each) for each in job.get("status", {}).get("conditions", ())) for job in jobs)
 
 
@@ -206,7 +210,7 @@ def _stem(job: Manifest) -> str:
 def _without_pod(
     job: Manifest, known: InspectedModel | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
 ) -> Inspection:
-    """The inspection whose Job has no pod yet, or can get none because of a quota or an admission rule."""
+    """Returns the inspection while its Job has no pod: not yet, or because of a quota or an admission rule."""
     meta = job["metadata"]
     left = _POD_S - (clock - moment(meta.get("creationTimestamp", ""))).total_seconds()
     if left > 0:
@@ -223,17 +227,17 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 
 
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
-    """The facts that an attempt found, or how it failed; None while it runs."""
+    """Returns the facts that an attempt found, or how it failed; None while it runs."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
-    # Sidecars that a cluster adds have termination messages of their own.
+    # Other containers, such as injected sidecars, have termination messages as well.
     states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
     ended = next((each["terminated"] for each in states if "terminated" in each), None)
     if ended is not None:
-        # A container that its node lost has no time of its end.
+        # A container whose node was lost has no `finishedAt`.
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    if over is None or (over["type"] == "Complete" and own is not None):  # the event of its pod is still to come
+    if over is None or (over["type"] == "Complete" and own is not None):  # the watch of pods lags behind
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"
     message = f"The Job that inspects the model failed: {cause}."
@@ -241,7 +245,10 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
 
 
 def _read(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
-    """The content of a termination message (schemas/inspection.v2.json), which the image and the model have chosen."""
+    """Returns the content of a termination message (schemas/inspection.v2.json).
+
+    The image and the model determine this text, so nothing in it is trusted.
+    """
     text = ended.get("message", "")
     try:
         header = msgspec.json.decode(text, type=_Header)

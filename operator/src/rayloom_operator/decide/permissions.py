@@ -1,9 +1,9 @@
-"""The privileges of LLMServices beyond the restricted default, as the operator's settings allow them. Pure.
+"""Checks whether the operator's settings allow the privileges that an LLMService asks for. Pure.
 
-A user with the right to create LLMServices, and perhaps not pods, gets pods by an LLMService. Such a pod may do no more
-than a pod in a namespace with restricted pod security. A manifest that needs more is valid under other settings: so it
-gets a condition, and admission does not refuse it. Existing engine replicas stay, but are not recreated while the spec
-is not allowed.
+A user who may create LLMServices, but perhaps no pods, gets pods through them. By default, such a pod may do no more
+than a pod in a namespace with the pod security standard `restricted`. A manifest that needs more may be allowed by
+other settings, so it is not refused at admission but reported in a condition. Existing engine replicas stay; none is
+recreated while its spec is not allowed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _HOST_PATHS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """Settings of the operator. The default allows nothing that restricted pod security forbids."""
+    """Settings of the operator. By default, they allow only what restricted pod security allows."""
 
-    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with everything below; "/" for all
-    hub_endpoints: bool = False  # the token of a manifest may be sent to the HF_ENDPOINT of the manifest
+    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" allows every path
+    hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
     # Members of `pod_template.privileges.PRIVILEGES`, and capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
 
     def check(self, service: LLMService) -> None:
-        """Raises NotAllowed with each field that is not allowed and what to change."""
+        """Raises NotAllowed, which lists every field that is not allowed, and what to change."""
         found = (*self._host_path_problems(service), *self._hub_problems(service), *self._privilege_problems(service))
         if found:
             raise NotAllowed(found)

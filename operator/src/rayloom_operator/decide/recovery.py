@@ -1,14 +1,16 @@
-"""The places of a service's engine replicas, and the replicas that have failed and are recreated. Pure.
+"""Gives each engine replica of a service a place, and recreates replicas that have failed. Pure.
 
-Each fault has one repairer: the engine replaces its ranks, the kubelet restarts containers that end, KubeRay recreates
-worker pods. An engine replica that none of them repairs has failed (`causes`): its RayCluster is deleted and recreated,
-each time after a longer back-off.
+A place is a position for one engine replica: empty, or held by a RayCluster. Each kind of fault is repaired by one
+component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. An engine
+replica that none of them can repair has failed (see `causes`): its RayCluster is deleted and recreated, each time after
+a longer back-off.
 
-All memory is `status.groups`. A failure is written to the status first and acted on in the next reconcile, so that an
-operator that ends in between counts the failure once.
+All that is remembered between reconciles is in `status.groups`. A failure is first written there, and acted on in the
+next reconcile. So it counts once, even if the operator stops in between.
 
-A recreated replica has a new number. KubeRay remembers by name which pods it waits for: a RayCluster of the old name
-may wait minutes for the old one's pods. With another name it also need not wait for the end of the old one.
+A recreated replica gets a new number, and so a new name. KubeRay remembers by name which pods it waits for: under the
+old name the new RayCluster might wait minutes for pods of the old one. Under a new name it can also be created before
+the old RayCluster is gone.
 """
 
 from __future__ import annotations
@@ -30,26 +32,27 @@ from rayloom_operator.observe.verdict import is_well, judge
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment, stamp
 
-# An engine that has served for so long starts with a clean record. The engine's own budget counts over the same time.
+# After an engine has served for this long, its restarts count from 0 again. The engine's own restart budget covers the
+# same time.
 _STABLE_S = 600.0
-# Numbers of engine replicas go up to this and then start at 0 again, long after the first name was used.
+# The highest number of an engine replica. After it numbers start at 0 again; by then the first names are long unused.
 _MAX_NUMBER = 99
 
-Memory = Mapping[str, GroupStatus]  # name of an engine replica -> the replica in the status
+Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in `status.groups`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place for one engine replica: the replica that has it, if any, and the failures in this place."""
+    """A place for one engine replica: the replica that holds it, if any, and the failures in it so far."""
 
     name: str  # of the replica, or of the one to create
     replica: EngineReplica | None
     restarts: int = 0
     failure: Failure | None = None
-    has_failed: bool = False  # the replica is to be deleted; the status has its failure
+    has_failed: bool = False  # the failure of `replica` is in the status already, so the replica is deleted now
 
     def retry_at(self, recovery: Recovery) -> datetime | None:
-        """Returns the time from which a replica may be created; None without a failure."""
+        """Returns the earliest time at which a replica may be created here again; None without a failure."""
         if self.failure is None:
             return None
         return moment(self.failure.time) + timedelta(seconds=back_off_seconds(self.restarts, recovery))
@@ -60,15 +63,17 @@ class Need:
     """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
-    number: int  # places; more while more replicas exist
-    num_new: int  # so many of the empty places without a failure may be filled now
-    leaving: Set[str] = frozenset()  # names of replicas that leave, and so have no place
+    number: int  # of places; if more replicas exist, each of them has a place
+    # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
+    # written yet: places that the status has stay then, and none is added.
+    num_new: int | None
+    leaving: Set[str] = frozenset()  # names of replicas that are being terminated, and so have no place
 
 
 def back_off_seconds(restarts: int, recovery: Recovery) -> int:
     """Returns the seconds between a failure and the next attempt: 0, base, 2 base, 4 base, ... up to the maximum.
 
-    More than `restart_budget` restarts wait for the maximum at once.
+    After more than `restart_budget` restarts, the wait is the maximum.
     """
     if restarts > recovery.restart_budget:
         return recovery.backoff_max_seconds
@@ -78,7 +83,7 @@ def back_off_seconds(restarts: int, recovery: Recovery) -> int:
 
 
 def remembered(previous: Mapping[str, Any]) -> Memory:
-    """Returns the engine replicas in a status document, without those that this version cannot read."""
+    """Returns the entries of `groups` in a status document, except those that this operator version cannot read."""
     found = {}
     for each in previous.get("groups", ()):
         try:
@@ -89,10 +94,10 @@ def remembered(previous: Mapping[str, Any]) -> Memory:
 
 
 def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, now: Now) -> tuple[Place, ...]:
-    """Returns the places for engine replicas of one revision, by number.
+    """Returns the places for engine replicas of one revision, sorted by the replica's number.
 
-    Replicas that exist come first, then failed ones to recreate, then up to `need.num_new` new ones. The
-    replicas are created from `resolved`. A place whose RayCluster is gone gets a new name.
+    Existing replicas get a place first, then failed ones that are to be recreated, then up to `need.num_new` new ones.
+    `resolved` is the spec from which the replicas are created. A place whose RayCluster is gone gets a new name.
     """
     names = _Names(service=resolved.service.metadata.name, revision=need.revision)
     existing = _existing(need, observed, memory)
@@ -102,7 +107,7 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
     found = []
     for name in kept:
         if name in observed.taken and name not in existing:
-            # The RayCluster is gone or terminating: the place continues under another name, with its failures.
+            # The RayCluster is gone or terminating: the place gets a new name and keeps its failures.
             before = memory[name]
             successor = next(free)
             found.append(Place(name=successor, replica=None, restarts=before.restarts, failure=before.failure))
@@ -114,8 +119,9 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
 
 
 def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, EngineReplica]:
-    """The replicas of the revision that exist and stay, by name."""
-    # A RayCluster whose failure is already recorded under its successor's name is in the cache only because it is late.
+    """Returns the replicas of the revision that exist and are not being terminated, by name."""
+    # A RayCluster whose failure is recorded under its successor's name was deleted. If it is still listed, the watch
+    # lags.
     recorded = {
         (each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid
     }
@@ -131,7 +137,7 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """The known names that keep a place, and how many new places there are beside them."""
+    """Returns the known names that keep their place, and how many new places to add."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)
@@ -139,7 +145,9 @@ def _kept(
         return replica is None, not is_serving, names.number(name) or 0
 
     kept = sorted(known, key=rank)[: max(need.number, len(existing))]
-    # A place without a replica and without a failure holds nothing that a new place would lack.
+    if need.num_new is None:
+        return kept, 0
+    # A place without a replica and without a failure has nothing to keep, so it counts as a new place.
     empty = [name for name in kept if name not in existing and memory[name].failure is None]
     for name in empty[max(need.num_new, 0) :]:
         kept.remove(name)
@@ -155,12 +163,12 @@ class _Names:
     revision: str
 
     def number(self, name: str) -> int | None:
-        """The number in a name; None in a name of another revision."""
+        """Returns the number in a name; None if the name belongs to another revision."""
         start, _, number = name.rpartition("-")
         return int(number) if start == f"{self.service}-{self.revision}" and number.isdecimal() else None
 
     def free(self, taken: Set[str]) -> Iterator[str]:
-        """Names that are not taken: the numbers above those that are used first."""
+        """Yields names that are not taken: first those with numbers above all used ones."""
         used = {number for name in taken if (number := self.number(name)) is not None}
         numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
         return (group_name(self.service, self.revision, number) for number in numbers if number not in used)
@@ -180,13 +188,13 @@ def _review(
     observed: Observed,
     now: Now,
 ) -> Place:
-    """The place with its failures up to now. `before` is the replica in the status as it was written last."""
+    """Returns the place with its failures up to now. `before` is its entry in `status.groups` as last written."""
     failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
     if replica is None:
         return Place(name=name, replica=None, restarts=restarts, failure=failure)
     is_recorded = failure is not None and failure.uid == replica.uid
     if before is not None and failure is not None and is_well(replica, now.mono):
-        if is_recorded:  # The engine serves again before anything was done.
+        if is_recorded:  # The engine serves again, before the operator has deleted it.
             restarts = max(restarts - 1, 0)
             failure = failure.model_copy(update={"uid": ""})
         elif before.state == "Serving" and _is_older(before.last_transition_time, _STABLE_S, now):
@@ -196,7 +204,7 @@ def _review(
         return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
-        # A head pod that was deleted from outside, as by a drain of its node, is no failure of the engine.
+        # If the head pod was deleted from outside, for example by `kubectl drain`, the engine has not failed.
         restarts += not replica.is_head_evicted
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})
@@ -208,7 +216,7 @@ def _is_older(time: str, seconds: float, now: Now) -> bool:
 
 
 def verdict_of(place: Place, recovery: Recovery, now: Now) -> Verdict:
-    """Returns the state of the place's engine replica, or the reason why the place has none."""
+    """Returns the verdict on the engine replica in the place, or why the place has none."""
     failure = place.failure
     if failure is None or (place.replica is not None and failure.uid != place.replica.uid):
         return judge(place.replica, now.mono)

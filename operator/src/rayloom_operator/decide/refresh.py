@@ -1,7 +1,7 @@
-"""At most a few Jobs at a time inspect again the models that an operator of an earlier version inspected. Pure.
+"""Limits the Jobs that inspect a model again because an earlier version of the operator stored no costs. Pure.
 
-Their facts have no costs. Services that run need none, so their Jobs wait for each other and may fail; a service whose
-sizing has to be computed waits for its own Job and for no other.
+A running service does not need the costs, so its Job may wait for those of other services, and may fail. A service
+whose sizing has yet to be computed needs them, and its Job waits for no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from enum import Enum, auto
 from rayloom_operator.names import ServiceKey
 
 MOST_JOBS = 4
-# A Job ends by its deadline. The reconciles of a service whose spec became invalid do not report that it ended.
+# The deadline of a Job. A Job counts as running for at most this long, because its end is not noticed if the service's
+# spec has become invalid.
 JOB_SECONDS = 1800.0
 
 
@@ -21,33 +22,42 @@ class Refresh(Enum):
     """The progress of the second inspection of a service's model."""
 
     NONE = auto()  # its facts have costs, or it has no facts
-    DUE = auto()  # no Job was made
-    STARTING = auto()  # its Job is created now
+    DUE = auto()  # its facts have no costs, and it has no Job yet
+    STARTING = auto()  # its Job is to be created now
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(slots=True)
 class Refreshes:
-    """The Jobs of all services.
+    """The running Jobs of all services.
 
-    Each image of a service is tried once per process, because a second answer would be the same.
+    An operator process tries each image of a service only once, because a second Job would give the same answer.
     """
 
     _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
     _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last
+    _costless: dict[ServiceKey, str] = field(default_factory=dict)  # the image whose inspection gave no costs
 
     def found(self, keys: Iterable[ServiceKey], now: float) -> None:
-        """Takes the services whose inspection ran when this process began to lead; `now` in seconds."""
+        """Notes the services whose Jobs were running when this process became the leader; `now` in seconds."""
         self._since |= dict.fromkeys(keys, now)
 
     def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
-        """Returns whether the service may have a Job with this image now."""
+        """Returns whether a Job with this image may be started for the service now."""
         running = sum(now - since < JOB_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
 
+    def gives_no_costs(self, key: ServiceKey, image: str) -> bool:
+        """Returns whether the engine of this image has inspected the service's model without costs."""
+        return self._costless.get(key) == image
+
+    def note_costless(self, key: ServiceKey, image: str) -> None:
+        """Takes that the engine of this image has inspected the service's model without costs."""
+        self._costless[key] = image
+
     def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:
-        """Takes the progress of a service with this image, as the last reconcile found it."""
+        """Notes the progress that the last reconcile found. `image` is the one that the service's Job uses."""
         if refresh in (Refresh.STARTING, Refresh.RUNNING):
             self._since.setdefault(key, now)
             self._tried[key] = image
@@ -55,6 +65,7 @@ class Refreshes:
             self._since.pop(key, None)
 
     def forget(self, key: ServiceKey) -> None:
-        """Takes that the service was deleted."""
+        """Drops everything about a deleted service."""
         self._since.pop(key, None)
         self._tried.pop(key, None)
+        self._costless.pop(key, None)

@@ -1,4 +1,4 @@
-"""The time of a service's next reconcile, unless an event comes before. Pure."""
+"""Computes when a service is reconciled next, unless an event triggers a reconcile earlier. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 
-# A service whose engines all serve. An engine that ceases to serve causes an event.
+# The interval while all engines of a service serve. It can be long, because an engine that stops serving causes an
+# event.
 REGULAR_S = 300.0
-# Objects without a watch, such as ConfigMaps, are applied again so often, because a user may have deleted them.
+# Objects without a watch, such as ConfigMaps, are applied again at this interval, in case a user has deleted them.
 _REAPPLY_S = 1800.0
-# Kubelets report a mount failure only in an Event, so Events are read while a pod waits: often during the first minute,
-# while a report is likely. The ConfigMap or Secret that the head mounts may be gone, so objects are applied as often
-# as Events are read later.
+# The kubelet reports a mount failure only in an Event, so Events are read while a pod waits: every 2 s during the first
+# minute, when a report is likely, and every 10 s later. Objects are also applied again every 10 s, because the
+# ConfigMap or Secret that the head pod mounts may have been deleted.
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _EARLY_MOUNT_S = 60.0
@@ -23,12 +24,12 @@ _NEXT_RECONCILE_S = 0.2
 
 
 def reapply_after_s(situation: Situation) -> float:
-    """Returns after how many seconds objects that were applied are applied again."""
+    """Returns the seconds until applied objects are applied again."""
     return _REAPPLY_S if situation.mounting_s is None else _LATE_MOUNT_CHECK_S
 
 
 def requeue_after_s(situation: Situation, planned: Plan) -> float:
-    """Returns after how many seconds time alone may change the decision."""
+    """Returns the seconds until the decision may change without any event."""
     return min(_reasons_to_requeue(situation, planned))
 
 
@@ -50,7 +51,10 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
 
 
 def _is_well(situation: Situation) -> bool:
-    """Returns whether every engine serves, or none was asked yet. An engine that makes no progress causes no event."""
+    """Returns whether every engine serves, or no engine was asked yet.
+
+    Otherwise the service is reconciled more often, because an engine that makes no progress causes no event.
+    """
     replicas = situation.observed.replicas
     has_answers = any(each.reading is not None for each in replicas)
     return not has_answers or all(is_well(each, situation.now.mono) for each in replicas)
@@ -62,7 +66,7 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """An engine that does not answer becomes unreachable by time alone, and is judged again as often as it is asked."""
+    """Yields, for each engine that does not answer, the seconds until it counts as unreachable and until a retry."""
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

@@ -1,4 +1,4 @@
-"""The settings that the operator process was started with, as far as decisions need them."""
+"""The settings of the operator process that decisions depend on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayloom_operator.resolve.resolved import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A value for the life of the operator process."""
+    """Read once, at the start of the operator process."""
 
     engine_image: str  # for services whose spec names no image
     operator_key: bytes  # admin tokens are derived from it
@@ -22,7 +22,10 @@ class Settings:
     permissions: Permissions = field(default_factory=Permissions)
 
     def admin_tokens(self, namespace: str, service_uid: str, replica: str) -> tuple[str, str]:
-        """Returns the tokens of an engine replica's admin port: of the current key, and of the previous key or ""."""
+        """Returns the tokens of an engine replica's admin port, derived from the current and from the previous key.
+
+        The second one is "" if there is no previous key.
+        """
         token = admin_token(self.operator_key, namespace, service_uid, replica)
         old = admin_token(self.previous_key, namespace, service_uid, replica) if self.previous_key else ""
         return token, old

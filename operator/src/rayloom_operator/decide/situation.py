@@ -20,27 +20,30 @@ from rayloom_operator.times import Now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """A value: the same situation gives the same decision. Nothing in it is copied from the caches of the watches."""
+    """Equal situations give equal decisions.
+
+    A situation refers to objects in the caches of the watches without copying them: do not change them.
+    """
 
     now: Now
     settings: Settings
     # The LLMService.
     generation: int  # its metadata.generation
-    previous: Mapping[str, Any]  # its status as it was written last
-    memory: Memory  # the engine replicas in `previous`
-    rollout: RolloutState  # the rollout in `previous`
-    service: LLMService | None  # with a placeholder for an unreadable spec; None if its name is unreadable too
-    accepted: Verdict  # VALID, or the reason why the spec cannot be used
-    spec_requeue_s: float | None = None  # seconds after which `accepted` may change; None: not by time alone
-    # The model, and the values that the spec leaves out.
+    previous: Mapping[str, Any]  # its status as last written
+    memory: Memory  # `groups` of `previous`, by name
+    rollout: RolloutState  # the rollout state in `previous`
+    service: LLMService | None  # has a placeholder spec if its own cannot be read; None if its name cannot
+    accepted: Verdict  # VALID, or why the spec cannot be used
+    spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None if it cannot
+    # The model, and the spec with the values that it leaves open filled in.
     inspection: Inspection = field(default_factory=Inspection)
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
     # The cluster.
     observed: Observed = field(default_factory=Observed)
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
-    mounting_s: float | None = None  # seconds for which a pod has waited, perhaps for a volume; None if no pod waits
+    mounting_s: float | None = None  # how long a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
-    # The rollout: its next step, and the engine replicas of each revision. Both are empty while `resolved` is None.
+    # The rollout: its next step, and the places of each revision. Both are empty while `resolved` is None.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
 
@@ -55,6 +58,9 @@ class Situation:
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:
-        """Returns whether the rollout terminates the replica of this name, by its next state if that can be reached."""
+        """Returns whether the rollout terminates this replica, by its next state if there is one that can be reached.
+
+        Otherwise the stored state decides.
+        """
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

@@ -1,6 +1,7 @@
 """The status of a service, computed from what was observed. Pure.
 
-Messages hold no times or ages: as long as the situation is the same, the status stays the same, byte for byte.
+Messages contain nothing that changes with time alone, such as an age: as long as the cluster stays the same, so does
+the status, byte for byte.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rayloom_operator.objects.companions import endpoint
 
 
 def status(situation: Situation, refusal: str = "") -> Status:
-    """Returns the status to write. `refusal` is the API server's, of an object of the plan; or empty.
+    """Returns the status to write.
 
-    While nothing can be planned, fields about the spec keep what was written last.
+    `refusal` is the API server's message if it refused an object of the plan, and empty otherwise. While nothing can be
+    planned, fields about the spec keep their last written values.
     """
     evidence = gather_evidence(situation, acceptance(situation, refusal))
     previous, resolved, step = situation.previous, situation.resolved, evidence.step
@@ -51,13 +53,13 @@ def status(situation: Situation, refusal: str = "") -> Status:
 
 
 def _asked_before(situation: Situation) -> str:
-    """The number of replicas that the last usable spec asked for."""
+    """Returns the number of replicas that the last usable spec asked for."""
     before: str = situation.previous.get("ready", "0/1")
     return before.split("/")[1]
 
 
 def _loading(replicas: tuple[JudgedReplica, ...]) -> str | None:
-    """Returns how much the first starting engine has loaded; None where no engine counts bytes."""
+    """Returns how much of the model the first starting engine has loaded; None if no engine reports bytes."""
     for each in replicas:
         if each.verdict.reason is not Reason.STARTING or each.replica is None:
             continue
@@ -81,7 +83,7 @@ def _selector(situation: Situation) -> str:
 
 
 def _image(evidence: Evidence) -> str:
-    """The default image of the update revision; empty where the spec names an image."""
+    """Returns the default image with which the update revision is created; empty if the spec names an image."""
     resolved = evidence.situation.resolved
     if not evidence.is_made or evidence.step is None:
         before: str = evidence.situation.previous.get("image", "")

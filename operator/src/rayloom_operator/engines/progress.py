@@ -1,7 +1,7 @@
-"""The progress of an engine's start as text for the status: `41 of 131 GB`. Pure.
+"""The progress of an engine's start, as text for the status: `41 of 131 GB`. Pure.
 
-Each change of the text costs a write of the status. So the text of an engine changes less often the more engines there
-are, and the rate of all writes has a bound.
+Each change of the text causes a write of the status. To limit the rate of all writes, an engine's text changes less
+often the more engines there are.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from rayloom_operator.engines.status import Phase
 
-_INTERVAL_S = 10.0  # between two changes of one engine's text
-_MAX_WRITES_PER_S = 20  # by all engines together
+_INTERVAL_S = 10.0  # least time between two changes of one engine's text
+_MAX_WRITES_PER_S = 20  # for all engines together
 _UNITS = ((1e9, "GB"), (1e6, "MB"))
-# The phase whose total grows: a file of the hub is added to the total when its download begins.
+# The total of this phase is not shown, because it grows: each file of the hub is added when its download begins.
 _GROWING = "resolve"
 
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """The text that was last computed for a starting engine."""
+    """The last computed progress of a starting engine."""
 
-    phase: str  # its name in /status; empty if no phase is under way
-    amount: str  # empty where the phase counts no bytes
+    phase: str  # name of the phase in /status; empty if no phase is unfinished
+    amount: str  # the text; empty if the phase counts no bytes
     at: float  # time of the last change, in seconds of the event loop's clock
 
 
@@ -30,14 +30,14 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Seconds between two changes of one engine's text within a phase: 10 s, or 50 s with 1,000 engines."""
+    """Returns the seconds for which one engine's text stays the same in a phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """The progress at `now`. It changes at once with the phase, else `min_interval_s` or more after the last change."""
+    """Returns the progress at `now`: `before`, until the phase changes or `min_interval_s` have passed."""
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS
@@ -48,7 +48,7 @@ def start_progress(
 
 
 def amount_in_words(phase: Phase) -> str:
-    """`41 of 131 GB`, `0.4 of 1.2 GB` or `12 of 270 MB`; `41 GB` if the total is unknown; empty if not in bytes."""
+    """Formats as `41 of 131 GB`, or as `41 GB` if the total is unknown. Empty if the phase does not count bytes."""
     if phase.unit not in ("B", "byte", "bytes") or max(phase.done, phase.total) <= 0:
         return ""
     largest = max(phase.done, phase.total)

@@ -1,8 +1,10 @@
 """HTTP requests to an engine's admin port, /status and /drain: one request per connection.
 
-A general HTTP client needs twice the CPU time, which at 600 responses a second would be half a core. An engine's image
-may be hostile, and all tenants share this process: so a response has a size limit, and the cost of reading it is linear
-in its bytes, in pieces of any size.
+This module has its own HTTP client. A general one needs twice the CPU time, which at 600 responses a second would be
+half a core.
+
+An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
+read it is linear in its size, even if it arrives in tiny pieces.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import cast
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-# Bound of headers and body. A minimal status has some thousand bytes, with a thousand ranks 60 thousand.
+# Most bytes of headers and body. A minimal status has a few thousand bytes, with a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
-# Bound of a response without `Preference-Applied`: engines of the previous version send the full status, 150 thousand.
+# The same for a response without `Preference-Applied`: engines of the previous version send the full status, of 150
+# thousand bytes.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401
@@ -29,7 +32,7 @@ _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]*\r\n")
 
 
 async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "/status") -> tuple[int, bytes]:
-    """The response's status code and body; redirects are not followed.
+    """Sends a request, and returns the response's status code and body. Redirects are not followed.
 
     Raises EngineUnavailable if no valid response arrives within 3 s.
     """
@@ -56,7 +59,7 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
 async def ask_either(
     ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
 ) -> tuple[int, bytes]:
-    """The same, repeated with the second token if the engine answers 401 to the first. The second may be empty."""
+    """As `ask`. If the engine answers 401 to the first token, asks again with the second, unless that is empty."""
     token, old_token = tokens
     code, body = await ask(ip, port, token, method, path)
     if code == _UNAUTHORIZED and old_token:
@@ -65,18 +68,18 @@ async def ask_either(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the request and collects the response. Each byte is searched once, whatever the sizes of the pieces."""
+    """Sends the request and collects the response. Searches new bytes only, to stay linear for tiny pieces."""
 
     def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self._request = request
         self._received = bytearray()
         self._body_at: int | None = None  # offset of the body, once the headers are complete
         self._end: int | None = None  # offset of the response's end, if its headers give a length
-        self._max_bytes = MAX_BYTES  # of the response; MAX_FULL_BYTES only once the headers are complete
+        self._max_bytes = MAX_BYTES  # of the response; complete headers may raise it to MAX_FULL_BYTES
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, because the transports of uvloop are not subclasses of asyncio.Transport.
+        # The cast is for mypy; not isinstance, because uvloop's transports are not subclasses of asyncio.Transport.
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -93,7 +96,7 @@ class _Exchange(asyncio.Protocol):
             self._fail(f"an answer of more than {self._max_bytes} bytes")
             return
         if self._end is not None and len(self._received) >= self._end:
-            # Without waiting for the connection to close: some proxies ignore `Connection: close`.
+            # Does not wait for the connection to close, because some proxies ignore `Connection: close`.
             self._finish(self._received[self._body_at : self._end])
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -112,7 +115,7 @@ class _Exchange(asyncio.Protocol):
             self._finish(self._received[self._body_at :])
 
     def _end_by_length(self) -> int | None:
-        """Offset of the response's end by Content-Length; None for a chunked body or one that the connection ends."""
+        """Returns the offset of the response's end by Content-Length; None without a length or for a chunked body."""
         body_at = self._body_at or 0
         if _CHUNKED.search(self._received, 0, body_at):
             return None
@@ -131,7 +134,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def _from_chunks(received: bytearray, at: int) -> bytes | None:
-    """The chunked body that begins at `at`; None if it is incomplete or has more than _MAX_CHUNKS chunks."""
+    """Decodes the chunked body that begins at `at`; None if it is incomplete or has more than _MAX_CHUNKS chunks."""
     parts: list[bytes] = []
     for _ in range(_MAX_CHUNKS):
         chunk = _CHUNK.match(received, at)

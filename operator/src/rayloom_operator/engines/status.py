@@ -1,7 +1,7 @@
 """The fields of the engine's `/status` document, version v1 (`schemas/status.v1.json`), that the operator uses.
 
 An engine's image may be hostile, and parts of its document are copied into the LLMService's status. So every list and
-text has a bound, far above the values of real engines.
+text has a length limit, far above the lengths of real engines.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rayloom_operator.texts import head, plain
 MAX_RANKS = 4096
 _MAX_PHASES = 64
 _MAX_EDGES = 64
-_MAX_EDGE = 32  # characters
+_MAX_EDGE = 32  # characters of a histogram bucket's upper edge
 _MAX_TEXT = 600  # characters
 
 
 def _edge(text: str) -> str:
-    """An upper edge in seconds, as interned text: thousands of kept statuses have the same few edges."""
+    """Checks and interns the upper edge of a histogram bucket: thousands of kept statuses have the same few edges."""
     if len(text) > _MAX_EDGE or math.isnan(float(text)):
         raise ValueError(f"{text[:_MAX_EDGE]!r} is not a number of seconds")
     return sys.intern(text)
@@ -81,8 +81,8 @@ class EngineStatus(_EngineStatusPart):
     reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
-    last_token_age_seconds: float | None  # since a token passed every rank; None before the first
-    last_work_age_seconds: float | None = None  # since a rank progressed in a step; None if unknown
+    last_token_age_seconds: float | None  # since a token last passed every rank; None before the first
+    last_work_age_seconds: float | None = None  # since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     requests: Requests = Requests()
 
@@ -97,7 +97,7 @@ class EngineStatus(_EngineStatusPart):
         )
 
     def has_token_within(self, seconds: float) -> bool:
-        """True if a token passed every rank within `seconds`, or a rank showed progress in a long step."""
+        """True if in the last `seconds` a token passed every rank, or a rank made progress in a long step."""
         if self.last_token_age_seconds is None:
             return False
         is_working = self.last_work_age_seconds is not None and self.last_work_age_seconds < seconds
@@ -105,14 +105,14 @@ class EngineStatus(_EngineStatusPart):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Name of each rank's node, in the order of the ranks."""
+        """The name of each rank's node, in the order of the ranks."""
         return tuple(rank.node for rank in self.ranks)
 
 
 def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineStatus:
-    """The status in a response to GET /status.
+    """Parses a response to GET /status.
 
-    Raises EngineUnavailable unless the response holds a valid document of version v1 with at most `max_ranks` ranks.
+    Raises EngineUnavailable unless it is a valid document of version v1 with at most `max_ranks` ranks.
     """
     if code != 200:
         raise EngineUnavailable(f"/status answered {code}: {shown(body)}")
@@ -139,7 +139,7 @@ def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineS
 
 
 def _check_lengths(document: dict[str, Any], max_ranks: int) -> None:
-    """Checks the lengths of lists before their elements are validated. Raises EngineUnavailable if one is too long."""
+    """Raises EngineUnavailable if a list is too long. Runs before the validation, whose time grows with the lists."""
     requests = document.get("requests")
     edges = requests.get("first_token_seconds") if isinstance(requests, dict) else None
     for name, found, most in (
@@ -152,5 +152,5 @@ def _check_lengths(document: dict[str, Any], max_ranks: int) -> None:
 
 
 def shown(body: bytes) -> str:
-    """The first 300 characters of a response on one line, for a message."""
+    """Returns the first 300 characters of a response on one line, for an error message."""
     return " ".join(body.decode("utf-8", "replace").split())[:300]

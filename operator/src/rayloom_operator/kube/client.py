@@ -24,7 +24,7 @@ _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # The API server sends a bookmark each minute on a watch without events; a longer silence is a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
-# The kubelet replaces the token of a service account long before it expires.
+# Credentials are read again after this time: the kubelet replaces a service account's token long before it expires.
 _LOGIN_SECONDS = 300.0
 
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -45,7 +45,7 @@ class KubeError(OperatorError):
 
 
 class KubeUnreachable(OperatorError):
-    """The API server gave no answer that can be read. It may have done the request."""
+    """The API server gave no readable answer. It may have carried out the request all the same."""
 
 
 class Recreated(OperatorError):
@@ -61,11 +61,11 @@ class Deposed(OperatorError):
 
 
 class Kube:
-    """A client that is made and used in one event loop. Requests raise KubeError or KubeUnreachable.
+    """A client that is created and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
-    While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` gets the verb
-    and the status code of each request, `none` where there was no answer. `concurrency` takes the time of each request
-    for one object.
+    While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` is called with
+    the verb and the status code of each request; the code is `none` if there was no answer. `concurrency` gets the
+    duration of each request for a single object.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class Kube:
         await self._watching.close()
 
     async def apply(self, manifest: Manifest, *, force: bool = True) -> Manifest:
-        """Applies the object on the server's side and returns the stored object.
+        """Applies the object by server-side apply and returns the stored object.
 
-        Without `force`, a field that another manager has set to another value raises KubeError 409.
+        Without `force`, raises KubeError 409 if another field manager has set a field to another value.
         """
         how = "application/apply-patch+yaml"
         params = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()}
@@ -106,9 +106,9 @@ class Kube:
     async def replace_status(self, manifest: Manifest) -> Manifest:
         """Replaces the status of the object with this uid and returns the stored object. Raises Recreated.
 
-        A JSON patch tests the uid, which the API server ignores in a server-side apply to the status of a custom
-        resource. Strict validation refuses a field that the cluster's definition lacks: the API server would drop it
-        otherwise, and with it a part of the operator's state.
+        This is a JSON patch, which can test the uid: in a server-side apply to the status of a custom resource, the API
+        server ignores the uid. Strict validation refuses a field that the cluster's CustomResourceDefinition lacks.
+        Otherwise the API server would drop the field, and with it a part of what the operator remembers.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [
@@ -133,7 +133,7 @@ class Kube:
         return _object(await self._send("GET", path))
 
     async def create(self, manifest: Manifest) -> bool:
-        """Creates the object and returns True; returns False where an object of that name exists."""
+        """Creates the object and returns True; returns False if an object of that name exists."""
         try:
             await self._send("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
         except KubeError as error:
@@ -145,10 +145,10 @@ class Kube:
     async def delete(
         self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False
     ) -> None:
-        """Deletes the object, with `uid` only the object that has it. A missing object is no error.
+        """Deletes the object; if `uid` is given, only if the object has this uid. A missing object is no error.
 
-        In the foreground the object stays, marked as terminating, until the objects that it owns are gone. A grace
-        period of 0 waits for no kubelet.
+        With `is_foreground` the object stays, marked as terminating, until the objects that it owns are gone. With a
+        `grace_s` of 0 a pod is removed without waiting for its kubelet.
         """
         policy = "Foreground" if is_foreground else "Background"
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
@@ -167,8 +167,8 @@ class Kube:
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
         """Yields the pages of a list, each with the resourceVersion to watch from. Raises KubeError 410 when too slow.
 
-        The pages are one snapshot; all pods of 10,000 services at once would be a gigabyte. Objects are decoded into
-        `shape`, a TypedDict.
+        All pages belong to one snapshot. Pages are used because all pods of 10,000 services at once would take a
+        gigabyte. Objects are decoded into `shape`, a TypedDict.
         """
         more = ""
         while True:
@@ -180,7 +180,7 @@ class Kube:
                 return
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """Returns all objects and the resourceVersion to watch from; for lists that are never long."""
+        """Returns all objects and the resourceVersion to watch from. For short lists only: it holds all in memory."""
         items = []
         version = ""
         async for page, at in self.pages(path, params):
@@ -204,7 +204,7 @@ class Kube:
                 if response.status >= 400:
                     raise _error(response.status, await response.read())
                 rest = b""
-                # Lines are split here, because one object may be longer than aiohttp's longest line.
+                # The lines are split here and not by aiohttp, because an object may exceed aiohttp's limit for a line.
                 async for chunk in response.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
@@ -277,8 +277,8 @@ class Kube:
 class _Content(AsyncIterable[bytes]):
     """The body of a request that changes the cluster.
 
-    aiohttp reads the body once it has a connection. A process that was stopped while it waited for a connection learns
-    here that it leads no more; the API server ignores a request without its body.
+    aiohttp reads the body only once it has a connection. So a process that was suspended while it waited for a
+    connection notices here that it does not lead any more. The API server ignores a request whose body is missing.
     """
 
     def __init__(self, content: bytes, may_write: Callable[[], bool]) -> None:

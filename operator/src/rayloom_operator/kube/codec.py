@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-# The API server reads a server-side apply as YAML, which refuses these characters, or takes them for blanks, where they
-# are not escaped.
+# The API server reads a server-side apply as YAML. Unless they are escaped, YAML refuses these characters or takes them
+# for blanks.
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -34,7 +34,10 @@ def encoded(body: Any) -> bytes:
 
 
 def decoded(text: bytes | msgspec.Raw, shape: Any) -> Any:
-    """Returns the fields of an answer that `shape` has, without nulls. Raises ValueError or RecursionError."""
+    """Returns the fields of an answer that are in `shape`. A null that `shape` does not allow counts as absent.
+
+    Raises ValueError or RecursionError.
+    """
     try:
         return _decoder(shape).decode(text)
     except msgspec.ValidationError:

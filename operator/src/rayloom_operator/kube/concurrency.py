@@ -1,34 +1,35 @@
 """The number of reconciles that run at once, adapted to how long the API server takes for a request.
 
-A crowded API server gets no more done with more reconciles: each request takes longer, also those of other clients. As
-in TCP Vegas (Brakmo and Peterson, 1995), a request's time is compared with the shortest of its kind. So an API server
-that is slow by nature, far away or behind slow webhooks, does not count as crowded. The method has two limits: a server
-that becomes slow for good counts as crowded for about 20,000 requests, and one that is always crowded counts as slow by
-nature after as many.
+A crowded (overloaded) API server gets no more done with more reconciles: they only slow down every request, also those
+of other clients. As in TCP Vegas (Brakmo and Peterson, 1995), the time of a request is compared with the shortest time
+of its kind. So an API server that is always slow, because it is far away or has slow webhooks, does not count as
+crowded. The method has two limits: an API server that becomes slow for good counts as crowded for about 20,000
+requests, and after as many requests one that is always crowded counts as slow but not crowded.
 """
 
 from __future__ import annotations
 
 from statistics import median
 
-# With one reconcile, a request that hangs would hold every service.
+# With a single reconcile, one request that hangs would hold up every service.
 _FEWEST = 2
 _FIRST = 4
 _MOST = 8
-# Requests that are judged together.
+# The number of requests that are judged together.
 _NUM_CALLS = 32
-# Times the shortest request of the kind. Below the first there is room for one more reconcile; above the second the API
-# server is crowded.
+# Multiples of the shortest time of a request of the same kind. Below `_ROOMY` there is room for one more reconcile;
+# above `_CROWDED` the API server is crowded.
 _ROOMY = 2.0
 _CROWDED = 3.5
-# Requests shorter than this have waited for no other.
+# A request that takes less than this has not waited for other requests.
 _NO_WAIT_S = 0.004
-# Each request moves the shortest time by this share of the difference, because the API server may have moved.
+# Each longer request raises the stored shortest time by this share of the difference, because the API server may have
+# moved and become slower.
 _FORGOTTEN = 0.00003
 
 
 class ConcurrencyLimit:
-    """Adapts `value` to the requests that it is given; reads no clock. With `fixed` the value never changes."""
+    """Adapts `value`, the number of reconciles at once, to the times of requests. With `fixed` it never changes."""
 
     def __init__(self, fixed: int | None = None) -> None:
         self.value = fixed or _FIRST
@@ -37,7 +38,7 @@ class ConcurrencyLimit:
         self._stretches: list[float] = []
 
     def took(self, kind: str, seconds: float) -> None:
-        """Takes the time of a request. Requests are compared within their kind, because some kinds take longer."""
+        """Notes the time of a request. Requests are compared within their kind, because some kinds take longer."""
         shortest = self._shortest.get(kind, seconds)
         self._shortest[kind] = min(seconds, shortest + _FORGOTTEN * (seconds - shortest))
         self._stretches.append(seconds / max(self._shortest[kind], _NO_WAIT_S))
@@ -51,7 +52,7 @@ class ConcurrencyLimit:
         self._stretches.clear()
 
     def refused(self) -> None:
-        """Takes an answer 429: the API server itself says that it is crowded."""
+        """Lowers `value`. Called for an answer 429, with which the API server itself says that it is crowded."""
         self._set(max(self.value - max(self.value // 4, 1), _FEWEST))
         self._stretches.clear()
 

@@ -1,8 +1,9 @@
 """The decisions of leader election on a Lease. Pure: the caller passes the time.
 
-As in client-go, clocks of two machines are never compared. A candidate takes the Lease once it has seen the same record
-for as long as the record says. A leader counts from before it sent its last renewal, and stops writing after three
-quarters of that time: the last quarter is for requests under way and for clocks that run up to a third faster.
+As in client-go, the clocks of two machines are never compared. A candidate takes the Lease once it has seen the same
+record unchanged for the record's `seconds`. A leader stops writing when three quarters of that time have passed since
+it sent its last renewal. The last quarter is for requests that are under way, and for candidates whose clocks run up to
+a third faster.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ _WRITING_PART = 0.75
 
 
 class LeaseLost(OperatorError):
-    """Another process leads, or led in the meantime."""
+    """Another process leads, or has led since this process did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
     """The spec of the Lease."""
 
-    holder: str  # empty once it was released
-    seconds: float  # that a candidate waits
+    holder: str  # empty if the Lease was released
+    seconds: float  # how long a candidate must see this record unchanged before it takes the Lease
     transitions: int
     acquired: str
-    version: str  # resourceVersion; each renewal makes another one
+    version: str  # resourceVersion; changes with each renewal
 
 
 class Election:
-    """The state of one process in the election. A process that led once and finds another leader has to end."""
+    """The state of one process in the election. A process that has led and finds another leader must exit."""
 
     def __init__(self, identity: str, seconds: float) -> None:
         self._identity = identity
@@ -46,7 +47,10 @@ class Election:
         return now < self._deadline
 
     def saw(self, record: LeaseRecord | None, now: float) -> None:
-        """Takes the record that was read, None where there is no Lease. Raises LeaseLost."""
+        """Notes the record that was just read; None if there is no Lease.
+
+        Raises LeaseLost if this process has led, and the Lease is not its own any more.
+        """
         if self._has_led and (record is None or record.holder != self._identity):
             self.stop()
             holder = record.holder if record is not None else ""
@@ -65,13 +69,13 @@ class Election:
         return max(0.0, self._seen_at + record.seconds - now)
 
     def won(self, record: LeaseRecord, sent_at: float) -> None:
-        """Takes our `record`, which the API server stored; its request was sent after `sent_at`."""
+        """Notes that the API server has stored our `record`. The request was sent at `sent_at` or later."""
         self._record = record
         self._has_led = True
         self._deadline = sent_at + _WRITING_PART * self._seconds
 
     def stop(self) -> None:
-        """Lets this process write nothing from here on, so that the Lease can be released."""
+        """Makes `may_write` return False from now on, so that the Lease can be released."""
         self._deadline = -math.inf
 
     def claim(self, time: str) -> LeaseRecord:

@@ -1,4 +1,4 @@
-"""Leader election on a Lease of the cluster: reads the Lease, and writes it as `election` decides."""
+"""Leader election with a Lease in the cluster: reads and writes it, as `election` decides."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from rayloom_operator.names import Manifest, path_of
 
 logger = logging.getLogger(__name__)
 
-# This clock also counts while the machine is suspended, where the system has it.
+# CLOCK_BOOTTIME, where the system has it, also counts the time while the machine is suspended.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
     """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
 
-    `connect` returns a client that may always write. A Lease of `seconds` is renewed four times in that time.
+    `connect` returns a client that may always write. The Lease lasts for `seconds`, and is renewed after a quarter of
+    that time.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Lease:
         self._election = Election(identity, seconds)
         self._seconds = seconds
         self._connect = connect
-        self._is_known = False  # the stored record is that of our last write
+        self._is_known = False  # the record in the cluster is the one that we wrote last
         self._logged = ""
         self._has_led = False
         self._is_stopped = False
@@ -123,7 +124,7 @@ class Lease:
             "leaseTransitions": record.transitions,
         }
         if record.version:
-            # With the version the API server refuses the write when another process has written in the meantime.
+            # Given the version, the API server refuses the write if another process has written in the meantime.
             body = {"metadata": {"resourceVersion": record.version}, "spec": spec}
             written = await kube.patch(path_of(self._manifest), body)
             self._is_known = True
@@ -144,7 +145,7 @@ class Lease:
             logger.warning("the lease was not released, so the next leader waits: %s", error or "no answer in time")
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
-        """Logs `text` unless it was the last line: the Lease is renewed up to twice in a second."""
+        """Logs `text` unless it was logged last: the Lease is renewed up to twice a second, mostly with no news."""
         if text != self._logged:
             self._logged = text
             logger.log(level, "%s", text)

@@ -1,6 +1,6 @@
-"""Many similar documents, each compressed with examples of its kind as the dictionary.
+"""Keeps many similar documents compressed. Some of them serve as examples: the dictionary of the compression.
 
-A pod takes some 6 KB of memory as dictionaries, and one or two hundred bytes packed; unpacking it takes 0.04 ms.
+A pod takes some 6 KB of memory as Python dictionaries, and 100 to 200 bytes packed. Unpacking takes 0.04 ms.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import msgspec
 
 from rayloom_operator.names import Manifest
 
-# A document that compresses badly becomes an example, up to so many bytes in all: deflate looks back 32 KB, and packing
-# a document reads every example.
+# A document that compresses badly becomes an example, as long as all examples together are not longer than this:
+# deflate looks back 32 KB, and packing a document reads every example.
 _MAX_EXAMPLES = 8192
-_MAX_NUM_EXAMPLES = 256  # a byte names the example
-# A document that takes more than this share of its text is unlike the examples.
+_MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
+# A document compresses badly if its packed size is more than this share of its text.
 _LITTLE = 0.3
 _LEVEL = 1
 _RAW = -zlib.MAX_WBITS  # without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# A reconcile reads the objects of its service several times: room for some objects of each reconcile that runs.
+# How many unpacked documents are kept. A reconcile reads the objects of its service several times, so this is enough
+# for some objects of each running reconcile.
 _NUM_READ = 64
 
 K = TypeVar("K")
@@ -33,7 +34,8 @@ class Packer:
     """Packs documents of one kind. Only the packer that packed a document can unpack it."""
 
     def __init__(self) -> None:
-        # Each example begins with the one before it; the first byte of a packed document is the index of its example.
+        # Each entry is the entry before it and one more example. The first byte of a packed document is the index of
+        # the entry with which it was packed.
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:
@@ -60,7 +62,7 @@ class Packer:
 class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
     """A dictionary of packed documents. Callers must not change a document that they read: other callers share it.
 
-    `mark` computes a small value of each document that is kept beside it and read without unpacking.
+    `mark` computes a small value from each document, which can be read without unpacking the document.
     """
 
     def __init__(self, mark: Callable[[Manifest], M]) -> None:
@@ -96,7 +98,7 @@ class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
         return len(self._packed)
 
     def mark(self, key: K) -> M | None:
-        """Returns the mark of a document; None where there is no such document."""
+        """Returns the mark of a document; None if there is no such document."""
         _, mark = self._packed.get(key, (b"", None))
         return mark
 

@@ -1,4 +1,4 @@
-"""A copy of the objects of one kind, kept by a list and a watch of each namespace, or one of each for the cluster."""
+"""A copy of the objects of one kind, kept up to date by a list and a watch: per namespace, or for the whole cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
-# A kind that the API server does not know may be installed at any time.
+# The delay if the API server does not know the kind, which may be installed at any time.
 _UNKNOWN_DELAY_S = 2.0
 _LIVED_S = 1.0  # a watch that ends sooner counts as a failure, whatever its error
 _GONE = 410  # the version to watch from is too old
@@ -27,12 +27,12 @@ _GONE = 410  # the version to watch from is too old
 def service_of(found: Manifest) -> ServiceKey:
     """Returns the service to which an object belongs by its label."""
     meta = found["metadata"]
-    # Each service has a handful of objects; interned, its names are in memory once.
+    # A service has a handful of objects. The names are interned, so that they are in memory only once per service.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`, which are a third of it and never read here."""
+    """Returns the object without `managedFields`, which are a third of it and are not needed."""
     found["metadata"].pop("managedFields", None)
     return found
 
@@ -54,15 +54,15 @@ class Watched:
     selector: Mapping[str, str] = field(default_factory=_with_service_label)
     shape: Any = dict  # the TypedDict into which objects are decoded
     key_of: Callable[[Manifest], ServiceKey] = service_of
-    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns the part of the decoded object that is kept
-    mark: Callable[[Manifest], str] = _no_mark  # returns the key by which `Reflector.marked` finds the object
+    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns what is kept of the decoded object
+    mark: Callable[[Manifest], str] = _no_mark  # returns the value by which `Reflector.marked` finds the object
 
 
 class Reflector:
     """Lists and watches the objects of one kind and keeps a copy of each. Callers must not change the copies.
 
-    `on_change` gets the key of each object that was added, changed or deleted. Without `namespaces` the whole cluster
-    is watched.
+    `on_change` is called with the key of each object that was added, changed or deleted. Without `namespaces` the whole
+    cluster is watched.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Reflector:
         self._objects: PackedDict[tuple[str, str], str] = PackedDict(watched.mark)  # by (namespace, name)
         self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key
         self._names: dict[ServiceKey, tuple[str, ...]] = {}  # key -> names, sorted
-        self._unlisted = set(self._namespaces)  # paths
+        self._unlisted = set(self._namespaces)  # paths that were not listed yet
         self._alive_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last answer or failure
         self.is_synced = asyncio.Event()  # every path was listed, and the API server knows the kind
         self.has_answered = asyncio.Event()  # is_synced, or the API server answered that it does not know the kind
@@ -98,11 +98,11 @@ class Reflector:
         return list(self._names)
 
     def marked(self, mark: str) -> set[ServiceKey]:
-        """Returns the keys that have an object with this mark, in 1 ms for 20,000 objects: nothing is unpacked."""
+        """Returns the keys that have an object with this mark. Unpacks nothing, so 20,000 objects take 1 ms."""
         return {self._key_at[at] for at in self._objects.marked(mark)}
 
     def silence_seconds(self, now: float) -> float:
-        """Returns for how long a path has neither answered nor failed; `now` is the loop's time."""
+        """Returns the seconds since the last answer or failure of the quietest path; `now` is the loop's time."""
         return now - min(self._alive_at.values())
 
     async def run(self) -> None:
@@ -111,9 +111,10 @@ class Reflector:
             self._begin()
 
     async def relist(self) -> None:
-        """Returns once the copies come from lists made after this call, or the API server does not know the kind.
+        """Lists the objects again. Returns once this is done, or the API server does not know the kind.
 
-        May be called only while `run` runs. New watches begin at the new lists, so that no list undoes an event.
+        May be called only while `run` runs. The watches start anew from these lists: an earlier watch might deliver an
+        event that a list then undoes.
         """
         for each in self._following:
             each.cancel()
@@ -131,7 +132,7 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = math.inf  # the time of a list does not count as that of a watch
+            began = math.inf  # the time at which the watch began; a list alone does not count
             self._alive_at[path] = loop.time()
             try:
                 if not version:
@@ -164,7 +165,7 @@ class Reflector:
         if not is_unknown or path not in self._unlisted:
             logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
         if is_unknown:
-            # The objects may still exist; only a list of the kind, once it is back, can tell.
+            # The objects may still exist. Only a list of the kind can tell, once the API server knows the kind again.
             self._unlisted.add(path)
             self.is_synced.clear()
             self.has_answered.set()
@@ -189,7 +190,7 @@ class Reflector:
         return version
 
     def take(self, kind: str, found: Manifest) -> None:
-        """Takes an event, or an object of a list as ADDED."""
+        """Applies an event to the copies; each object of a list comes as an ADDED event."""
         if kind == "BOOKMARK":
             return
         key = self._watched.key_of(found)

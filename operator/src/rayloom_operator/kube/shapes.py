@@ -1,7 +1,7 @@
-"""The fields that the operator reads of the objects that it watches, as TypedDicts into which `Kube` decodes them.
+"""The fields that the operator reads from the objects that it watches, as TypedDicts into which `Kube` decodes them.
 
-The decoder skips every other field in the JSON text. Building dictionaries of whole pod templates and environments
-first would be most of the time and memory that a list takes.
+The decoder skips every other field in the JSON text. Otherwise, dictionaries of whole pod templates and environments
+would take most of the time and memory of a list.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NamedFields(TypedDict):
 
 
 class OwnedFields(TypedDict, total=False):
-    """The owner of a RayCluster and the conditions that KubeRay gave it, or those of a Job."""
+    """A RayCluster or a Job: its metadata, with its owner, and its conditions."""
 
     metadata: MetadataFields
     status: ConditionsFields
@@ -72,7 +72,7 @@ class RayClusterSpecFields(TypedDict, total=False):
 
 
 class RayClusterFields(OwnedFields, total=False):
-    """With the worker groups, from which the number of the engine's ranks follows."""
+    """A RayCluster with its worker groups, which give the number of the engine's ranks."""
 
     spec: RayClusterSpecFields
 
@@ -122,7 +122,7 @@ class EndpointSliceFields(TypedDict, total=False):
 
 
 def ray_cluster(found: Manifest) -> Manifest:
-    """Returns a RayCluster with `numRanks` in place of its spec: 0 where the spec does not tell the number of ranks."""
+    """Returns a RayCluster with `numRanks` in place of its spec. It is 0 if the spec does not give the number."""
     groups = found.pop("spec", {}).get("workerGroupSpecs", ())
     try:
         num_ranks = sum(int(each["replicas"]) * int(each["rayStartParams"]["num-cpus"]) for each in groups)
@@ -134,7 +134,8 @@ def ray_cluster(found: Manifest) -> Manifest:
 def pod(found: Manifest) -> Manifest:
     """Returns a Pod without the volumes that the operator or the kubelet provides.
 
-    `staysWhenCordoned` replaces the tolerations: the scheduler may place such a pod on a cordoned node again.
+    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes, so that the scheduler
+    may place it on one again.
     """
     spec = dict(found["spec"])
     spec["volumes"] = [each for each in spec.get("volumes", ()) if each["name"] not in MADE_VOLUMES]
@@ -146,8 +147,8 @@ def pod(found: Manifest) -> Manifest:
 def endpoint_slice(found: Manifest) -> Manifest:
     """Returns the `uids` of the pods to which an EndpointSlice sends the clients of an LLMService.
 
-    A Service of another owner may carry our label, and then its slices do: they count for no pod. An endpoint without a
-    ready condition is ready, as https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#ready says.
+    Slices of a foreign Service that carries our label are ignored. An endpoint without a ready condition is ready, as
+    https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#ready says.
     """
     labels = found["metadata"]["labels"]
     is_ours = labels.get("kubernetes.io/service-name") == labels[SERVICE_LABEL]

@@ -1,4 +1,4 @@
-"""HTTP requests to a local engine: /status and a streamed chat. Only the standard library: it is imported quickly."""
+"""HTTP requests to a local engine: /status, and a streamed chat. Uses the standard library alone, to import fast."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rayloom_operator.engines.status import EngineStatus, engine_status, shown
 from rayloom_operator.errors import EngineUnavailable
 
 _STATUS_TIMEOUT_S = 5.0
-# The engine sends a comment every 10 s while a stream waits, so 60 s of silence mean that it is gone.
+# The engine sends a comment every 10 s while a stream has no tokens, so after 60 s of silence it is gone.
 _STREAM_TIMEOUT_S = 60.0
 
 
 def connect_host(host: str) -> str:
-    """The address at which this machine reaches a server that listens on `host`."""
+    """Returns the address at which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
 def base_url(host: str, port: int) -> str:
-    """`http://HOST:PORT` for a client on this machine."""
+    """Returns `http://HOST:PORT` for a client on this machine."""
     reachable = connect_host(host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def read_status(host: str, port: int) -> EngineStatus | None:
-    """The engine's status from its admin port; None while the port does not answer.
+    """Reads the engine's status from its admin port; None if the port does not answer.
 
     Raises EngineUnavailable if the answer is not a status of version v1.
     """
@@ -47,7 +47,7 @@ def stream_chat(
 ) -> Iterator[str]:
     """Yields the answer to one user message at temperature 0, piece by piece as it arrives.
 
-    Raises EngineUnavailable if the request fails, the stream carries an error, or it ends before `[DONE]`.
+    Raises EngineUnavailable if the request fails, or if the stream contains an error or ends before `[DONE]`.
     """
     body = {
         "model": model,

@@ -14,18 +14,18 @@ _QUARTERS = 4
 class StartupDisplay:
     """Prints phases to a stream.
 
-    On a terminal each phase has one line, which is redrawn. Elsewhere a line is printed when a phase begins, at each
-    quarter of its total, and when it ends.
+    On a terminal, each phase has one line, which is redrawn. Elsewhere a new line is printed when a phase begins, after
+    each quarter of its total, and when it ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._num_drawn = 0
         self._began: dict[str, float] = {}
-        self._shown: dict[str, int] = {}  # phase -> last quarter printed; _QUARTERS + 1 once it ended
+        self._shown: dict[str, int] = {}  # phase -> last printed quarter; _QUARTERS + 1 after its end
 
     def update(self, phases: tuple[Phase, ...]) -> None:
-        """Prints the current state of the phases. It is called several times a second."""
+        """Prints the current state of the phases. Called several times a second."""
         if self._stream.isatty():
             up = f"\x1b[{self._num_drawn}A" if self._num_drawn else ""
             print(
@@ -42,7 +42,7 @@ class StartupDisplay:
 
     def _bar(self, phase: Phase) -> str:
         name = f"{phase.name.replace('_', ' '):<10}: "
-        # A busy engine may report the seconds of an unfinished phase late, so they are counted here as well.
+        # Seconds are also counted here, because a busy engine may report those of an unfinished phase late.
         elapsed = time.monotonic() - self._began.setdefault(phase.name, time.monotonic())
         seconds = f"{phase.seconds if phase.finished else max(phase.seconds, elapsed):.1f} s"
         if phase.total <= 0:
@@ -52,7 +52,7 @@ class StartupDisplay:
 
 
 def phase_line(phase: Phase) -> str:
-    """Returns one line about a phase: `load: 135.0 of 270.0 MB`, `load: done in 1.2 s (270.0 MB)`."""
+    """Formats a phase as one line: `load: 135.0 of 270.0 MB`, or `load: done in 1.2 s (270.0 MB)`."""
     name = phase.name.replace("_", " ")
     amount = _amount(phase)
     if phase.finished:

@@ -1,4 +1,4 @@
-"""Runs `rayloom-engine serve` as a child process in a session of its own, with its log in a file."""
+"""Runs `rayloom-engine serve` as a child process in its own session, with its log in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
-    """The path of the `rayloom-engine` command: beside this Python, as both are installed together, else on PATH.
+    """Returns the path of `rayloom-engine`: next to this Python (both are installed together), else from PATH.
 
     Raises EngineUnavailable if it is in neither place.
     """
@@ -36,7 +36,7 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
 
 
 class EngineProcess:
-    """A running engine. A terminal's Ctrl-C does not reach it, because it has its own session: only `stop` ends it.
+    """A running engine. Ctrl-C in the terminal does not reach it, because it has its own session; `stop` ends it.
 
     Raises EngineUnavailable if `command` cannot be started.
     """
@@ -62,16 +62,16 @@ class EngineProcess:
         return self._process.poll() is not None
 
     def wait(self, when: str) -> EngineEnded:
-        """Waits until the engine exits; an error with its exit code as a shell reports it. `when` ends the message."""
+        """Waits until the engine exits. Returns the error to raise; its message ends with `when`."""
         code = self._process.wait()
         if code < 0:
             return EngineEnded(f"the engine was killed by {signal.Signals(-code).name} {when}", 128 - code)
         return EngineEnded(f"the engine exited with code {code} {when}", code)
 
     def stop(self, grace_s: float) -> bool:
-        """Stops the engine; True if it exited within `grace_s` seconds of SIGINT, on which it stops its children.
+        """Sends SIGINT, on which the engine stops its children, and waits for it up to `grace_s` seconds.
 
-        Afterwards the rest of its process group is killed. Returns once the engine has exited.
+        Then kills what is left of its process group. Returns True if the engine exited within the time.
         """
         deadline = time.monotonic() + grace_s
         if self._process.poll() is None:
@@ -80,21 +80,21 @@ class EngineProcess:
             time.sleep(0.02)
         exited_in_time = self._process.poll() is not None
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # The engine leads its group, so the group has its pid.
+            os.killpg(self._process.pid, signal.SIGKILL)  # the engine leads its process group
         except ProcessLookupError:
             pass  # No process of the group is left.
         except PermissionError:
-            # macOS raises this for a group of zombies. A live process of the group is ours and can be signalled.
+            # macOS raises this if only zombies are left in the group.
             if not exited_in_time:
                 raise
         self._process.wait()
         return exited_in_time
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last `num_lines` lines of the engine's log."""
+        """Returns the last `num_lines` lines of the engine's log."""
         return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
 
 
 def _end_with_parent() -> None:
-    """Runs in the child process. The kernel then sends the engine SIGINT if this process is killed without a stop."""
+    """Runs in the child process. Makes the kernel send the engine SIGINT if the parent dies without `stop`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

@@ -35,12 +35,12 @@ _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
 # After Ctrl-C all processes have ended within 3 s: 2.5 s for the engine to stop, the rest to kill its process group.
 _STOP_GRACE_S = 2.5
-# SIGHUP comes when the terminal closes. The engine would outlive it, because it has its own session.
+# SIGHUP, because the engine would survive a closed terminal: it has its own session.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sample: bool) -> int:
-    """Serves until a stop signal comes or the engine exits. Returns the exit code, which is 0 after a stop signal.
+    """Serves until a stop signal arrives or the engine exits. Returns the exit code, which is 0 after a stop signal.
 
     Port 0 picks a free port. With `has_sample` one sample request is sent once the engine serves. Raises SpecError for
     a manifest that cannot be served locally, and EngineUnavailable if the engine cannot be started.
@@ -88,7 +88,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
 
 
 def _check(service: LLMService, environment: dict[str, str]) -> None:
-    """Raises SpecError if the spec needs a cluster. tokenSecretRef does not: the engine reads HF_TOKEN here."""
+    """Raises SpecError if the spec needs a cluster. tokenSecretRef is accepted: the engine reads HF_TOKEN instead."""
     problems = []
     if service.spec.model.source_kind == "pvc":
         problems.append(
@@ -103,12 +103,12 @@ def _check(service: LLMService, environment: dict[str, str]) -> None:
 
 
 def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:
-    """`port`, or a free port for 0. Raises EngineUnavailable if it cannot be bound."""
+    """Returns `port`, or a free port if it is 0. Raises EngineUnavailable if the port cannot be bound."""
     if port == other_than:
         raise EngineUnavailable(f"port {port} is given twice; choose another one with {flag} PORT")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do, so that lingering connections of an earlier run do not make the port busy.
+        # Servers set this too. Without it, closed connections of an earlier run would make the port look busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -118,7 +118,7 @@ def _claimable_port(host: str, port: int, flag: str, other_than: int | None = No
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         bound = int(probe.getsockname()[1])
-    # For 0 the system may pick the port that it has just picked for the other flag.
+    # For 0, the system may pick the same port as for the other flag.
     return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
 
 
@@ -157,7 +157,7 @@ def _print_summary(
 
 
 def _show_sample(service: LLMService, host: str, port: int, environment: dict[str, str]) -> None:
-    """Prints one answer as it arrives. After a failure the engine keeps running, as other requests may succeed."""
+    """Prints one answer as it arrives. If that fails, the engine keeps running, because other requests may succeed."""
     print(f"Sample: {SAMPLE_PROMPT}\n> ", end="", flush=True)
     pieces = stream_chat(
         host,
@@ -176,7 +176,7 @@ def _show_sample(service: LLMService, host: str, port: int, environment: dict[st
 
 
 def _api_key(environment: dict[str, str]) -> str | None:
-    """The first API key that the engine accepts; None if it requires none."""
+    """Returns the first API key that the engine accepts; None if it requires no key."""
     keys = [key.strip() for key in environment.get("RAYLOOM_API_KEYS", "").split(",") if key.strip()]
     return keys[0] if keys else None
 
@@ -189,14 +189,14 @@ def _show_log(engine: EngineProcess) -> None:
 
 
 class _StopRequested(BaseException):
-    """A stop signal came. It is not an Exception, so that no error handler catches it."""
+    """A stop signal arrived. Not an Exception, so that no error handler catches it."""
 
 
 class _StopSignals:
-    """Raises _StopRequested for the first stop signal, inside `raising()`; an earlier signal is raised on entry.
+    """Raises _StopRequested inside `raising()` at the first stop signal, or on entry if the signal came earlier.
 
-    So a signal cannot lose a child process that is just being started. Later signals are ignored: the time of a stop is
-    bounded, and wrappers such as `timeout` and some shells forward a Ctrl-C that the terminal has sent already.
+    So no signal interrupts the start of the child process, which would leave it running. Further signals are ignored: a
+    stop takes a limited time anyway, and wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -205,14 +205,14 @@ class _StopSignals:
 
     def install(self) -> None:
         for number in _SIGNALS:
-            # Under nohup, SIGHUP stays ignored.
+            # Under nohup SIGHUP is ignored, and the engine is to survive the terminal.
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """A block in which a stop signal raises _StopRequested; a signal from before raises it on entry."""
+        """Inside this context a stop signal raises _StopRequested. An earlier signal raises it on entry."""
         self._raises = True
         try:
             if self._is_requested:

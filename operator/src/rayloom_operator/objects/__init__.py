@@ -1,1 +1,1 @@
-"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes and stay unchanged."""
+"""Builders of the Kubernetes objects of an LLMService. Pure: equal inputs give equal bytes. Inputs are not changed."""

@@ -1,8 +1,7 @@
-"""Builds the objects beside the RayClusters: ServiceAccount and Service of the LLMService, ConfigMap and Secret of each
-engine replica.
+"""Builds the ServiceAccount and the Service of an LLMService, and the ConfigMap and the Secret of each engine replica.
 
-The admin port's token is derived from the operator's key. A restarted operator computes it again, and never reads a
-Secret.
+The admin port's token is derived from the operator's key. So a restarted operator computes the token again, and need
+not read the Secret.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def client_service(service: LLMService) -> Manifest:
 
 
 def endpoint(service: LLMService) -> str:
-    """The URL of the API inside the cluster, without the cluster's domain, which the resolver's search list adds."""
+    """The URL of the API inside the cluster. The cluster's domain is left out: the resolver's search list adds it."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc:{names.API_PORT}"
 
 
@@ -75,5 +74,5 @@ def admin_secret(service: LLMService, revision: str, operator_key: bytes, number
 
 
 def admin_token(operator_key: bytes, namespace: str, service_uid: str, group: str) -> str:
-    """HMAC-SHA256 over namespace, uid and engine replica; with the uid a recreated LLMService has other tokens."""
+    """HMAC-SHA256 of namespace, uid and engine replica. The uid gives a recreated LLMService other tokens."""
     return hmac.new(operator_key, f"{namespace}/{service_uid}/{group}".encode(), hashlib.sha256).hexdigest()

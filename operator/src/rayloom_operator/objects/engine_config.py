@@ -20,15 +20,15 @@ from rayloom_operator.names import (
 )
 from rayloom_operator.resolve.resolved import Resolved
 
-# Seconds in which Ray must place the ranks. Worker pods may wait long for a node or an image, which the operator
-# reports in the status; an engine that exited earlier would only hide the cause.
+# Seconds within which Ray must place the ranks. Worker pods may wait long for a node or an image. The operator reports
+# that in the status; an engine that exits earlier would only hide the cause.
 _PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
 def engine_model(model: Model) -> str:
-    """The `model` of the engine's config in a pod; the claim of a pvc:// model is a mounted folder."""
+    """Returns `model` for the engine's config in a pod, where the claim of a pvc:// model is a mounted folder."""
     if model.source_kind != "pvc":
         return model.source
     _, _, path = model.source.removeprefix("pvc://").partition("/")
@@ -47,17 +47,17 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         "rank_port": RANK_PORT,
         "placement_seconds": _PLACEMENT_SECONDS,
     }
-    # With the Ray executor `auto` would check for GPUs at start-up, before worker pods exist.
+    # With the Ray executor, `auto` would check for GPUs at start-up, before worker pods exist.
     if document.get("device", "auto") == "auto":
         document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
     if resolved.stages_per_pod > 1:
-        # Consecutive stages share a pod. The pods have room for exactly all ranks, so none stays empty.
+        # PACK puts consecutive stages into one pod. No pod stays empty, as the pods have room for exactly all ranks.
         document["ray_placement_strategy"] = "PACK"
     return document
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
-    """The EngineConfig v1 document for an engine on this machine; fields that the manifest leaves out are left out.
+    """The EngineConfig v1 document for an engine on this machine. Fields that the manifest leaves out are left out.
 
     The admin port listens on loopback. `accelerator` is not used: the engine detects the devices of this machine.
     """

@@ -16,11 +16,12 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     """The PodDisruptionBudget that says which pods `kubectl drain` may not evict.
 
     With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold is
-    also on while no node is cordoned, because `kubectl drain` evicts immediately after it cordons. Without a hold the
-    head pods of half of the engine replicas, rounded down, are protected: with one replica a drain always proceeds,
-    and with several it proceeds while fewer than half are broken. With maxSurge 0 the protected number is replicas -
-    maxUnavailable. Worker pods are not protected without a hold: requests wait in the engine until their ranks are
-    replaced.
+    on even while no node is cordoned, because `kubectl drain` evicts immediately after it cordons.
+
+    Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica a
+    drain always proceeds, and with several it proceeds while fewer than half are broken. With maxSurge 0, the protected
+    number is replicas - maxUnavailable. Worker pods are not protected then: requests wait in the engine until lost
+    ranks are replaced.
 
     `minAvailable` is a whole number because Kubernetes computes no percentage for pods of a RayCluster
     (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
@@ -38,7 +39,7 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
                 "matchLabels": {names.SERVICE_LABEL: service.metadata.name},
                 "matchExpressions": [{"key": names.NODE_TYPE_LABEL, "operator": "In", "values": values}],
             },
-            # Pods that are unready already do not block a drain.
+            # Pods that are already unready do not block a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -1,8 +1,8 @@
-"""The Job that inspects a service's model before anything is made for it, from a pod like those of the engine.
+"""The Job that inspects a service's model before any engine replica is created.
 
-It reads the configuration alone, in seconds and without an accelerator, and writes the facts as its pod's termination
-message. It does not mount the model's cache: a claim that is not bound yet would be bound to the node of this small
-pod, whatever node the engine needs.
+Its pod uses the engine's image. It reads only the model's configuration, in seconds and without an accelerator, and
+writes the facts as its termination message. It does not mount the model's cache: a claim that is not bound yet could be
+bound to the node of this small pod, on which the engine may not fit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolve.resolved import Hub
 
-# A node may have to pull the engine's image first; the engine itself waits a minute for the hub.
+# Most of this is for pulling the engine's image; `inspect` itself waits for the hub at most a minute.
 _DEADLINE_SECONDS = 1800
-# For so long an admin can read its log. More than the time until the next attempt, whose number follows from this one.
+# Seconds in which an admin can read the log of a finished Job. Longer than the wait for the next attempt, because the
+# number of that attempt is computed from this Job's name.
 _KEEP_SECONDS = 900
-# Measured: 50 MiB, with the hub's library 90.
+# Measured: 50 MiB, or 90 MiB with the hub's library.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
 
 def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
-    """The Job; attempts count from 0. It inspects `commit` where that is given, else the spec's revision."""
+    """The Job of an attempt; attempts count from 0. It inspects `commit`, or the spec's revision if that is None."""
     model = service.spec.model
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
     if revision := commit or model.revision:
@@ -74,5 +75,5 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
 
 
 def attempt_of(name: str) -> int:
-    """The attempt in a Job's name."""
+    """Returns the attempt that is in a Job's name."""
     return int(name.rsplit("-", 1)[1])

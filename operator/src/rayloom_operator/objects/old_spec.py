@@ -1,7 +1,7 @@
-"""Builds and reads a ControllerRevision for each revision in use, from which its engine replicas can be recreated.
+"""Stores the spec of each revision in use as a ControllerRevision, to recreate engine replicas of that revision.
 
-A rollback needs the previous spec, which the LLMService no longer holds. Kubernetes keeps the templates of StatefulSets
-the same way.
+A rollback needs the previous spec, which the LLMService no longer has. Kubernetes stores earlier templates of
+StatefulSets in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
     if model is not None:
         data["model"] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     if resolved.sizing is not None:
-        # The choice is stored without its alternatives.
+        # Only the chosen numbers are needed.
         data["sizing"] = resolved.sizing.model_dump(
             mode="json", by_alias=True, exclude={"alternatives", "advice"}, exclude_none=True
         )
@@ -54,8 +54,10 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
 
 
 def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None:
-    """The resolved spec stored in `found`; None where another version of the operator wrote a document that this one
-    cannot read. `service` is the LLMService's document."""
+    """Returns the resolved spec that is stored in `found`, a ControllerRevision of the LLMService `service`.
+
+    Returns None if it cannot be read, for example because another version of the operator wrote it.
+    """
     meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
     try:
         was = parse({"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": found["data"]["spec"]})

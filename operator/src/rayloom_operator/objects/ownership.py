@@ -1,7 +1,7 @@
 """Decides who owns an existing object whose name the operator needs. Pure.
 
-Object names are derived from LLMServices' names, so a foreign object may have one. The operator neither changes nor
-deletes a foreign object.
+Object names are derived from LLMServices' names, so somebody else's object may have such a name. The operator never
+changes or deletes it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Whose(Enum):
 
 
 def is_owned(meta: Manifest, uid: str) -> bool:
-    """True if the object with this metadata is deleted with the object that has `uid`."""
+    """True if `uid` is an owner of the object with this metadata, so that Kubernetes deletes it with the owner."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 
 def whose(found: Manifest, wanted: Manifest) -> Whose:
-    """The owner of `found`, an object that has the name of `wanted`."""
+    """Returns who owns `found`, an existing object with the name of `wanted`."""
     meta, (owner,) = found["metadata"], wanted["metadata"]["ownerReferences"]
     if is_owned(meta, owner["uid"]):
         return Whose.OURS

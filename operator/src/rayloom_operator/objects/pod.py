@@ -7,7 +7,7 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolve.resolved import Hub
 
-# The user of the engine's image. Both containers of the head pod run as the same user, because it owns Ray's sockets.
+# The user of the engine's image. Both containers of the head pod run as this user, to which Ray's sockets belong.
 _USER = 1000
 
 
@@ -18,11 +18,10 @@ def pod_basics(service: LLMService) -> Manifest:
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
-    # Without `podTemplate.user: Cluster` the operator sets the user. OpenShift's admission assigns a user from the
-    # namespace's range to pods that name none.
+    # With `podTemplate.user: Cluster` no user is set: OpenShift's admission then assigns one of the namespace's range.
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-        # Changing the group of every file of a large claim is slow, and needed only the first time.
+        # Changing the group of every file in a large claim is slow, and is needed only at the first mount.
         "fsGroupChangePolicy": "OnRootMismatch",
     }
     pod: Manifest = {
@@ -55,22 +54,22 @@ def container_basics(service: LLMService, name: str, image: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # Ray writes no termination message, so the last lines of its log explain an exit; the engine writes a sentence.
+        # The engine writes its own termination message. Ray writes none, so the last lines of its log explain an exit.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """`own` variables by name, replaced by those of spec.engine.env: the API server refuses duplicate names."""
+    """Merges spec.engine.env over the operator's `own` variables, because the API server refuses duplicate names."""
     found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
     return [{"name": name, **source} for name, source in found.items()]
 
 
 def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) -> dict[str, Manifest]:
-    """Variables, by name, of a container that reads the model; with `has_cache` the mounted cache is used."""
+    """Variables of a container that reads the model, by name. `has_cache`: the container mounts the cache."""
     model = service.spec.model
     if model.source_kind != "hf":
-        # Each pod converts a .gguf file, and the cache folder of the image is read-only.
+        # Each pod converts the .gguf file, into /tmp because the image's cache folder is read-only.
         return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
     found: dict[str, Manifest] = {}
     if hub.endpoint:
@@ -85,7 +84,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
 
 
 def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
-    """Volumes through which a pod reads the model; with `has_cache` also the cache of models from the hub."""
+    """Volumes from which a pod reads the model. `has_cache`: with the cache of models from the hub."""
     return [volume for volume, _ in _model_places(service, hub, has_cache)]
 
 
@@ -102,7 +101,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
         places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
     if model.source_kind == "file":
-        # The mount has the same path as on the node, so the engine's config is the same in a pod and without one.
+        # The path in the pod is the path on the node, so the engine's config is the same in a pod and without one.
         path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,
@@ -116,7 +115,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         cache = model.cache
         kind: Manifest = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         if cache.host_path is not None:
-            # The folder must exist: the kubelet would create one that belongs to root, where no engine can write.
+            # Type Directory requires an existing folder: one that the kubelet created would belong to root.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
     return places

@@ -6,7 +6,7 @@
     any other value           the patch replaces the base
 
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/#notes-on-the-strategic-merge-patch
-lists the keys; topologySpreadConstraints have those of server-side apply. The merge deletes nothing.
+lists the merge keys; those of topologySpreadConstraints are from server-side apply. The merge deletes nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-# An element of these lists has one of several kinds, and Kubernetes refuses two in one, so the patch's element replaces
-# the base's.
+# In these lists the patch's element replaces the base's as a whole. An element has exactly one kind (such as `value` or
+# `valueFrom`), and a merge of two kinds would be refused by Kubernetes.
 _WHOLE = frozenset({"env", "volumes"})
 _SETS = frozenset({"envFrom", "tolerations"})
 
 
 def merged(base: Manifest, patch: Manifest) -> Manifest:
-    """`base` with `patch` merged over it. An empty patch, or the same patch twice, changes nothing."""
+    """Returns `base` with `patch` merged over it. To merge the same patch again changes nothing."""
     found = dict(base)
     for name, value in patch.items():
         found[name] = _merged_value(name, found[name], value) if name in found else value

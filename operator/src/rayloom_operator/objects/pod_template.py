@@ -1,4 +1,4 @@
-"""Merges `spec.podTemplate` into the pods that the operator builds, and restores reserved fields. Pure."""
+"""Merges `spec.podTemplate` into the pods that the operator builds, and then restores reserved settings. Pure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod_merge import merged
 from rayloom_operator.resolve.resolved import Hub
 
-# A container with the hub's token has HF_ENDPOINT set to this, so that no ConfigMap in `envFrom` redirects the token.
+# Value of HF_ENDPOINT in a container with the hub's token, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
-# Containers of the template have this security context, unless the template sets another that the operator allows.
+# Default security context of containers that the template adds. It may override this by what the operator allows.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
-# Ray takes an empty RAY_REDIS_ADDRESS for an address, so it cannot be set to "". An engine with a value from `envFrom`
-# does not start.
+# Not guarded by an empty value, because Ray takes an empty RAY_REDIS_ADDRESS for an address. If `envFrom` sets it, the
+# engine does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # KubeRay always sets these variables in the first container of a pod.
 _SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})
-# The inspection pod takes only these fields of the head's template; it needs no host network and no accelerator.
+# The only fields of the head's template that the inspection pod gets. It needs no host network and no accelerator.
 _INSPECTION_FIELDS = (
     *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
     *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
 )
-# The inspection pod mounts only volumes of these kinds. A claim with WaitForFirstConsumer would be bound to the node of
-# this small pod.
+# The inspection pod mounts only volumes of these kinds, and no claims: one with WaitForFirstConsumer would be bound to
+# the node of this small pod.
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
 
 
 def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, built: Manifest, hub: Hub) -> Manifest:
-    """The pod template `built` by the operator with `template`, the user's, merged over it."""
+    """Returns the operator's pod template `built` with the user's `template` merged over it."""
     patch = document_of(template)
     if not patch:
         return built
@@ -52,13 +52,13 @@ def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, 
 
 
 def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
-    """A user's template in Kubernetes' spelling, with only the fields that were given."""
+    """Returns a user's template as a document of Kubernetes, with only the fields that the user gave."""
     found = template.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return {name: part for name, part in found.items() if part}
 
 
 def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
-    """The spec of the inspection pod with the fields of the head's template that apply to it.
+    """Returns the spec of the inspection pod, with those fields of the head's template that apply to it.
 
     Its container takes variables, security context and mounts from the template's engine container. Labels and
     annotations are left out, because an injected sidecar would keep the Job from completing.
@@ -80,7 +80,7 @@ def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> 
 
 
 def _kept(service: LLMService, container: Manifest, hub: Hub, *, is_own: bool | None = None) -> Manifest:
-    """The merged container with the security context and the reserved variables restored."""
+    """Returns the merged container with the security context completed and the reserved variables restored."""
     if is_own is None:
         is_own = container["name"] in OWN_CONTAINERS
     if not is_own:
@@ -93,7 +93,7 @@ def _kept(service: LLMService, container: Manifest, hub: Hub, *, is_own: bool | 
 
 
 def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest:
-    """The container with every reserved variable set in `env`, which takes precedence over `envFrom`."""
+    """Returns the container with every reserved variable set in `env`, which overrides `envFrom`."""
     own = {each["name"] for each in container["env"]}
     unset = [name for name in RESERVED_NAMES if name not in own | _NEVER_EMPTY]
     if container["name"] in (names.HEAD_CONTAINER, names.WORKER_CONTAINER):
@@ -106,7 +106,7 @@ def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest
 
 
 def _alone_on_its_node(spec: Manifest) -> Manifest:
-    """`spec` with anti-affinity to all other host-network pods of engines, because they use the same node ports."""
+    """Adds anti-affinity to all other host-network pods of engines, because they use the same ports of the node."""
     term = {
         "topologyKey": _HOSTNAME,
         "labelSelector": {"matchLabels": {names.HOST_NETWORK_LABEL: "true"}},

@@ -27,22 +27,22 @@ from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratc
 from rayloom_operator.resolve.load import CPU_RANK_BYTES, RAY_POD_BYTES
 from rayloom_operator.resolve.resolved import Resolved
 
-RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses the features to use by it
+RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses features by this version
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
-# Holds the engine's process id while the engine runs. The ranks need the head's Ray, so the Ray container's preStop
-# hook waits until the engine has drained. Older engines write an empty file.
+# This file contains the engine's process id while the engine runs. The draining engine's ranks need Ray's head, so the
+# preStop hook of Ray's container waits until the engine has exited. Older engines write an empty file.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
-# The preStop hook of worker pods, which keeps the ranks until the engine has drained. The port of Ray's head is the
-# default of `linger`, because older engines have no option for it.
+# The preStop hook of worker pods, which keeps the ranks until the engine has drained. The port of Ray's head is not
+# passed: `linger` has it as a default, and older engines have no option for it.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
 # Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
 # stop sending new requests to the pod, and the engine refuses requests after SIGTERM.
 _UNROUTE_SECONDS = 2
-# Seconds of the grace period beyond drainSeconds.
+# Seconds by which a pod's grace period is longer than drainSeconds.
 _END_SECONDS = 15
 # Requests of the head pod's containers. Measured: Ray's processes 260 MiB; supervisor, front and core, which hold no
 # weights, 400 MiB.
@@ -54,14 +54,14 @@ _LEAST_RANK_MIB = 1024
 # Host memory of a rank on a GPU: torch with CUDA's libraries, and one tensor of the checkpoint while it is loaded. An
 # estimate.
 _CUDA_RANK_MIB = 4096
-# Shared memory counts towards the pod's memory. Ray's object store uses 75 MiB of it, and NCCL a part for each pair of
-# ranks.
+# Sizes of /dev/shm, which counts towards the pod's memory. Ray's object store uses 75 MiB of it, and NCCL some for each
+# pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
-# With Ray's defaults a lost node is detected after a minute, with these settings within 6 s; head and workers must have
-# the same ones. The drain time-out is 0 because Ray otherwise waits 30 s for its own tasks before a terminating node
-# stops. Ray's memory monitor is off: it kills ranks when other pods fill the node, while the kernel and the kubelet
-# enforce the pod's own limit.
+# With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
+# the same settings. The drain time-out is 0, because Ray otherwise waits 30 s for its own tasks before a terminating
+# node stops. Ray's memory monitor is off, because it kills ranks when other pods fill the node's memory. The kernel and
+# the kubelet enforce the pod's own limit.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -75,12 +75,12 @@ _RAY_HEALTH = {
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
     "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
-    # Longer than the head's own value, so that the engine survives a restart of Ray's head.
+    # Longer than the 5 s in Ray's containers, so that the engine survives a restart of Ray's head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
 }
-# Ray chooses random ports where none are given, and firewall rules cannot name those.
+# Ports are given, because Ray otherwise chooses random ones, which firewall rules cannot name.
 _RAY_START = {
     "disable-usage-stats": "true",
     "include-log-monitor": "no",  # KubeRay drops a "false"
@@ -94,13 +94,12 @@ _RAY_START = {
 }
 
 
-# The operator recreates an engine replica that has lost its head pod, so KubeRay must not create another head: a new
-# head would stop the workers in any case.
+# KubeRay must not create another head pod: it would stop the workers, and the operator recreates an engine replica that
+# lost its head pod.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
-# Restarts Ray's head inside the container. A restart of the container would make the pod unready, and the kubelet
-# delays each restart longer. A head that exits within 10 s, or four times within ten minutes, ends the container all
-# the same, so that the restart is counted in the pod's status. KubeRay puts its own `ray start` command in the
-# variable.
+# `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the
+# kubelet delays each restart longer. But if the head exits within 10 s, or four times within ten minutes, the container
+# exits too, so that the pod's status counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start` command.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
 ulimit -n 65536
@@ -116,8 +115,8 @@ exit 1
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
     """The RayCluster of engine replica `number` of a revision.
 
-    `metadata` is the LLMService's current metadata where `resolved` is an earlier spec: labels and annotations for
-    queues always come from the current object, because the earlier queues may no longer exist.
+    `metadata`: the LLMService's current metadata, if `resolved` is an earlier spec. Labels and annotations for queues
+    come from it, because queues of that time may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
@@ -139,16 +138,16 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
             "authOptions": {"mode": "token"},
             "enableInTreeAutoscaling": False,
             "headGroupSpec": {
-                # The head offers Ray no CPU, so Ray places no rank on it.
+                # With 0 CPUs, Ray places no rank on the head.
                 "rayStartParams": _RAY_START | {"num-cpus": "0", "include-dashboard": "false", "no-monitor": "true"},
                 "template": with_template(service, given.head, head, resolved.hub),
             },
             "workerGroupSpecs": [
                 {
                     "groupName": "engine",
-                    # KubeRay's default for maxReplicas is 2147483647, so all three are given.
+                    # All three are given, because KubeRay's default of maxReplicas is 2147483647.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
-                    # Ray's CPUs and GPUs count ranks here: as many ranks fit as the pod has, whatever its requests are.
+                    # Ray gets one CPU (and GPU) for each rank of the pod, whatever the pod requests from Kubernetes.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
                     "template": with_template(service, given.worker, worker, resolved.hub),
                 }
@@ -165,7 +164,8 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
     }
     return pod_basics(service) | {
-        # Ray finds the local raylet by the command lines of processes, also in the engine's container.
+        # In the engine's container, Ray finds the raylet in the list of processes, which must include those of Ray's
+        # container.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "containers": [_ray_head(service, group, image), _engine(resolved, group)],
@@ -200,8 +200,8 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
         "env": _environment(service, group, _ENGINE_VARIABLES, model_variables(service, resolved.hub)),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()],
         "resources": _engine_resources(resolved),
-        # The engine has no liveness probe: loading has no time limit, and the supervisor restarts processes that die or
-        # hang.
+        # There is no liveness probe: loading has no time limit, and the engine's supervisor restarts processes that die
+        # or hang.
         "readinessProbe": {"httpGet": {"path": "/ready", "port": names.API_PORT}, **_ENGINE_PROBE},
         "lifecycle": _before_the_end("sleep", str(_UNROUTE_SECONDS)),
         "volumeMounts": [
@@ -214,7 +214,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
 
 
 def _keys(service: LLMService) -> list[Manifest]:
-    """The volume with the API keys of spec.auth; no volume without spec.auth."""
+    """Returns the volume with the API keys, or an empty list without spec.auth."""
     if service.spec.auth is None:
         return []
     secret = service.spec.auth.api_key_secret_ref
@@ -232,8 +232,8 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # KubeRay's init container runs a shell, and as process 1 that shell would ignore SIGTERM: a pod that is deleted
-        # while it waits for the head would stay for the whole grace period.
+        # So that the shell in KubeRay's init container is not process 1, which ignores SIGTERM: otherwise a pod that is
+        # deleted while it waits for the head would stay for the whole grace period.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
@@ -261,7 +261,7 @@ def _engine_resources(resolved: Resolved) -> Manifest:
 
 
 def _head_resources(service: LLMService, name: str, requests: dict[str, str]) -> Manifest:
-    """Resources of the head pod's container `name`: the pod template's, completed with `requests`."""
+    """Returns the resources of the head pod's container `name`: those of the template, with `requests` as defaults."""
     container = service.spec.pod_template.head.spec.container(name)
     given = container.resources if container is not None else None
     if given is None:
@@ -272,9 +272,9 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
 
 
 def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """`requests` without those above their limit, which Kubernetes refuses; the limit becomes the request then.
+    """Returns `requests` without those above their limit: Kubernetes refuses them, and requests the limit without them.
 
-    A request below its limit stays: a node need not have the whole limit free.
+    A request below its limit is kept, so that a node need not have the whole limit free.
     """
     return {
         name: value
@@ -284,7 +284,7 @@ def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[
 
 
 def _without_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """`requests` without those that have a limit: Kubernetes then uses the limit as the request."""
+    """Returns `requests` without those that have a limit: Kubernetes then requests the limit."""
     return {name: value for name, value in requests.items() if name not in limits}
 
 
@@ -293,7 +293,7 @@ def _scratch_request(mebibytes: int) -> dict[str, str]:
 
 
 def _rank_kinds(resolved: Resolved) -> tuple[str, ...]:
-    """The `ray start` parameters that say how many ranks fit on a node."""
+    """Returns the `ray start` parameters by which Ray knows how many ranks fit into a pod."""
     return ("num-cpus",) if resolved.service.spec.accelerator is None else ("num-cpus", "num-gpus")
 
 
@@ -302,7 +302,7 @@ def _worker_resources(resolved: Resolved) -> Manifest:
     num_ranks = resolved.ranks_per_pod
     mebibytes = num_ranks * (_LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB)
     if accelerator is None and resolved.sizing is not None:
-        # KV blocks are left out: a rank on CPU allocates their memory at first use.
+        # KV blocks are not counted: a rank on CPU allocates their memory only at first use.
         needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
@@ -324,10 +324,9 @@ def _shared_memory(mebibytes: int) -> Manifest:
 def _environment(
     service: LLMService, group: str, own: dict[str, str], others: dict[str, Manifest] | None = None
 ) -> list[Manifest]:
-    """The environment of a container that runs Ray or the engine; variables of the manifest replace the operator's.
+    """Returns the environment of a container that runs Ray or the engine. The manifest's variables override ours.
 
-    Each name occurs once, because the API server refuses duplicates. KubeRay sets RAY_AUTH_MODE and RAY_AUTH_TOKEN
-    itself in the first container of a pod, to the same values.
+    KubeRay sets RAY_AUTH_MODE and RAY_AUTH_TOKEN only in the first container of a pod, to the same values as here.
     """
     variables: dict[str, Manifest] = {name: {"value": value} for name, value in own.items()}
     variables["RAY_AUTH_MODE"] = {"value": "token"}
@@ -337,7 +336,7 @@ def _environment(
 
 
 def _mounts(scratch: str) -> list[Manifest]:
-    """Mounts of the writable folders of a container; Ray's folder and shared memory are shared by the whole pod."""
+    """Returns the mounts of a container's writable folders. All containers of a pod share Ray's folder and /dev/shm."""
     folders = {"ray": "/tmp/ray", scratch: "/tmp", "shared-memory": "/dev/shm"}
     return [{"name": name, "mountPath": path} for name, path in folders.items()]
 
@@ -348,7 +347,7 @@ def _before_the_end(*command: str) -> Manifest:
 
 
 def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
-    """Probes of a Ray container. KubeRay's own probes start after 10 s, and the pod would stay unready until then."""
+    """Probes of a Ray container, instead of KubeRay's, which start after 10 s and so would keep the pod unready."""
     ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
         "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},

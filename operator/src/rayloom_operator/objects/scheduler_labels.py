@@ -1,8 +1,8 @@
 """Copies labels and annotations of queues and batch schedulers from the LLMService to its RayClusters.
 
 Kueue reads its labels when the RayCluster is created; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when
-they create its pods. A RayCluster is never updated, so a changed queue applies to engine replicas that are created
-later, and none is replaced because of it.
+they create its pods. A RayCluster is never updated. So a changed queue applies only to engine replicas that are created
+later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rayloom_operator.names import CLUSTER_LABEL, NODE_TYPE_LABEL
 
 _QUEUES = ("kueue.x-k8s.io/", "volcano.sh/", "yunikorn.apache.org/", "kai.scheduler/")
 _KUBERAY = "ray.io/"
-# KubeRay selects objects by these labels; a RayService would delete a RayCluster that carries its name in them.
+# Not copied: KubeRay selects objects by these labels, and a RayService deletes RayClusters that name it in them.
 _KUBERAYS_OWN = frozenset(
     {CLUSTER_LABEL, NODE_TYPE_LABEL, "ray.io/originated-from-cr-name", "ray.io/originated-from-crd"}
 )
@@ -25,6 +25,8 @@ def scheduler_labels(metadata: Metadata) -> dict[str, str]:
 
 
 def scheduler_annotations(metadata: Metadata) -> dict[str, str]:
-    """Annotations of the LLMService that are copied to its RayClusters. KubeRay's annotations are not copied: they
-    configure how KubeRay runs pods, which the operator decides."""
+    """Annotations of the LLMService that are copied to its RayClusters.
+
+    KubeRay's are not: they configure how KubeRay runs pods, which the operator decides.
+    """
     return {name: value for name, value in metadata.annotations.items() if name.startswith(_QUEUES)}

@@ -1,9 +1,8 @@
 """Computes the disk space that a pod's scratch volume needs for model files that the pod downloads or converts. Pure.
 
-The size follows from the model and is not part of the revision, like the memory that follows from the weights.
-Kubernetes counts emptyDir volumes as ephemeral storage
-(https://kubernetes.io/docs/concepts/storage/ephemeral-storage/): a pod that requests it is scheduled to a node with
-enough space, and other pods of the node are not evicted for lack of disk.
+The size is not part of the revision, because it is computed from the model. Kubernetes counts emptyDir volumes as
+ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod that requests it is
+scheduled to a node with enough disk space, and does not cause evictions of other pods there.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from rayloom_operator.resolve.resolved import Resolved
 
 RESOURCE = "ephemeral-storage"
 _MIB = 1 << 20
-# Space beyond the weights: tokenizer, tied weights that a checkpoint stores twice, Ray's logs. Estimates, rounded up: a
-# twentieth of the checkpoint and 1 GiB.
+# Space in addition to the weights: tokenizer, tied weights that a checkpoint stores twice, Ray's logs. An estimate,
+# rounded up: a twentieth of the checkpoint, plus 1 GiB.
 _CHECKPOINT_FRACTION = 20
 _EXTRA_MIB = 1024
 # The limit allows a second copy: a repository may store its weights in two formats, and the hub's library may keep
@@ -28,14 +27,14 @@ _CONVERTER_FOLDER = "RAYLOOM_CACHE"
 
 
 def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
-    """The request in MiB; 0 if the pod writes no model files into its scratch volume, or if the size is unknown.
+    """Returns the request in MiB; 0 if the pod writes no model files to its scratch volume, or their size is unknown.
 
-    A pod without ranks downloads only the configuration and the tokenizer of a model from the hub; it converts a .gguf
-    file as pods with ranks do. The ranks of a pod share downloaded and converted files.
+    A pod without ranks (the head pod) downloads only the configuration and the tokenizer of a model from the hub, but
+    converts a .gguf file like a worker pod. The ranks of a pod share downloaded and converted files.
     """
     model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
     is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS
-    # The .gguf file is in a volume of its own; the converter writes its weights dequantised.
+    # The .gguf file itself is in another volume. The converter writes its dequantised weights to the scratch volume.
     is_converted = model.is_gguf and _CONVERTER_FOLDER not in given
     if resolved.checkpoint_bytes is None or not (is_fetched or is_converted):
         return 0
@@ -53,7 +52,7 @@ def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
 
 
 def scratch_volume(name: str, mebibytes: int, resources: Manifest) -> Manifest:
-    """The emptyDir of a pod that requests `mebibytes`; `resources` of its container may raise the limit."""
+    """The emptyDir of a container that requests `mebibytes`. The container's `resources` may raise its size limit."""
     if mebibytes == 0:
         return {"name": name, "emptyDir": {}}
     given = [amount(resources.get(kind, {}).get(RESOURCE, "0")) for kind in ("requests", "limits")]

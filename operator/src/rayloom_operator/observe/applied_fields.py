@@ -1,8 +1,8 @@
-"""The fields that the operator applies to the objects whose drift is watched, and a digest of their values. Pure.
+"""The fields that the operator applies to objects that it watches for drift, and a digest of their values. Pure.
 
-An object has the digest of its manifest as long as each of these fields is as it was applied. Defaults of the API
-server and the fields and labels of other controllers are in no shape, and so in no digest. Lists and selectors are
-taken whole, because an item that somebody adds to them may admit clients or select pods.
+An object has the same digest as its manifest while each of these fields has the value that was applied. Defaults of the
+API server, and fields and labels of other controllers, are not in the shapes below, so the digest ignores them. Lists
+and selectors are included whole, because an item that somebody adds to them may admit clients or select pods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class AppliedMetadata(TypedDict, total=False):
 
 
 class ServicePort(TypedDict, total=False):
-    """Every field but `nodePort`, which the API server sets on a Service that is reached from outside the cluster."""
+    """All fields except `nodePort`, which the API server sets on a Service that is open to other networks."""
 
     name: str
     protocol: str
@@ -73,19 +73,19 @@ class AppliedDisruptionBudget(TypedDict, total=False):
     spec: DisruptionBudgetSpec
 
 
-# By kind.
+# kind -> shape
 SHAPES: dict[str, Any] = {
     "Service": AppliedService,
     "ServiceAccount": AppliedServiceAccount,
     "NetworkPolicy": AppliedNetworkPolicy,
     "PodDisruptionBudget": AppliedDisruptionBudget,
 }
-# Metadata that the API server sets, and the place of the object.
+# Metadata that the API server sets, and the object's name and namespace.
 _NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation")
 
 
 def digest(kind: str, document: Manifest) -> int:
-    """Returns the digest of a manifest, or of an object that the API server returned, of one of the kinds in SHAPES.
+    """Returns the digest of a manifest, or of an object that the API server returned. `kind` is one of SHAPES.
 
     Digests can be compared within one process only.
     """

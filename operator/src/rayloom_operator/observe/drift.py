@@ -1,12 +1,12 @@
-"""Notices when somebody else changes a Service, ServiceAccount, NetworkPolicy or PodDisruptionBudget of ours.
+"""Drift: somebody else changes a Service, ServiceAccount, NetworkPolicy or PodDisruptionBudget of the operator's.
 
-The version of an object after our last apply is compared with the version that a watch reports: another version is
-drift. A restarted operator has applied nothing yet. It keeps a digest of each object that it lists until the first
-reconcile of the service, which applies only the objects whose digest is not that of their manifest.
+An object has drifted if a watch reports another version of it than that of our last apply. After its start the operator
+has applied nothing yet. So it keeps a digest of each object that it lists, until the first reconcile of the object's
+service. That reconcile applies only objects whose digest differs from that of their manifest.
 
-The digest is computed from the object's fields and not stored in an annotation: an annotation names the manifest that
-was applied, and stays when somebody edits the object, so a NetworkPolicy that was opened while no operator ran would
-stay open. Secrets and ConfigMaps are not watched, because the operator has no right to read them.
+The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
+object, and a NetworkPolicy that was opened while no operator ran would stay open. Secrets and ConfigMaps are not
+watched, because the operator has no right to read them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _API_VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-# The first reconciles begin after so many seconds although a list is missing; they apply every object of that kind.
+# The first reconciles wait at most this long for the lists. If the list of a kind is missing then, they apply every
+# object of that kind.
 _LIST_S = 3.0
 
 
 class Listed(NamedTuple):
-    """An object that was there before the service's first reconcile."""
+    """An object that existed before the service's first reconcile by this process."""
 
     uid: str
     version: str
@@ -43,48 +44,49 @@ ListedObjects = dict[tuple[str, str], Listed]
 
 
 class Drift:
-    """Lives in one event loop, in which `reflectors` have to run.
+    """Lives in one event loop, in which the caller runs `reflectors`.
 
-    `on_change` gets the key of a service when the version of one of its objects is not that of our last apply.
+    `on_change` is called with the key of a service when one of its objects has another version than after our last
+    apply.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
         self._on_change = on_change
-        self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or found right
-        self._seen: dict[ServiceKey, dict[str, str]] = {}  # uid -> another version that was seen since; "" is deleted
-        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, unchanged since it was written
-        self._listed: dict[ServiceKey, ListedObjects] = {}  # of services before their first reconcile
+        self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
+        self._seen: dict[ServiceKey, dict[str, str]] = {}  # uid -> another version reported since; "" if deleted
+        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, while nobody else changes it
+        self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
 
     async def listed(self) -> None:
-        """Returns once every kind was listed, or its list failed, or after 3 s."""
+        """Waits until each kind was listed or its list has failed, but for at most 3 s."""
         waits = [asyncio.create_task(each.was_tried.wait()) for each in self.reflectors]
         _, late = await asyncio.wait(waits, timeout=_LIST_S)
         for each in late:
             each.cancel()
 
     def wrote(self, key: ServiceKey, answer: Manifest) -> None:
-        """Takes the API server's answer to an apply."""
+        """Notes the object that the API server returned for our apply."""
         kind = answer["kind"]
         if kind in SHAPES:
             self._note_written(key, kind, answer["metadata"]["uid"], _version(kind, answer))
 
     def uid_of_ours(self, key: ServiceKey, kind: str) -> str | None:
-        """Returns the uid of the service's object of this kind, of which there is one.
+        """Returns the uid of the service's object of this kind; a service has one of each kind.
 
-        None unless the object was applied or found right, and nobody else has changed it since.
+        None unless this process applied the object or `is_right` found it right, and nobody else has changed it since.
         """
         return self._ours.get(key, {}).get(kind)
 
     def take_listed(self, key: ServiceKey) -> ListedObjects | None:
-        """Returns the objects that were listed before the service's first reconcile; None after the first call."""
+        """Returns the objects that were listed before the service's first reconcile; None at every later call."""
         if key in self._written:
             return None
         self._written[key] = {}
         return self._listed.pop(key, {})
 
     def is_right(self, key: ServiceKey, manifest: Manifest, listed: ListedObjects) -> bool:
-        """Returns whether the manifest's object was listed with the fields of the manifest, and need not be applied."""
+        """Returns whether `listed` has the manifest's object with the same fields, so that it need not be applied."""
         kind = manifest["kind"]
         there = listed.get((kind, manifest["metadata"]["name"]))
         if there is None or there.digest != digest(kind, manifest):
@@ -95,11 +97,11 @@ class Drift:
     def take(self, key: ServiceKey) -> bool:
         """Returns whether somebody else has changed an object of the service since the last call."""
         written = self._written.get(key, {})
-        # An object that this process has not written is no drift: the first reconcile compared or applied it.
+        # An object that is not in `written` has not drifted: the service's first reconcile compared or applied it.
         return any(written.get(uid, version) != version for uid, version in self._seen.pop(key, {}).items())
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops everything that is kept of a deleted service."""
+        """Drops everything about a deleted service."""
         for each in (self._written, self._seen, self._ours, self._listed):
             each.pop(key, None)
 
@@ -119,21 +121,21 @@ class Drift:
                 self._listed.setdefault(key, {})[kind, name] = Listed(uid, version, digest(kind, found))
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
-            # The next apply reads first whose object it is.
+            # Without this entry, the next apply first reads to whom the object belongs.
             self._ours.get(key, {}).pop(kind, None)
             self._on_change(key)
 
 
 def _version(kind: str, found: Manifest) -> str:
-    # A controller of Kubernetes writes the status of a budget, which changes its resourceVersion.
+    # Kubernetes writes the status of a PodDisruptionBudget, which changes its resourceVersion but not its generation.
     field = "generation" if kind == "PodDisruptionBudget" else "resourceVersion"
     return str(found["metadata"].get(field, ""))
 
 
 class VersionReflector(Reflector):
-    """Calls `on_object` with each object instead of keeping a copy; (key, kind, object, whether it is gone).
+    """Calls `on_object` for each object instead of keeping a copy, with (key, kind, object, whether it was deleted).
 
-    Also for objects that were deleted while there was no watch.
+    It is also called for objects that were deleted while no watch ran.
     """
 
     def __init__(
@@ -157,7 +159,7 @@ class VersionReflector(Reflector):
         uid = found["metadata"]["uid"]
         at = key[0], name
         before = self._key_at.get(at, key)
-        # Its label may have been edited, or another object may have its name.
+        # The object's service label may have been edited, or a new object may have the name of an earlier one.
         if kind == "DELETED" or (before, self._uids.get(at, uid)) != (key, uid):
             self.drop(before, name)
         if kind != "DELETED":

@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class FailureEvents:
-    """Each call asks the API server, where something waits."""
+    """Each call asks the API server, because Events are not watched."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
 
     async def mount_failures(self, key: ServiceKey, pods: Sequence[Manifest]) -> dict[str, str]:
-        """Returns uid of a pod that waits for a volume of the user's -> the kubelet's message about it."""
+        """Returns the kubelet's messages about volumes of the user's, by uid of the pod that waits for the volume."""
         waiting = [
             each
             for each in pods
@@ -33,11 +33,11 @@ class FailureEvents:
         return {uid: message for uid, message in messages if any(volume in message for volume in volumes)}
 
     async def job_failures(self, key: ServiceKey) -> dict[str, str]:
-        """Returns uid of a Job -> why no pod could be created for it."""
+        """Returns why no pod could be created for a Job, by uid of the Job."""
         return dict(await self._messages(key, "Job", "FailedCreate"))
 
     async def _messages(self, key: ServiceKey, kind: str, reason: str) -> list[tuple[str, str]]:
-        """(uid, message) of the Events about objects of a kind, in the order of time: the last message counts."""
+        """Returns (uid of the object, message) of the Events about objects of a kind, oldest first."""
         selector = {"fieldSelector": f"involvedObject.kind={kind},reason={reason}"}
         try:
             found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)
@@ -49,6 +49,6 @@ class FailureEvents:
 
 
 def _user_volumes(pod_document: Manifest) -> list[str]:
-    """Names of the pod's volumes for which the user has to provide something."""
+    """Returns the names of the pod's volumes whose content the user has to provide."""
     volumes = pod_document["spec"].get("volumes", ())
     return [volume["name"] for volume in volumes if volume["name"] not in MADE_VOLUMES]

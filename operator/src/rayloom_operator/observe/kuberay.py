@@ -1,7 +1,7 @@
-"""Tells from the definition of RayClusters whether the operator can use the cluster's KubeRay. Pure.
+"""Checks the CustomResourceDefinition of RayClusters: can the operator use the cluster's KubeRay? Pure.
 
-An API server silently drops fields that a definition lacks, so RayClusters of an old KubeRay would make engine replicas
-that fail in ways that nobody can explain.
+The API server silently drops fields that the definition lacks. With the definition of an old KubeRay, engine replicas
+would fail in ways that nobody can explain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _FIELDS = (
 
 
 def problem(definition: Manifest | None) -> str:
-    """Returns why KubeRay cannot be used and the cure; empty when it can. None is a cluster without the definition."""
+    """Returns why KubeRay cannot be used, and the cure; empty if it can.
+
+    `definition` is None if the cluster has none.
+    """
     if definition is None:
         return f"The cluster has no KubeRay: there is no CustomResourceDefinition {DEFINITION}. {_CURE}"
     if "deletionTimestamp" in definition["metadata"]:
@@ -46,5 +49,5 @@ def _has(schema: Manifest, field: str) -> bool:
 
 
 def slim(definition: Manifest) -> Manifest:
-    """Returns the sentence of `problem` in place of a definition, which is a megabyte."""
+    """Returns what is kept of a definition, which takes a megabyte: its name, and the result of `problem`."""
     return {"metadata": {"name": definition["metadata"]["name"]}, "problem": problem(definition)}

@@ -12,14 +12,15 @@ from rayloom_operator.kube.reflector import Reflector, Watched
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.times import moment
 
-# Autoscalers set these taints before they evict pods, and do not cordon. The last is Karpenter's up to 0.37.
+# Autoscalers set these taints before they evict pods, instead of cordoning the node. The last is set by Karpenter up to
+# 0.37.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
 def unready_since(node: Manifest) -> datetime | None:
-    """Returns since when the node of a Node document is not ready; None for a ready node, and without the condition.
+    """Returns the time at which the node ceased to be ready; None if it is ready, or has no condition Ready.
 
-    The control plane sets the condition of a node that has not reported for `--node-monitor-grace-period`.
+    The control plane changes the condition of a node that has not reported for `--node-monitor-grace-period`.
     """
     conditions = node.get("status", {}).get("conditions", ())
     ready = next((each for each in conditions if each["type"] == "Ready"), None)
@@ -29,9 +30,9 @@ def unready_since(node: Manifest) -> datetime | None:
 
 
 def accelerators_of(node: Manifest) -> AcceleratorNode | None:
-    """Returns the node with its labels if pods can request devices of it; None for any other node."""
+    """Returns the labels and devices of a node; None if the node has no devices that pods can request."""
     meta, allocatable = node["metadata"], node.get("status", {}).get("allocatable", {})
-    # Names of devices have their vendor before a slash; cpu, memory and huge pages have none.
+    # The resource name of a device begins with its vendor and a slash; those of cpu, memory and huge pages do not.
     found = frozenset(name for name, number in allocatable.items() if "/" in name and number != "0")
     return AcceleratorNode(name=meta["name"], labels=meta.get("labels", {}), resources=found) if found else None
 
@@ -43,10 +44,10 @@ def is_cordoned(node: Manifest) -> bool:
 
 
 class Nodes:
-    """Lives in one event loop, in which `reflector` has to run.
+    """Lives in one event loop, in which the caller runs `reflector`.
 
-    `on_change` gets the name of a node whose readiness changed, or whose emptying began or ended. Without the right to
-    list nodes every node counts as ready.
+    `on_change` is called with the name of a node whose readiness changed, or whose emptying began or ended. Without the
+    right to list nodes, every node counts as ready.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
@@ -59,11 +60,11 @@ class Nodes:
 
     @property
     def unready(self) -> dict[str, datetime]:
-        """Name of a node that is not ready -> since when."""
+        """Name of each node that is not ready -> the time at which it ceased to be ready."""
         return self._unready
 
     def memory_of(self, accelerator: Accelerator, node_selector: Mapping[str, str]) -> NodeMemory:
-        """Returns the memory of this accelerator by the labels of the nodes that match `node_selector`."""
+        """Returns this accelerator's memory as given by the labels of the nodes that match `node_selector`."""
         if not self.reflector.is_synced.is_set():
             return UNKNOWN_NODES
         return node_memory(self._accelerators.values(), accelerator, node_selector)
@@ -82,7 +83,7 @@ class Nodes:
             self._on_change(name)
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Returns whether the node became ready, or ceased to be."""
+        """Returns whether the node has become ready, or ceased to be ready."""
         was_unready = name in self._unready
         if since is None:
             self._unready.pop(name, None)
@@ -91,7 +92,7 @@ class Nodes:
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
-        """Returns whether the emptying of the node began or ended."""
+        """Returns whether the emptying of the node has begun or ended."""
         was_cordoned = name in self.cordoned
         if is_cordoned:
             self.cordoned.add(name)
@@ -106,7 +107,7 @@ def _key(node: Manifest) -> ServiceKey:
 
 
 def _slim(node: Manifest) -> Manifest:
-    """The part of a Node document that is kept: a node's images and addresses are most of it."""
+    """Returns the part of a Node document that is kept, without images and addresses, which are most of it."""
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
     spec = {"unschedulable": True} if is_cordoned(node) else {}
     status: Manifest = {"conditions": ready}

@@ -10,9 +10,9 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# Pods that KubeRay creates within this time count as one series of failed pods.
+# Pods that KubeRay creates within this time are counted together, to notice pods that keep failing.
 NEW_POD_S = 600.0
-MAX_MESSAGE = 600  # characters of a text by another program, within a message of the status
+MAX_MESSAGE = 600  # characters of another program's text that a message in the status quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,18 @@ class Pod:
     ip: str  # empty until the pod has one
     node: str  # empty until the pod is scheduled
     is_head: bool
-    is_ready: bool  # as the Service sees it
+    is_ready: bool  # the pod's condition Ready, on which the Service relies
     is_engine_ready: bool  # the engine takes requests; False for workers
     is_routed: bool  # carries the route label
     is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
-    running_since: datetime | None  # start of the youngest container; None while a container does not run
-    is_exhausted: bool  # its engine gave up, or a container keeps ending for another reason than its settings
-    num_engine_starts: int  # 0 for the engine's first start
+    running_since: datetime | None  # start of the container that started last; None while any container does not run
+    is_exhausted: bool  # its engine gave up, or a container keeps crashing, and not because of the engine's settings
+    num_engine_starts: int  # restarts of the engine's container: 0 after its first start
     owner_uid: str  # of its RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for any other
     fault: Verdict | None
     stays_when_cordoned: bool = False  # tolerates a node that is being emptied
-    was_starved: bool = False  # a container was killed for want of memory, and may have been restarted
+    was_starved: bool = False  # a container was killed for lack of memory (OOMKilled), and may have been restarted
 
     @property
     def is_running(self) -> bool:
@@ -68,10 +68,10 @@ class Reading:
 
     status: EngineStatus | None  # None before the first answer
     at: float  # time of the last answer; infinity before the first
-    failing_since: float | None  # time of the first request without an answer; None after an answer
-    error: str  # why a request had no answer; empty after an answer
+    failing_since: float | None  # time of the first unanswered request; None if the last request was answered
+    error: str  # why the last request was not answered; empty if it was
     advanced_at: float  # time at which the engine last served, or its start last made progress
-    start: StartProgress = NO_PROGRESS  # how far the start was when a message last said so
+    start: StartProgress = NO_PROGRESS  # the last reported progress of the engine's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +84,13 @@ class EngineReplica:
     pods: tuple[Pod, ...]
     refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # its head pod existed and is gone; KubeRay does not recreate it
-    num_new_pods: int  # pods that were created for it within the last NEW_POD_S, also those that are gone
+    num_new_pods: int  # pods that were created for it within the last NEW_POD_S, including deleted ones
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
-    num_ranks: int = MAX_RANKS  # at most
-    is_found: bool = False  # clients find its head pod: an EndpointSlice of the service has it
-    is_cordoned: bool = False  # a pod of it is on a node that is being emptied, and does not tolerate that
-    is_tolerant: bool = False  # a pod of it is on such a node and tolerates it: a new pod may be put there again
-    is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or has evicted it
+    num_ranks: int = MAX_RANKS  # an upper bound
+    is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
+    is_cordoned: bool = False  # one of its pods is on a node that is being emptied, and does not tolerate that
+    is_tolerant: bool = False  # one of its pods is on such a node and tolerates it: a new pod may go there again
+    is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
     is_head_evicted: bool = False  # its head pod was deleted or evicted from outside, on a node that is ready
 
     @property
@@ -116,10 +116,11 @@ class Observed:
     """Everything that was observed of a service at one moment."""
 
     replicas: tuple[EngineReplica, ...] = ()
-    # Names of RayClusters that are terminating, were deleted a moment ago, or belong to a deleted service of this name.
+    # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
+    # belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()
-    num_ending: int = 0  # RayClusters that are terminating, and hold their nodes until they are gone
+    num_ending: int = 0  # terminating RayClusters; they hold their nodes until they are gone
     terminating_pods: tuple[Pod, ...] = ()  # of all RayClusters
-    lost_nodes: frozenset[str] = frozenset()  # not ready for so long that they are given up
-    waits: tuple[datetime, ...] = ()  # times at which other nodes are given up
-    knows_nodes: bool = True  # the watch of nodes works, so a node that is being emptied would be known
+    lost_nodes: frozenset[str] = frozenset()  # nodes that have not been ready for `recovery.nodeLossSeconds`
+    waits: tuple[datetime, ...] = ()  # times at which other nodes that are not ready will count as lost
+    knows_nodes: bool = True  # the watch of nodes works, so nodes that are being emptied are noticed

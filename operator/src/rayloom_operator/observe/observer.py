@@ -1,4 +1,4 @@
-"""Observes a service: the documents that the watches hold, and the last answers of its engines."""
+"""Observes a service, by the documents in the watches' caches and the last answers of its engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rayloom_operator.observe.resting_names import RestingNames
 from rayloom_operator.observe.watches import Watches
 from rayloom_operator.times import moment
 
-# By namespace, uid of the service and name of an engine replica: the token of its admin port, and of the previous key.
+# (namespace, uid of the service, name of an engine replica) -> the tokens of the replica's admin port, derived from the
+# operator's current and from its previous key.
 AdminTokens = Callable[[str, str, str], tuple[str, str]]
 
 
@@ -39,8 +40,8 @@ class Observer:
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Drops everything about a deleted service.
 
-        Returns after how many seconds to call this again; None once nothing is left. Names of its RayClusters rest
-        meanwhile, because a service of the same name may be created at once.
+        Returns the seconds until this has to be called again, or None once nothing is left. Until then the names of its
+        RayClusters stay reserved, because a service of the same name may be created at once.
         """
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)
@@ -48,23 +49,24 @@ class Observer:
         return await self._names.forget(key, now)
 
     def note_cluster(self, key: ServiceKey, name: str) -> None:
-        """A RayCluster of this name was created."""
+        """Notes that a RayCluster of this name was created."""
         self._names.note(key, name)
 
     async def observe(
         self, key: ServiceKey, uid: str, remembered: Iterable[str], node_loss: timedelta, now: datetime
     ) -> Observed:
-        """Returns the existing objects of the service with this uid.
+        """Returns what exists of the service with this uid.
 
-        RayClusters of another uid belong to a deleted service. `remembered` has the names of the service's
-        RayClusters in its status. A node that has not been ready for `node_loss` is given up.
+        RayClusters that belong to another uid are left over from a deleted service of the same name. `remembered`: the
+        names of RayClusters in the service's status. `node_loss`: a node that has not been ready for this long counts
+        as lost.
         """
-        # All requests come first, so that the documents are of one moment.
+        # The requests to the API server come first. Nothing is awaited after them, so all documents are of one moment.
         mount_failures = await self.events.mount_failures(key, self._watches.pods.of_service(key))
         await self._names.find_gone(key, uid, remembered, now)
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
-        # The poller drops the answers of a head pod that was replaced, so the readings come after it.
+        # `follow` drops the answers of a head pod that was replaced, so the readings are taken after it.
         self._poller.follow(key, self._targets(key, uid, grouped.replicas))
         given_up_at = self._given_up_at(documents.pods, node_loss)
         return Observed(
@@ -78,7 +80,10 @@ class Observer:
         )
 
     async def found(self, key: ServiceKey) -> frozenset[str]:
-        """Returns the uids of the head pods that clients find, from the API server itself: watches may be late."""
+        """Returns the uids of head pods listed in the Service's EndpointSlices.
+
+        Asks the API server, because watches may lag.
+        """
         selector = {"labelSelector": f"{SERVICE_LABEL}={key[1]}"}
         slices, _ = await self._kube.list(object_path("discovery.k8s.io/v1", "EndpointSlice", key[0]), selector)
         return frozenset(uid for each in slices for uid in shapes.endpoint_slice(each)["uids"])
@@ -98,7 +103,7 @@ class Observer:
         )
 
     def _targets(self, key: ServiceKey, uid: str, replicas: Sequence[EngineReplica]) -> dict[str, Target]:
-        """Name of an engine replica -> where its engine is, for those whose head pod has an address."""
+        """Returns the addresses of engines by name of the replica. Replicas whose head pod has no IP are left out."""
         found = {}
         for replica in replicas:
             head = replica.head
@@ -116,13 +121,16 @@ class Observer:
         return found
 
     def _given_up_at(self, pods: Sequence[Manifest], node_loss: timedelta) -> dict[str, datetime]:
-        """Name of a node of these pods that is not ready -> when it is given up."""
+        """Returns the time at which each node of these pods that is not ready counts as lost, by name of the node."""
         unready = self._watches.nodes.unready
         nodes = {each["spec"].get("nodeName", "") for each in pods} & unready.keys()
         return {node: unready[node] + node_loss for node in nodes}
 
     def _count_new_pods(self, key: ServiceKey, pods: Sequence[Manifest], now: datetime) -> dict[str, int]:
-        """Uid of a RayCluster -> pods created for it lately, also deleted ones. A restart forgets the deleted ones."""
+        """Returns the number of pods that were created lately, by uid of the RayCluster.
+
+        Deleted pods count as well, unless the operator was restarted since.
+        """
         known = self._new_pods.setdefault(key, {})
         for meta in (each["metadata"] for each in pods):
             known.setdefault(meta["uid"], (_owner_uid(meta), moment(meta.get("creationTimestamp", ""))))
@@ -132,9 +140,9 @@ class Observer:
         return Counter(owner for owner, _ in known.values())
 
     def _note_evicted(self, key: ServiceKey, clusters: Sequence[Manifest], pods: Sequence[Manifest]) -> frozenset[str]:
-        """Uids of existing RayClusters whose head pods were deleted or evicted from outside.
+        """Returns the uids of existing RayClusters whose head pods were deleted or evicted from outside.
 
-        The head pod of a node that is not ready does not count: its deletion is part of the node's loss.
+        A head pod on a node that is not ready does not count: it is deleted because the node is lost.
         """
         unready = self._watches.nodes.unready
         evicted = {

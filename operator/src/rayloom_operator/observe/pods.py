@@ -21,19 +21,21 @@ from rayloom_operator.observe.observed import MAX_MESSAGE, Pod, Verdict
 from rayloom_operator.texts import head, plain, tail
 from rayloom_operator.times import moment
 
-# Reasons for which the kubelet cannot start a container.
+# Reasons that the kubelet gives if it cannot start a container.
 _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Reasons that the kubelet gives also while a volume cannot be mounted.
+# Reasons that the kubelet gives while it prepares a container, also if a volume cannot be mounted.
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
 _EXIT_CONFIG = 78  # its settings or its model cannot be used, and a restart would not help
-_EXIT_GIVEN_UP = 70  # a process of it kept dying
-# The kubelet restarts a container at once and then at growing intervals. After so many ends the pod itself is in doubt.
+_EXIT_GIVEN_UP = 70  # one of its processes kept dying
+# The kubelet restarts a container at once, and then at growing intervals. After this many exits, the pod itself may be
+# the cause.
 _MAX_ENDS = 3
-# Sentences in the engine's last message, which is for people -> the fault of the model. The first match counts.
+# The engine's last message is a text for people. These phrases in it tell what is wrong with the model, and the first
+# match counts.
 HUB_SENTENCES = {
     "the hub cannot be reached": Reason.HUB_UNREACHABLE,
     "accept its terms": Reason.MODEL_GATED,
@@ -91,7 +93,7 @@ def _is_mounting(status: Manifest) -> bool:
 
 
 def _running_since(status: Manifest) -> datetime | None:
-    """The start of the youngest container; None while a container does not run."""
+    """Returns the start of the container that started last; None while any container does not run."""
     states = [each["state"] for each in status.get("containerStatuses", ())]
     if not states or not all("running" in state for state in states):
         return None
@@ -155,12 +157,12 @@ def _failed(name: str, status: Manifest) -> Verdict | None:
 
 
 def _last_end(container: Manifest) -> Manifest:
-    """The last end of the container; empty if it never ended."""
+    """Returns the last termination of the container; empty if it never ended."""
     return container["state"].get("terminated") or container.get("lastState", {}).get("terminated") or {}
 
 
 def _is_exhausted(container: Manifest) -> bool:
-    """Returns whether the container has ended and another start promises nothing."""
+    """Returns whether the container has ended, and restarts in the same pod are not expected to help."""
     ended = _last_end(container)
     if "running" in container["state"] or not ended:
         return False
@@ -194,7 +196,7 @@ def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
 
 
 def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
-    """Returns why the container ended, while it is not ready again."""
+    """Returns why the container ended; None once it is ready again."""
     ended = _last_end(container)
     if not ended or container.get("ready", False) or ended["exitCode"] == 0:
         return None
@@ -208,7 +210,7 @@ def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
     if is_engine and code == _EXIT_GIVEN_UP:
         return Verdict(reason=Reason.ENGINE_FAILED, message=f"The engine gave up: {words}")
     if "running" in container["state"]:
-        return None  # The container was restarted, and may do better.
+        return None  # The container was restarted, and may work now.
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
     cure = f". Raise {_memory_field(container)}." if ended.get("reason") == "OOMKilled" else ""
     return Verdict(
@@ -241,5 +243,5 @@ def _head(text: str) -> str:
 
 
 def _tail(text: str) -> str:
-    """The end of a log, which counts more than its beginning."""
+    """Returns the end of a log, which tells more than its beginning."""
     return tail(plain(text), MAX_MESSAGE)

@@ -22,19 +22,20 @@ from rayloom_operator.texts import head
 
 logger = logging.getLogger(__name__)
 
-# A few engines that serve are asked each second, so that a hang is in the status as soon as the engine has found it.
-# Many are asked at longer intervals, so that the operator keeps up; at the longest one, answers are not yet stale.
+# If few engines serve, each is asked every second, so that the status shows a hang as soon as the engine notices it.
+# With more engines the intervals grow, so that the operator keeps up. Even the longest interval is below `STALE_S`.
 _MIN_SERVING_INTERVAL_S = 1.0
 _USUAL_ANSWERS_PER_S = 50
 _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# With thousands of engines that do not answer, neither requests nor reconciles of their services may take all the time.
+# If thousands of engines do not answer, this keeps requests to them, and reconciles of their services, from taking all
+# the operator's time.
 _MAX_RETRIES_PER_S = 200
-# No interval is shorter: pods change several times in a moment, and each change asks.
+# The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
-# Changes of text alone are reported no more often: each report is a reconcile and a write of the status.
+# The shortest interval between reports if only texts have changed. Each report causes a reconcile and a status write.
 _WORDS_INTERVAL_S = 5.0
 _MAX_ERROR = 600  # characters
 _NEVER = Reading(status=None, at=math.inf, failing_since=None, error="", advanced_at=0.0)
@@ -48,14 +49,14 @@ class _Essence(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The address of an engine, and its identity: another pod may get the address later."""
+    """The address of an engine, and the identity of its pod, because another pod may get the address later."""
 
     ip: str
     token: str  # of its admin port
     pod_uid: str
-    num_starts: int = 0  # of its container: the answers of an engine that has ended do not count for the next one
+    num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
-    old_token: str = ""  # the token by the operator's previous key; empty if the key was never changed
+    old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,9 +73,9 @@ class _PolledEngine:
 class EnginePoller:
     """Lives in one event loop.
 
-    `on_report` gets the service of an engine whose answer, or lack of an answer, may change the service's status.
-    `num_expected` returns how many engines may be followed soon: after its start, an operator process finds them one by
-    one, and asks the first ones no more often than when it has found all.
+    `on_report` is called with the service of an engine whose answer, or lack of one, may change the service's status.
+    `num_expected` returns how many more engines may be followed soon. An operator process that has just started learns
+    of engines one by one, and asks the first ones at the interval that all of them together will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
@@ -82,15 +83,15 @@ class EnginePoller:
         self._num_expected = num_expected
         self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # by name of the engine replica
         self.num_engines = 0
-        self.num_failing = 0  # engines without an answer to the last request
-        self.num_failures = 0  # requests without an answer, since the start
+        self.num_failing = 0  # engines that did not answer the last request
+        self.num_failures = 0  # unanswered requests since the start of this process
 
     async def close(self) -> None:
         for service in list(self._engines):
             self.follow(service, {})
 
     def follow(self, service: ServiceKey, targets: dict[str, Target]) -> None:
-        """Asks the engines of `service` from now on; `targets` are by name of the engine replica. Drops all others."""
+        """From now on, polls `targets` and no other engines of `service`. The keys are names of engine replicas."""
         engines = self._engines.pop(service, {})
         self.num_engines += len(targets) - len(engines)
         for name, engine in list(engines.items()):
@@ -111,8 +112,8 @@ class EnginePoller:
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """Returns the service of each engine whose last answer is older than the loop time `since`, without a failure
-        after it."""
+        """Returns the services of engines whose last answer is older than the loop time `since`, although their last
+        request did not fail."""
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 
@@ -122,14 +123,16 @@ class EnginePoller:
         return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_RETRIES_PER_S)
 
     def note_drain(self, service: ServiceKey, replica: str, is_to_drain: bool) -> None:
-        """The engine was just asked to drain, or to take requests again: earlier answers do not count any more, nor
-        does an answer that is on its way."""
+        """Notes that the engine was just asked to drain, or to take requests again.
+
+        Earlier answers do not count any more, nor does the answer to a poll that is under way.
+        """
         engine = self._engines.get(service, {}).get(replica)
         if engine is None or engine.reading is _NEVER:
             return
         status = engine.reading.status
         if is_to_drain and status is not None and status.state == "serving":
-            # At least one request: its requests were not counted since.
+            # The count may be old, so the engine is taken to have at least one request.
             requests = status.requests.model_copy(update={"in_flight": max(status.requests.in_flight, 1)})
             status = status.model_copy(update={"state": "draining", "requests": requests})
             self._on_report(service)
@@ -143,14 +146,14 @@ class EnginePoller:
             engine.is_nudged.set()
 
     async def _poll(self, engine: _PolledEngine) -> None:
-        """Asks one engine until the task is cancelled."""
+        """Polls one engine until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             before = engine.reading
             engine.is_nudged.clear()
             reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # The request was sent before the engine was asked to drain or to take requests again.
+                continue  # This poll was sent before the engine was asked to drain or to take requests again.
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
@@ -158,13 +161,14 @@ class EnginePoller:
             if _note_essence(engine, loop.time()) or has_turned or has_other_start:
                 self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
-            # No `wait_for`: in Python 3.11 it drops a cancellation that comes with the nudge, as with the end of a pod.
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, as both do when
+            # a pod ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(reading, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()
 
     async def _read(self, engine: _PolledEngine, before: Reading) -> Reading:
-        """The reading after one more request. Whatever the engine answers, it is asked again."""
+        """Returns the reading after one more request. Raises nothing, so that the polling goes on after any answer."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         try:
@@ -191,7 +195,7 @@ class EnginePoller:
             )
 
     def _interval_s(self, reading: Reading, has_turned: bool) -> float:
-        """The seconds to the next request. A request follows soon after a first failure, to see whether more fail."""
+        """Returns the seconds until the next request, which follows soon after a first failure: it may fail as well."""
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
         is_slow = _is_serving(reading.status)
@@ -201,7 +205,7 @@ class EnginePoller:
         target = engine.target
         code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
         status = engine_status(code, body, target.max_ranks)
-        # The start-up phases are most of the memory of 10,000 answers, and of no use once an engine serves.
+        # The start-up phases would take most of the memory of 10,000 answers. Once an engine serves they are of no use.
         return status.model_copy(update={"startup": (), "model": None}) if status.state == "serving" else status
 
 
@@ -220,7 +224,7 @@ def _is_serving(status: EngineStatus | None) -> bool:
 
 
 def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
-    """Returns whether the engine serves, or its start has made progress. Seconds of phases are no progress."""
+    """Returns whether the engine serves, or its start has made progress. A phase that only takes longer is none."""
     return _is_serving(status) or _start_of(status) != _start_of(before)
 
 
@@ -231,7 +235,7 @@ def _start_of(status: EngineStatus | None) -> object:
 
 
 def _note_essence(engine: _PolledEngine, now: float) -> bool:
-    """Returns whether the last answer must be reported; marks it as reported."""
+    """Returns whether the last answer must be reported, and marks it as reported if so."""
     essence, before = _essence(engine.reading.status), engine.reported
     if essence == before:
         return False
@@ -251,11 +255,11 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         tuple((phase.name, phase.finished) for phase in status.startup),
         status.last_token_age_seconds is not None,
         status.has_token_within(TOKEN_AGE_LIMIT_S),
-        # The rollout waits for the end of a drain.
+        # The rollout waits until a draining engine has no requests.
         status.state == "draining" and status.requests.in_flight == 0,
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )
-    # An engine that stands still says for how many seconds.
+    # The reason of an engine that stands still contains the seconds so far, which differ in each answer.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

@@ -15,7 +15,7 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The documents of one service at one moment, as the watches hold them, with the times at which they changed."""
+    """The documents of one service at one moment, as the watches hold them, with notes of earlier moments."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
@@ -36,7 +36,7 @@ class Grouped:
 
 
 def group(documents: Documents) -> Grouped:
-    """Returns the engine replicas of the service. Their readings are empty: the poller has those."""
+    """Returns the engine replicas of the service. Their `reading` is None here: the observer fills it in."""
     remaining = [each for each in documents.pods if not _is_terminating(each)]
     found = {uid for each in documents.slices for uid in each["uids"]}
     replicas, taken, num_ending = [], set(), 0
@@ -44,7 +44,7 @@ def group(documents: Documents) -> Grouped:
         meta = cluster["metadata"]
         is_ours = is_owned(meta, documents.service_uid)
         if is_ours and not _is_terminating(cluster):
-            # By uid: pods may be left of an earlier RayCluster of this name.
+            # Compared by uid, because pods of an earlier RayCluster of this name may be left.
             own = [each for each in remaining if is_owned(each["metadata"], meta["uid"])]
             replicas.append(_replica(cluster, own, found, documents))
             continue
@@ -63,7 +63,7 @@ def _is_terminating(document: Manifest) -> bool:
 
 
 def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], documents: Documents) -> EngineReplica:
-    """Returns the engine replica of a RayCluster and its pods. `found` has the uids of head pods that clients find."""
+    """Returns the engine replica of a RayCluster and its pods. `found`: uids of the pods in EndpointSlices."""
     name, uid = cluster["metadata"]["name"], cluster["metadata"]["uid"]
     pods = tuple(pod(each, documents.mount_failures.get(each["metadata"]["uid"], "")) for each in own)
     on_cordoned = {each.stays_when_cordoned for each in pods if each.node in documents.cordoned}
@@ -89,23 +89,25 @@ def cluster_refusal(cluster: Manifest) -> str:
     """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if it could."""
     failing = _condition(cluster, "ReplicaFailure")
     message = failing.get("message", "") if failing.get("status") == "True" else ""
-    # Compiling a pattern for each name costs time, and mostly there is no message.
+    # Mostly there is no message. Then no time is spent on compiling a pattern for the name.
     return without_suffixes(message, cluster["metadata"]["name"]) if message else ""
 
 
 def without_suffixes(message: str, owner: str) -> str:
     """Returns `message` about pods of `owner` without the random ends of their names.
 
-    Each attempt has a name of its own. With it, every attempt would be another message, and so a write and an Event.
+    Each attempt to create a pod uses a new name. With the names, each attempt would be a new message, and so cause a
+    status write and an Event.
     """
-    # Kubernetes cuts names of 58 characters and more before it adds the five random ones.
+    # Kubernetes cuts names of 58 characters and more before it appends five random characters.
     return re.sub(rf'"({re.escape(owner[:57])}[^"]*?)-?[a-z0-9]{{5}}"', r'"\1"', message)
 
 
 def is_headless(cluster: Manifest) -> bool:
     """Returns whether the RayCluster had its head pod and has lost it.
 
-    KubeRay's conditions say so; the watch of pods may be ahead of the watch of RayClusters or behind it.
+    This is read from KubeRay's conditions, and not from the watch of pods, which may be ahead of the watch of
+    RayClusters or behind it.
     """
     was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # never becomes False again
     return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"

@@ -1,6 +1,6 @@
-"""Names of RayClusters that were deleted a moment ago: for a while no RayCluster gets such a name again.
+"""Keeps the names of deleted RayClusters reserved for 60 s, so that no new RayCluster gets such a name at once.
 
-KubeRay remembers a RayCluster by name for some time, and would take the new one for the old one.
+KubeRay remembers a RayCluster by name for some time, and would mistake a new one for the old one.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ _REST_S = 60.0
 
 
 class RestingNames:
-    """Lives in one event loop. `clusters` and `pods` are the watches of RayClusters and of their pods."""
+    """The reserved names, called resting. Lives in one event loop.
+
+    `clusters` and `pods` are the watches of RayClusters and of their pods.
+    """
 
     def __init__(self, kube: Kube, clusters: Reflector, pods: Reflector) -> None:
         self._kube = kube
         self._clusters = clusters
         self._pods = pods
-        # name of a RayCluster -> when its absence was found; None while it exists
+        # name of a RayCluster -> time at which it was first found missing; None while it exists
         self._gone_at: dict[ServiceKey, dict[str, datetime | None]] = {}
 
     def note(self, key: ServiceKey, name: str) -> None:
-        """A RayCluster of this name was created. Its name rests also if it is deleted before the watch has seen it."""
+        """Notes that a RayCluster of this name was created.
+
+        So its name is reserved even if it is deleted before the watch has seen it.
+        """
         self._gone_at.setdefault(key, {}).setdefault(name, None)
 
     def resting(self, key: ServiceKey) -> set[str]:
-        """Returns the names that rest."""
+        """Returns the names that are reserved."""
         return {name for name, at in self._gone_at.get(key, {}).items() if at is not None}
 
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
-        """The service was deleted, and its names rest. Returns after how many seconds to call this again; None once
-        nothing is left."""
+        """Keeps the names of a deleted service reserved for a while.
+
+        Returns the seconds until this has to be called again, or None once no name is reserved any more.
+        """
         await self.find_gone(key, "", (), now)
         if self._gone_at[key]:
             return _REST_S
@@ -46,8 +54,8 @@ class RestingNames:
     async def find_gone(self, key: ServiceKey, uid: str, remembered: Iterable[str], now: datetime) -> None:
         """Notes which RayClusters of the service with this uid were deleted since the last call.
 
-        The first call looks for `remembered`, the names in the service's status, and for the RayClusters of pods that
-        outlived them.
+        The first call also looks for `remembered`, the names in the service's status. Every call looks for the
+        RayClusters that existing pods name, because pods may outlive their RayCluster.
         """
         known = self._gone_at.setdefault(key, dict.fromkeys(remembered))
         for pod in self._pods.of_service(key):
@@ -61,11 +69,15 @@ class RestingNames:
         known |= dict.fromkeys(self._names(key))
 
     async def _ask(self, key: ServiceKey, uid: str, known: dict[str, datetime | None], now: datetime) -> None:
-        """Asks the API server for each RayCluster that the watch does not show, until the watch shows all others."""
+        """Asks the API server for each known RayCluster that the watch does not list, to see whether it is gone.
+
+        Repeats until each of these names exists or is noted as gone, because the watch may change meanwhile.
+        """
         existing: set[str] = set()
         while missing := {name for name, at in known.items() if at is None} - self._names(key) - existing:
             for name in missing:
-                # A RayCluster that lost its label exists all the same, and gets the label back under its name.
+                # The watch does not list a RayCluster whose label was removed. It still exists, and gets the label back
+                # when it is applied again under its name.
                 if await self._exists(key, name, uid):
                     existing.add(name)
                 else:

@@ -1,7 +1,7 @@
-"""The verdict on an engine replica, by the observations of it. Pure.
+"""The verdict on an engine replica, according to what was observed of it. Pure.
 
-Signs count from the surest to the weakest: the engine's own answer, its pods, the absence of both. Messages hold
-nothing that changes by itself.
+The engine's own answer is the surest sign. Without a valid answer the verdict follows from the pods, or from their
+absence. Messages contain nothing that changes with time alone.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from rayloom_operator.engines.progress import StartProgress
 from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdict
 
-# An idle engine sends a token through every rank each 10 s.
+# An idle engine sends a token through every rank every 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
-# The last answer counts for so long after the first request that got none. A request fails after 3 s, and the next one
-# follows a second later, so a second request can fail in this time.
+# After a first unanswered request, the engine's last answer stays valid for this many seconds. A request fails after
+# 3 s, and the next one follows a second later, so a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
-# The last answer counts for no longer than this, whatever the next request does: requests are up to 5 s apart, and one
-# fails after 3 s.
+# Once a request has failed, an answer that is older than this is no longer valid: requests are up to 5 s apart, and a
+# request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# With thousands of engines, requests are more than 5 s apart. A second request follows the first that failed within
-# 4 s, and an engine that serves answers it.
+# The last answer, however old, stays valid for this long after the first request that fails. With thousands of engines
+# requests are more than 5 s apart. Within 4 s a second request follows, and an engine that serves answers it.
 _SECOND_ANSWER_S = 4.5
-# Engines that serve are asked each 15 s or more often. An older answer counts for nothing, whatever became of the
-# requests after it.
+# An answer older than this is not valid, even if no request has failed. Engines that serve are asked at least every
+# 15 s.
 STALE_S = 20.0
-# The reason of an engine that recovers without the loss of a rank: a rank stands still.
+# Matches the reason that an engine reports if it recovers from a rank that stands still, and not from a lost rank.
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
 def judge(replica: EngineReplica | None, now: float) -> Verdict:
-    """Returns the verdict on the engine replica; None does not exist yet. `now` is a time of the event loop's clock."""
+    """Returns the verdict on the engine replica, which is None before it exists. `now` is the event loop's time."""
     if replica is None:
         return _UNMADE
     head, reading = replica.head, replica.reading
@@ -62,7 +62,7 @@ def is_well(replica: EngineReplica, now: float) -> bool:
 
 
 def silence(reading: Reading | None, now: float) -> float | None:
-    """Returns for how many seconds the engine has not answered; None while it answers, or was not asked."""
+    """Returns the seconds for which the engine has not answered; None while it answers, or if it was not asked yet."""
     if reading is None:
         return None
     if reading.failing_since is not None:
@@ -71,7 +71,7 @@ def silence(reading: Reading | None, now: float) -> float | None:
 
 
 def unreachable_at(reading: Reading) -> float:
-    """Returns the time from which the last answer counts for nothing, unless another one comes before."""
+    """Returns the time at which the last answer becomes invalid, unless the engine answers again before."""
     since = reading.failing_since
     if since is None:
         return reading.at + STALE_S
@@ -79,10 +79,10 @@ def unreachable_at(reading: Reading) -> float:
 
 
 def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
-    """Returns whether the last answer still describes the engine.
+    """Returns whether the verdict follows from the engine's last answer.
 
-    The pod explains the end of an engine better than the engine's last answer, so a fault of a pod outweighs the answer
-    of an engine that does not answer any more.
+    Once the engine stops answering, a fault of a pod outweighs the last answer, because it explains better why the
+    engine ended.
     """
     if silence(reading, now) is None:
         return True
@@ -120,7 +120,7 @@ def _without_head(replica: EngineReplica) -> Verdict:
 
 
 def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: StartProgress) -> Verdict:
-    """The verdict by the engine's answer; `start` is how far its start was when a message last said so."""
+    """Returns the verdict by the engine's answer. `start` is the last reported progress of its start."""
     if status.state == "failed":
         return _verdict(Reason.ENGINE_FAILED, f"The engine failed: {status.reason}", status)
     if status.state == "draining":
@@ -132,7 +132,8 @@ def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: S
         )
         return _verdict(Reason.TOKENS_STOPPED, message, status)
     if status.state in ("starting", "recovering") and replica.workers_fault is not None:
-        # The engine waits for the ranks' pods. An earlier end of the head's own container is over: the engine answers.
+        # The engine waits for the ranks' pods. A fault of the head pod is not considered: it is over, as the engine
+        # answers.
         return replica.workers_fault
     if status.state == "recovering":
         message = f"The engine replaces lost ranks; requests wait. {status.reason}".strip()
@@ -148,13 +149,14 @@ def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: S
 
 
 def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
-    # A token has passed through every rank, so every rank has loaded the model; a lost one has to load it again.
+    # A token has passed through every rank, so every rank has loaded the model. A rank that replaces a lost one has to
+    # load it again.
     is_loaded = status.last_token_age_seconds is not None and reason is not Reason.RECOVERING
     return Verdict(reason=reason, message=message, is_loaded=is_loaded)
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Returns whether the engine made tokens and makes none, although it reports that it serves, or as a rank hangs."""
+    """Returns whether the engine has stopped making tokens: it reports that it serves, or that a rank stands still."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None

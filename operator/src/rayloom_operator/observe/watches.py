@@ -1,4 +1,4 @@
-"""The watches beside that of LLMServices: the objects of engine replicas, nodes, and the definition of RayClusters."""
+"""All watches but that of LLMServices: objects of engine replicas, nodes, and the definition of RayClusters."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _DEFINITIONS = Watched(
 class Watches:
     """Lives in one event loop.
 
-    `on_change` gets the service of a RayCluster, Job or EndpointSlice that changed, `on_pod` that of a pod. `on_node`
-    gets the name of a node whose readiness or cordon changed. `on_kuberay` is called when KubeRay becomes usable or
-    unusable.
+    `on_change` is called with the service of a RayCluster, Job or EndpointSlice that changed, and `on_pod` with that of
+    a pod. `on_node` is called with the name of a node whose readiness or cordon changed, and `on_kuberay` when KubeRay
+    becomes usable or unusable.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Watches:
         self._definitions = Reflector(kube, _DEFINITIONS, self._definition_changed)
         self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
-        self.kuberay_problem = kuberay.problem(None)  # the reason why no RayCluster can be made; empty when one can
+        self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
         self.is_synced = asyncio.Event()  # every kind was listed
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class Watches:
                 self.jobs.is_synced,
                 self.endpoints.is_synced,
                 self._definitions.is_synced,
-                self.nodes.reflector.was_tried,  # nodes may not be listed with the rights of single namespaces
+                self.nodes.reflector.was_tried,  # with rights in single namespaces only, nodes cannot be listed
             ):
                 await answered.wait()
             self.is_synced.set()
@@ -87,11 +87,11 @@ class Watches:
                 logger.warning("%s", self.kuberay_problem)
 
     async def relist(self) -> None:
-        """Returns once RayClusters, pods and EndpointSlices come from lists made after this call: a watch may lag."""
+        """Lists RayClusters, pods and EndpointSlices again, as a watch may lag. Returns once the copies are new."""
         await asyncio.gather(*(each.relist() for each in (self.clusters, self.pods, self.endpoints)))
 
     def problem(self) -> str:
-        """Returns which watches stand still; empty when none does. A failure is a sign of life."""
+        """Returns which watches have had neither an event nor a failure for too long; empty if none."""
         now = asyncio.get_running_loop().time()
         silent = [each.path for each in self._all if each.silence_seconds(now) > _MAX_SILENCE_S]
         if not silent or not self.is_synced.is_set():

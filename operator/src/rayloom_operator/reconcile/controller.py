@@ -1,8 +1,9 @@
-"""Takes the events of LLMServices and of the objects of their engines, and reconciles each service that changed.
+"""Receives the events of LLMServices and of their engines' objects, and reconciles each service that an event concerns.
 
     event of a service, RayCluster or pod, answer of an engine, timer  ->  work queue  ->  Reconciler.reconcile(service)
 
-Every event takes the same path. All memory is in the cluster, so a restarted operator continues where the last stopped.
+All events are handled in the same way. All state is in the cluster, so a restarted operator continues where the one
+before it stopped.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Interval of the search for engine replicas that do not answer.
+# Interval of the search for engine replicas that stopped answering.
 _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Lives in one event loop. Events of LLMServices come by `set_service`, all others from its own watches.
+    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; all others come from own watches.
 
-    Serves `namespaces`, all of them where there are none. Reconciles nothing before `leads` is set.
+    Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Controller:
         self._metrics.gauge("concurrency", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
-        self._unreported: dict[ServiceKey, str] = {}  # uids of services that exist and that kopf has yet to report
-        # Opened when this process leads: a standby would gather the keys of all services that ever existed.
+        self._unreported: dict[ServiceKey, str] = {}  # uids of listed services without an event from kopf yet
+        # Opened when this process leads. An open queue of a standby would grow with every service that ever existed.
         self._queue = WorkQueue(lambda: kube.concurrency.value, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
@@ -85,14 +86,15 @@ class Controller:
         )
 
     def set_service(self, document: Manifest, is_deleted: bool) -> None:
-        """Takes an event of an LLMService. A terminating service counts as deleted."""
+        """Handles an event of an LLMService. A terminating service counts as deleted."""
         meta = without_managed_fields(document)["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._services.mark(key)
         self._unreported.pop(key, None)
         if is_deleted or "deletionTimestamp" in meta:
             self._delete_service(key, meta["uid"])
-        # A status that this process wrote is known before its event, and so is every event before that.
+        # Skips events that are not newer than the stored document: a status that this process writes is stored at once,
+        # before its event arrives.
         elif known is None or int(meta["resourceVersion"]) > known.version:
             self._services[key] = document
             is_changed = known is None or known.generation != meta["generation"]
@@ -101,17 +103,17 @@ class Controller:
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
         known = self._services.mark(key)
-        # kopf may report the deletion after it has reported the recreated service.
+        # With another uid the service was recreated: kopf may report the deletion after the recreation.
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)
 
     async def run(self) -> None:
-        """Works until it is cancelled. Events of LLMServices may come once `is_ready` is set."""
+        """Runs until it is cancelled. `set_service` may be called once `is_ready` is set."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.watches.run())
-                # A reconcile before that would create objects that exist.
+                # A reconcile before the watches are in sync would create objects that already exist.
                 await self.watches.is_synced.wait()
                 if self._leads is not None:
                     await self._leads.wait()
@@ -131,15 +133,15 @@ class Controller:
             await self._poller.close()
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns once none runs."""
+        """Starts no more reconciles, and returns when the running ones have ended."""
         await self._queue.drain()
 
     def _conditions(self) -> Iterator[tuple[str, str]]:
-        """Returns (type, status) of every condition of every service."""
+        """Returns (type, status) of each condition of each service."""
         return chain.from_iterable(each.conditions for each in self._services.marks())
 
     def _uids(self) -> dict[ServiceKey, str]:
-        """Returns the uids of all services that this process expects to exist."""
+        """Returns the uids of all services that exist as far as this process knows."""
         known = {key: mark.uid for key in self._services if (mark := self._services.mark(key))}
         return self._unreported | known
 
@@ -159,7 +161,7 @@ class Controller:
             self._queue.add(key)
 
     async def _watch_silence(self) -> None:
-        """Queues services whose engine replicas stopped answering: a healthy service is requeued only minutes later."""
+        """Queues services whose engine replicas stopped answering. Their next regular reconcile may be minutes away."""
         while True:
             await asyncio.sleep(_SILENCE_CHECK_S)
             for key in self._poller.silent(asyncio.get_running_loop().time() - STALE_S):
@@ -169,9 +171,9 @@ class Controller:
         SERVICE.set("/".join(key))
         document = self._services.get(key)
         if document is None and key in self._unreported:
-            return None  # an event of its objects came first; the event of the service queues it again
+            return None  # its objects had an event before the service itself; the service's event queues it again
         if document is None:
-            # Kubernetes deletes its objects by their owner references.
+            # The service is deleted. Kubernetes deletes its objects by their owner references.
             return await self._reconciler.forget(key)
         try:
             return await self._reconciler.reconcile(key, document)

@@ -9,7 +9,7 @@ from rayloom_operator.names import Manifest
 
 
 class Known(NamedTuple):
-    """Kept beside each packed document."""
+    """These fields, kept beside each packed document."""
 
     uid: str
     version: int  # metadata.resourceVersion
@@ -26,5 +26,5 @@ class Known(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _shared(conditions: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Returns an equal tuple that services share: most have the same conditions, which then are in memory once."""
+    """Returns one shared tuple for equal conditions. Most services have the same ones, so this saves memory."""
     return conditions

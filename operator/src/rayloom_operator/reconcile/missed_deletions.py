@@ -1,13 +1,14 @@
 """Finds LLMServices whose deletion kopf has not reported.
 
-kopf watches LLMServices. When its watch breaks, kopf lists them again and reports each one that the list has, so a
-service that was created or changed in the meantime is seen. A service that was deleted in the meantime is in no list
-and has no event: the operator would poll its engine replicas and count it in metrics for ever. So the names of all
-services are listed now and then. A list is one snapshot, and newer than every service that was known when it began: a
-known service that the list lacks was deleted.
+When kopf's watch of LLMServices breaks, kopf lists them again and reports each service of that list. So it reports
+every service that was created or changed in the meantime. But a service that was deleted in the meantime is not in the
+list and gets no event: the operator would poll its engine replicas and count it in metrics for ever.
 
-A service that is deleted after the list was begun, in a gap of the watch, is found by the next list. A recreated
-service has another uid, and kopf reports it.
+So the operator lists the names of all services every five minutes. A list is a snapshot of a moment after its request.
+If a service was known before the request and is not in the list, it was deleted.
+
+If a service is deleted after the snapshot and its event is lost, the next list finds it. A recreated service has
+another uid, and kopf reports it.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from rayloom_operator.names import ServiceKey, object_path
 
 logger = logging.getLogger(__name__)
 
-# 10,000 names are 40 requests.
+# A list of 10,000 names takes 40 requests.
 _INTERVAL_S = 300.0
 _RETRY_S = 1.0
 
 
 class MissedDeletions:
-    """Compares the services of the cluster with the services that are known.
+    """Compares the services of the cluster with the services that the operator knows.
 
-    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each of them that was
-    deleted; it must ignore a service that has another uid by then.
+    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each deleted service. It
+    must do nothing if the known service of that key has another uid by then.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class MissedDeletions:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Compares every five minutes for ever."""
+        """Calls `compare` every five minutes, for ever."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             await self.compare()
@@ -63,7 +64,7 @@ class MissedDeletions:
                 self._on_deleted(key, uid)
 
     async def list_uids(self) -> dict[ServiceKey, str]:
-        """Returns the uid of every service of the cluster. A list that fails is begun again."""
+        """Returns the uid of every service in the served namespaces. Retries a failed list from its first page."""
         found: dict[ServiceKey, str] = {}
         for namespace in self._namespaces:
             while True:

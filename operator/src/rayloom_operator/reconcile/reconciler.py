@@ -20,14 +20,18 @@ from rayloom_operator.reconcile.apply.applier import Applier
 from rayloom_operator.reconcile.gather.gatherer import Gatherer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 
-# Requeue after these seconds for causes that end soon: RayClusters not yet listed, an API server without an answer.
+# The requeue delay if a short wait is expected: for a list of RayClusters, or for the API server to answer again.
 _SOON_S = 1.0
-# A refused object is retried at growing intervals. Changes by time alone are reconciled before, but not at once.
+# After a refusal, the work queue retries with a back-off. A reconcile that is due by time alone may come earlier, but
+# not before this many seconds.
 _REFUSED_S = 2.0
+# A decision that has yet to be written is requeued at once. While the pace of writes holds that write back, the next
+# reconcile would decide the same.
+_UNWRITTEN_S = 0.5
 
 
 class Reconciler:
-    """Lives in one event loop. `requeue_after` puts a service into the work queue after so many seconds."""
+    """Used in one event loop. `requeue_after(key, seconds)` puts a service into the work queue after that time."""
 
     def __init__(
         self,
@@ -48,17 +52,17 @@ class Reconciler:
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
     def lead(self) -> None:
-        """This process begins to lead, and the watches are in sync."""
+        """Called when this process begins to lead. The watches are in sync by then."""
         self._gatherer.lead()
 
     def close(self) -> None:
-        """Starts no more computations of sizes."""
+        """Stops the sizing thread."""
         self._gatherer.close()
 
     async def forget(self, key: ServiceKey) -> float | None:
-        """Drops everything that is kept of a deleted service.
+        """Drops what is kept of a deleted service.
 
-        Returns after how many seconds to call this again; None once nothing is left.
+        Returns the seconds until this must be called again, or None once nothing is left.
         """
         self._applier.forget(key)
         self._statuses.forget(key)
@@ -68,15 +72,15 @@ class Reconciler:
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
         """Brings the cluster one step closer to the spec of the LLMService in `document`.
 
-        Returns after how many seconds to reconcile again, unless an event comes before. Raises Refused for an object
-        that the API server will not take before a user changes something, and other OperatorErrors to try again.
+        Returns the seconds until the next reconcile, unless an event comes before. Raises Refused if the API server
+        refuses an object until a user changes something, and other OperatorErrors if a retry may help.
         """
         # 1. Gather: read the cluster.
         if not self._watches.kuberay_problem and not self._watches.clusters.is_synced.is_set():
             return _SOON_S  # KubeRay was installed again a moment ago, and existing RayClusters are not listed yet.
         situation = await self._gatherer.gather(key, document)
         if situation is None:
-            return STALE_S  # The first answer of an engine, or its absence, starts the next reconcile.
+            return STALE_S  # The result of the engine's first poll queues the service before that.
 
         # 2. Decide: a pure function.
         decision = decide(situation)
@@ -84,11 +88,11 @@ class Reconciler:
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
 
-        # 4. Write the status, and Events about its changes.
+        # 4. Write the status, and create Events about its changes.
         after_s = [decision.requeue_after_s]
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:
-            after_s.append(unwritten_s)
+            after_s = [max(decision.requeue_after_s, min(unwritten_s, _UNWRITTEN_S)), unwritten_s]
         if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 
@@ -99,7 +103,7 @@ class Reconciler:
         return min(after_s)
 
     async def _carry_out(self, key: ServiceKey, decision: Decision) -> Refused | None:
-        """Returns the refusal of an object instead of raising it: the status says it as well."""
+        """Carries out the plan. Returns a refusal instead of raising it, because the status is to show it."""
         try:
             await self._applier.carry_out(key, decision.plan, decision.reapply_after_s)
         except Refused as error:

@@ -1,4 +1,4 @@
-"""The parts of the operator that run beside kopf: a client, the Lease, the controller, and the operator's own port."""
+"""Starts and stops the parts of the operator that run beside kopf: API client, Lease, controller, HTTP port."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# The definition of LLMServices may be installed at the same moment as the operator.
+# The CRD of LLMServices may be installed at the same moment as the operator, so the operator waits for it.
 _DEFINITION_TIMEOUT_S = 60
 _DEFINITION_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
-# Limits for the end of reconciles that run, and then for the release of the Lease.
+# At shutdown: the longest wait for running reconciles, and then for the release of the Lease.
 _DRAIN_S = 5.0
 _RELEASE_S = 2.0
 
@@ -36,19 +36,19 @@ class RuntimeSettings:
     """The settings of one operator process."""
 
     settings: Settings
-    namespaces: tuple[str, ...]  # whose LLMServices are served; all where it is empty
+    namespaces: tuple[str, ...]  # whose LLMServices are served; empty for all namespaces
     health_port: int
     lease_namespace: str
     lease_name: str
     lease_seconds: int
-    num_reconciles: int | None = None  # at once; None: adapted to the API server
+    num_reconciles: int | None = None  # most at once; None: adapted to how fast the API server answers
 
 
 class Runtime:
-    """Made and used in one event loop; started and stopped once.
+    """Used in one event loop; started once and stopped once.
 
-    `stopping` is set when a part ends with an error, which is `failure` then, and by `stop`. No part continues without
-    the others.
+    `stop` sets `stopping`. So does a part that ends with an error, which is then in `failure`: the caller has to stop
+    the other parts.
     """
 
     def __init__(self, settings: RuntimeSettings) -> None:
@@ -57,18 +57,18 @@ class Runtime:
         self._lease = Lease(
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # A restarted container is another candidate than the container before it.
+            # Random, so that a restarted container is not taken for the one before it, which may hold the Lease.
             identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
             seconds=settings.lease_seconds,
             connect=lambda: Kube(on_request=self._metrics.count_request),
         )
-        self._parts = contextlib.AsyncExitStack()  # closed in the reverse order of their start
+        self._parts = contextlib.AsyncExitStack()  # stopped in the reverse order of their start
         self.controller: Controller
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
 
     async def start(self) -> None:
-        """Returns once this process leads and reconciles. Raises OperatorError or kopf.LoginError."""
+        """Starts all parts. Returns once this process leads and reconciles. Raises OperatorError or kopf.LoginError."""
         try:
             await self._start()
         except BaseException as error:
@@ -77,7 +77,7 @@ class Runtime:
             raise
 
     async def stop(self) -> None:
-        """Returns once running reconciles have ended, the Lease is released, and every connection is closed."""
+        """Waits for running reconciles, releases the Lease and closes every connection."""
         self.stopping.set()
         await self._parts.aclose()
 
@@ -110,7 +110,7 @@ class Runtime:
     async def _run_part(self, part: Coroutine[Any, Any, None]) -> None:
         try:
             await part
-        except Exception as error:  # noqa: BLE001 - whatever ends a part ends the process, which reports it
+        except Exception as error:  # noqa: BLE001 - an error of one part ends the process, which reports it
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -136,7 +136,7 @@ class Runtime:
 
 
 async def _wait_for_definition(kube: Kube) -> None:
-    """Returns once the API server knows LLMServices. Raises OperatorError when it does not within a minute."""
+    """Waits until the API server serves the kind LLMService. Raises OperatorError after a minute."""
     for is_last in [False] * _DEFINITION_TIMEOUT_S + [True]:
         try:
             await kube.get(_DEFINITION_PATH)

@@ -1,4 +1,4 @@
-"""Writes the status of services, and creates the Events about changes of it."""
+"""Writes the status of services, and creates Kubernetes Events about its changes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Without the rollout state no engine is created, replaced or deleted.
+# The operator reads the rollout state from the status. If the API server drops it, no engine is created, replaced or
+# deleted.
 _OLD_DEFINITION = (
     "the CustomResourceDefinition is older than the operator, and no engine is created, replaced or deleted before it "
     "is updated: apply crds/llmservices.rayloom.dev.yaml, or upgrade the chart"
 )
 
-# Gets (document, is_deleted) of a service that was deleted or recreated without an event.
+# Called with (document, is_deleted) if a write shows that a service was deleted or recreated.
 OnService = Callable[[Manifest, bool], None]
-# Gets a service whose spec was edited since the reconcile began.
+# Called with a service whose spec was edited after the reconcile began.
 OnEdit = Callable[[ServiceKey], None]
 
 
 class StatusWriter:
-    """Lives in one event loop. `services` are the known services; a written status is stored there at once."""
+    """Used in one event loop. `services` are the known services; a written status is stored there at once."""
 
     def __init__(
         self,
@@ -58,9 +59,9 @@ class StatusWriter:
         self._unsent.pop(key, None)
 
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
-        """Writes the status of the service in `document` where it differs from the document's.
+        """Writes the status `computed`, if it differs from the status in `document`.
 
-        Returns after how many seconds a status may be written that may not be written yet; None if nothing is left.
+        If it must not be written yet, returns the seconds until it may; otherwise None.
         """
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         previous = document.get("status", {})
@@ -84,7 +85,7 @@ class StatusWriter:
         return None
 
     async def send_events(self, key: ServiceKey) -> bool:
-        """Creates the Events that are not created yet. Returns False if some are left for want of an answer."""
+        """Creates the Events that are not created yet. Returns False if some have to be retried."""
         unsent = self._unsent.pop(key, {})
         for name, event in list(unsent.items()):
             try:
@@ -97,7 +98,7 @@ class StatusWriter:
         return key not in self._unsent
 
     async def _replace(self, key: ServiceKey, document: Manifest, content: Manifest) -> Manifest | None:
-        """Replaces the status. Returns the written service; None if the service of this uid is gone."""
+        """Replaces the status in the cluster. Returns the written service; None if the service of this uid is gone."""
         meta = document["metadata"]
         identity = {each: meta[each] for each in ("name", "namespace", "uid")}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity, "status": content}
@@ -114,12 +115,12 @@ class StatusWriter:
         return None
 
     def _note_gone(self, key: ServiceKey, document: Manifest) -> None:
-        # kopf reports no deletion that happened while its watch was broken.
+        # Handled as a deletion here, because kopf does not report one that happened while its watch was broken.
         if self._services.mark(key) == Known.of(document):
             self._on_service(document, True)
 
     def _note_written(self, key: ServiceKey, document: Manifest, written: Manifest) -> None:
-        """Stores the written service, also if its spec was edited meanwhile: its status is the memory of failures."""
+        """Stores the written service, even if its spec was edited meanwhile: its status contains the past failures."""
         meta = document["metadata"]
         known = self._services.mark(key)
         version = int(written["metadata"]["resourceVersion"])
@@ -127,7 +128,7 @@ class StatusWriter:
             return
         self._services[key] = without_managed_fields(written)
         if written["metadata"]["generation"] != meta["generation"]:
-            # The event of that edit is older than the stored service, and so will be ignored.
+            # `set_service` will ignore the event of that edit, because it is older than the stored service.
             self._on_edit(key)
 
 

@@ -1,8 +1,13 @@
-"""The order in which services are reconciled. A key is in the queue once, and is reconciled by one task at a time.
+"""Decides the order in which services are reconciled.
 
-Events of engines and pods, and requeues that are due soon, go first; then changed specs and regular resyncs; then new
-services. So thousands of services that are created at once keep no failed engine of another service waiting, and a
-service that was begun is finished before the next one begins.
+A service's key is in the queue at most once, and one task at a time reconciles it. The priorities are:
+
+1. events of engines and pods, and short requeues (below the regular interval);
+2. changed specs and regular requeues;
+3. new services.
+
+So a failed engine does not wait behind thousands of new services. And most steps of a service that is being created
+come before the first reconcile of the next new service.
 """
 
 from __future__ import annotations
@@ -17,24 +22,23 @@ from rayloom_operator.names import ServiceKey
 _FIRST_RETRY_S = 0.5
 _MAX_RETRY_S = 10.0
 _MAX_DOUBLINGS = 10
-# An event of a service whose reconcile failed waits this long after the failure: the event rarely cures the failure,
-# but an engine that fails in the meantime must not wait for the whole back-off.
+# After a failed reconcile, an event of the service starts the next one this many seconds after the failure at the
+# earliest. The event rarely cures the failure, but an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# One of so many reconciles is for a known service, and one is for a new service, so that no priority starves. A new
-# service brings about six reconciles of the first priority, so with a greater share of new services those would pile
-# up.
+# So that no priority starves, every 8th reconcile is of the second one and every 64th of the third, if such keys wait.
+# New services get no larger share: each causes about six reconciles of the first priority, which would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
-PRIORITIES = ("news", "known", "new")  # as the label of the metric has them
+PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third
 _EVENT, _KNOWN, _NEW = range(len(PRIORITIES))
-# Below half a millisecond uvloop's call_later returns a handle without a time.
+# Below half a millisecond, uvloop's call_later returns a handle without `when()`, which `add_after` needs.
 _SHORTEST_S = 0.001
 
 Reconcile = Callable[[ServiceKey], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Lives in one event loop. Ignores keys until it is opened."""
+    """Used in one event loop. Ignores keys until `open` is called."""
 
     def __init__(
         self,
@@ -43,25 +47,27 @@ class WorkQueue:
         is_open: bool = True,
         on_wait: Callable[[str, float], object] = lambda priority, seconds: None,
     ) -> None:
-        """`limit` returns how many keys may be reconciled at once. `on_wait` gets one of PRIORITIES, and the seconds
-        from the time when a key was added with that priority until its reconcile."""
+        """`limit` returns how many keys may be reconciled at once.
+
+        `on_wait` is called when a key leaves the queue: with one of PRIORITIES, and the seconds that the key waited.
+        """
         self._limit = limit
         self._on_wait = on_wait
         self._is_open = is_open
-        # By priority: keys that wait, and the loop time at which each was added, in that order.
+        # For each priority: waiting key -> loop time at which it was added, the oldest first.
         self._ready: list[OrderedDict[ServiceKey, float]] = [OrderedDict() for _ in PRIORITIES]
         self._num_started = 0
         self._working: set[ServiceKey] = set()
-        self._again: set[ServiceKey] = set()  # added while they were reconciled
+        self._again: set[ServiceKey] = set()  # keys that were added during their reconcile
         self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
         self._num_failures: dict[ServiceKey, int] = {}
-        self._failed_at: dict[ServiceKey, float] = {}  # loop time, of keys whose last reconcile failed
+        self._failed_at: dict[ServiceKey, float] = {}  # loop time of the failure, for keys whose last reconcile failed
         self._is_closed = False
         self._changed = asyncio.Event()
 
     @property
     def depth(self) -> int:
-        """The number of keys that wait for a reconcile that is due."""
+        """The number of keys whose reconcile is due and has not begun."""
         return sum(map(len, self._ready))
 
     def open(self) -> None:
@@ -69,7 +75,7 @@ class WorkQueue:
         self._is_open = True
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns once none runs."""
+        """Starts no more reconciles, and returns when the running ones have ended."""
         self._is_closed = True
         self._changed.set()
         while self._working:
@@ -77,10 +83,10 @@ class WorkQueue:
             await self._changed.wait()
 
     def add(self, key: ServiceKey, *, is_changed: bool = False, is_new: bool = False) -> None:
-        """Queues the key for a reconcile; once, however often it is added before that reconcile.
+        """Queues the key for a reconcile. A key that is in the queue already is not added twice.
 
-        After a failed reconcile the next one begins 2 s later at the earliest, unless the service `is_changed` or
-        `is_new`.
+        If its last reconcile failed, the next one begins at the earliest 2 s after the failure, unless the service
+        `is_changed` or `is_new`.
         """
         if is_changed or is_new:
             self._num_failures.pop(key, None)
@@ -103,7 +109,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
-        """Requeues the key after so many seconds, or earlier where an earlier requeue was asked for."""
+        """Requeues the key after `seconds`. A requeue that is due earlier stays."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -114,7 +120,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, priority)
 
     async def work(self, reconcile: Reconcile) -> None:
-        """Calls `reconcile` for each key, for at most `limit` keys at a time, until the queue is drained.
+        """Calls `reconcile` with each queued key, up to `limit()` of them at a time, until the queue is drained.
 
         `reconcile` returns the seconds until the key is requeued, or None for no requeue. When it raises, the key is
         requeued after a delay that doubles with each failure in a row; `reconcile` logs the exception itself.
@@ -146,7 +152,7 @@ class WorkQueue:
         timer = self._timers.get(key)
         try:
             delay = await reconcile(key)
-            # A reconcile that succeeded knows when the next is due, and replaces the timers of those before it.
+            # After a success, only the delay that this reconcile returned counts: an older requeue is cancelled.
             if timer is not None and self._timers.get(key) is timer:
                 timer.cancel()
                 del self._timers[key]

@@ -1,7 +1,7 @@
 """Limits how often the status of a service is written. Pure; the caller has the clock.
 
-Answers of an engine become part of the status, and the engine's image may be anybody's. Without a limit, an engine
-whose every answer differs would cost the API server and the operator a write each.
+An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine that
+gives a different answer every time would cause a write to the API server every time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from rayloom_operator.names import ServiceKey
 
-# Seconds between two writes that change text alone: a sentence, the nodes of ranks, bytes that were loaded.
+# The least seconds between two writes that only change messages, the nodes of ranks or the loaded bytes.
 WORDS_INTERVAL_S = 5.0
-# All other writes draw on a budget, which a rollout of 64 engine replicas does not exhaust. Beyond it a write waits for
-# half a second.
+# Every write takes 1 from a budget of 60, which grows by 2 a second. A rollout of 64 engine replicas does not exhaust
+# it. If it is empty, a write waits for up to half a second.
 _BURST = 60.0
 _WRITES_PER_S = 2.0
 
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # time of the last write that changed text alone
-    left: float = _BURST  # writes that may be made at once
-    at: float = field(default=0.0)  # time for which `left` holds
+    words_at: float = float("-inf")  # time of the last write that changed only words
+    left: float = _BURST  # writes left in the budget
+    at: float = field(default=0.0)  # time at which `left` was computed
 
 
 class WritePace:
@@ -38,7 +38,10 @@ class WritePace:
         self._paces.pop(key, None)
 
     def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:
-        """Returns after how many seconds `content` may be written in place of `before`; at 0 it counts as written."""
+        """Returns the seconds until `content` may replace the status `before`.
+
+        If it returns 0, the caller has to write: the write is counted already.
+        """
         pace = self._paces.setdefault(key, _Pace(at=now))
         pace.left = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S)
         pace.at = now
@@ -56,7 +59,7 @@ class WritePace:
 
 
 def without_words(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a status by which programs decide: without sentences, nodes, and bytes that were loaded."""
+    """Returns the part of a status on which programs act: without messages, nodes and loaded bytes."""
     kept = _without(status, "loading")
     kept["conditions"] = [_without(each, "message") for each in status.get("conditions", ())]
     kept["groups"] = [

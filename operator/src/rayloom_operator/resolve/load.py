@@ -1,4 +1,4 @@
-"""Load: the memory that the ranks of one candidate need, compared with the memory that they have. Pure."""
+"""Load: the memory that the ranks of one candidate need, and whether they have it. Pure."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from rayloom_operator.resolve.question import GPU_STEP_TOKENS, Question
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
 from rayloom_operator.resolve.stage_split import Stages, stages
 
-# The engine's shares of the memory that is free once the weights are loaded; a contract test compares them.
+# The engine gives KV blocks at most these shares of the memory that is free after the weights are loaded, and on CPU at
+# most 4 GiB. A contract test compares the numbers with the engine's.
 GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 CPU_CAP = 4 * GIB
-# A CUDA context, libraries and their workspaces; several ranks have NCCL's buffers too. Estimates, rounded up.
+# Estimates, rounded up: for the CUDA context, libraries and their workspaces; and, with several ranks, NCCL's buffers.
 _CUDA_BYTES = GIB
 _NCCL_BYTES = GIB // 2
-# On a CPU, measured in pods: torch and the rank's own code take 380 MiB, Ray's processes 153 MiB of a pod. Files of
-# libraries are not counted, because the kernel reclaims their pages.
+# Measured in pods on CPU: torch and the rank's own code take 380 MiB in each rank, Ray's processes 153 MiB in each pod.
+# Mapped library files are not counted, because the kernel can drop their pages.
 CPU_RANK_BYTES = 384 << 20
 RAY_POD_BYTES = 168 << 20
-# If maxModelLen is left out, the context is cut to make a model fit, but not below this. A sixteenth of the cache
-# stays unused: the engine measures free memory itself, and would refuse a context over a few bytes.
+# If the spec leaves out maxModelLen, the context length is cut until the model fits, but not below this length. The cut
+# leaves a sixteenth of the cache unused: the engine measures the free memory itself, and would refuse to start if the
+# context length were too large by a few bytes.
 _LEAST_MODEL_LEN = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The memory that the ranks of one candidate need, and whether they have it."""
+    """The load of one candidate."""
 
-    weights: int  # bytes of the rank with the most
-    reserve: int  # bytes for a rank's process
+    weights: int  # bytes, of the rank with the most
+    reserve: int  # bytes that a rank's process takes beside weights and KV cache
     room: int  # bytes for KV blocks, of the rank with the fewest blocks
-    block_bytes: int  # of a KV block of that rank
+    block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
-    is_given: bool  # the spec chose that number
-    length: int  # tokens of a request
-    least: int  # tokens of a request that must have room
-    is_too_heavy: bool  # weights and process alone are too much
+    is_given: bool  # the spec gives `num_blocks`
+    length: int  # context length: most tokens of a request
+    least: int  # shortest context length that is acceptable
+    is_too_heavy: bool  # no memory is left for KV blocks
     has_too_many_blocks: bool  # the spec asks for more blocks than there is room for
-    has_too_few_blocks: bool  # minConcurrentRequests have no room
+    has_too_few_blocks: bool  # not enough for minConcurrentRequests requests of `length`
 
     @property
     def fits(self) -> bool:
@@ -47,7 +49,7 @@ class Load:
 
 
 class Scale:
-    """Computes the loads of candidates of one width, once for numbers of stages with the same kinds of stages."""
+    """Computes and caches the loads of candidates with one tensor size. Equal kinds of stages are computed once."""
 
     def __init__(self, question: Question, tensor: int) -> None:
         costs = question.parts
@@ -65,10 +67,10 @@ class Scale:
             known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
         return known
 
-    def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
-        """KV blocks that the engine allocates on a rank, the bytes of one, and the bytes that it has for them.
+    def _room(self, rank: Rank, memory: int | None, reserve: int) -> tuple[int, int, int]:
+        """Returns (number of KV blocks that the engine allocates, bytes of one block, bytes for all blocks) of a rank.
 
-        `memory` is the rank's, in bytes, or None where it is unknown; its process takes `reserve` of them.
+        `memory`: the rank's bytes, None if unknown. Its process takes `reserve` of them.
         """
         free = None if memory is None else memory - reserve - rank.weights
         room = _kv_room(self._question, self._tensor, free)
@@ -84,7 +86,7 @@ class Scale:
         if question.is_cpu:
             memory = None if memory is None else memory // self._tensor
             reserve = CPU_RANK_BYTES + RAY_POD_BYTES // self._tensor
-        # The rank with the fewest blocks decides for all.
+        # All ranks have the same number of blocks, so the rank with room for the fewest decides.
         num_blocks, block_bytes, kv_bytes = min(self._room(rank, memory, reserve) for rank in ranks)
         largest = max(1, *(rank.kv_block for rank in ranks))
         given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest
@@ -114,7 +116,7 @@ class Scale:
 
 
 def why_not(question: Question, tensor: int, load: Load) -> str:
-    """Why a candidate does not fit, as a sentence; empty where it fits."""
+    """Returns a sentence that says why a candidate does not fit; empty if it fits."""
     if load.is_too_heavy:
         memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
         process = f"{in_words(load.weights)} of weights and {in_words(load.reserve)} for the process"
@@ -133,7 +135,7 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
 
 
 def _kv_room(question: Question, tensor: int, free: int | None) -> int:
-    """Bytes that the engine allocates for KV blocks, of `free` ones of a rank; None where those are unknown."""
+    """Returns the bytes that the engine allocates for KV blocks if a rank has `free` bytes (None: unknown)."""
     if free is None:
         return CPU_CAP // tensor
     if question.is_cpu:

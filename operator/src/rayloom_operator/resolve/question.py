@@ -1,4 +1,4 @@
-"""Question: the inputs of a sizing, and the hash by which a status stores them. Pure."""
+"""Question: the inputs of a sizing, and their hash, which the status stores. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ GPU_STEP_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Everything that a sizing depends on."""
+    """All inputs of a sizing."""
 
-    shape: ModelShape  # of the model, for the hash and the messages
+    shape: ModelShape  # the model's shape
     dtype: str  # of weights and KV cache
-    per_node: int | None  # accelerators of a node; None on CPU
-    memory: int | None  # bytes of an accelerator, on CPU of a pod; None where the memory is unknown
+    per_node: int | None  # accelerators per node; None on CPU
+    memory: int | None  # bytes of an accelerator, or on CPU of a pod; None if unknown
     tensor: int | None  # None: to be computed
     pipeline: int | None
-    max_model_len: int | None  # None: the model's, or the longest that fits
-    num_requests: int  # requests for which the KV cache must have room at once
-    # None where an engine of an earlier version inspected the model. Costs are no part of the hash: another engine may
-    # count the same model differently, and that changes nothing that runs.
+    max_model_len: int | None  # None: the model's limit, or less if that does not fit
+    num_requests: int  # of max_model_len tokens, that must fit into the KV cache at once
+    # None if an engine of an earlier version inspected the model. Not part of the hash: another version of the engine
+    # may compute other costs for the same model, and that must not change running services.
     costs: Costs | None = None
-    # Settings of the engine, None for its default: a default may change with a version, the hash may not.
+    # Settings of the engine. None stands for its default, so that a version with another default has the same hash.
     max_num_seqs: int | None = None
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
-        """The most KV blocks that a sequence of `num_tokens` holds at once: the engine frees blocks that no token sees.
+        """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
 
-        The first token of a step sees span - 1 positions before it, which may begin in the middle of a block.
+        With sliding windows that is fewer than for all tokens, because the engine frees blocks that no token sees. The
+        first token of a step sees span - 1 positions before it; these may begin inside a block, hence one block more.
         """
         total = -(-num_tokens // BLOCK_SIZE)
         span = self.parts.attention_span
@@ -51,7 +52,7 @@ class Question:
 
     @property
     def parts(self) -> Costs:
-        """The model's costs. Only for a question that has them."""
+        """The model's costs; must not be None."""
         assert self.costs is not None, "nothing is sized without costs"
         return self.costs
 
@@ -65,14 +66,14 @@ class Question:
 
     @property
     def engine_cuts_length(self) -> bool:
-        """True where the engine chooses the length: on a CPU only the engine can measure the free memory."""
+        """True if the engine itself chooses the context length: on CPU only the engine can measure the free memory."""
         return self.is_cpu and self.max_model_len is None and self.num_requests == 1
 
     @property
     def inputs(self) -> str:
-        """8 hex digits, the same for the same question in every version of the operator."""
+        """The hash of the inputs: 8 hex digits, the same in every version of the operator."""
         shape = self.shape.model_dump(exclude_defaults=True)
-        # `asdict` copies deeply, and each reconcile computes this hash.
+        # Not `asdict`, which copies deeply: each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

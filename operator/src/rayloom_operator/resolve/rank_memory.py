@@ -1,7 +1,8 @@
-"""Bytes that a rank holds: sums of the parts that the engine's inspection gives. Pure.
+"""Bytes that a rank holds: sums of the costs that the engine's inspection gives. Pure.
 
-Rank r has stage r // tensor (some layers; the first stage also the embedding, the last one the final norm and the head)
-and shard r % tensor of it. Each part is that of the shard with most of it, so all shards of a stage count the same.
+Rank r has shard r % tensor of stage r // tensor. A stage is a run of layers; the first stage also has the embedding,
+the last one the final norm and the head. The costs of each part are those of its largest shard, so all shards of a
+stage count the same.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     weights: int  # bytes
-    kv_block: int  # bytes of a KV block of its layers and heads
+    kv_block: int  # bytes of one KV block, for the rank's layers and heads
 
 
 class Layers:
-    """Sums of the bytes of layers, over the runs of layers that a stage may have."""
+    """Sums of the bytes of consecutive layers, for any run of layers that a stage may have."""
 
     def __init__(self, costs: Costs, of_kinds: Sequence[int]) -> None:
-        """`of_kinds` has the bytes of a layer of each of `costs.kinds`."""
+        """`of_kinds`: for each of `costs.kinds`, the bytes that one such layer takes."""
         self._runs = costs.runs
         self._of_kinds = of_kinds
         self.total = sum(map(mul, costs.numbers, of_kinds))
@@ -39,7 +40,7 @@ class Layers:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """The sums over the first 0, 1, 2 and so on layers."""
+        """At index i: the sum over the first i layers."""
         each = chain.from_iterable(repeat(self._of_kinds[kind], number) for number, kind in self._runs)
         return [0, *accumulate(each)]
 
@@ -52,7 +53,7 @@ class Layers:
         return self._even * number if self._even is not None else self._ends[-1] - self._ends[-1 - number]
 
     def heaviest(self, number: int) -> int:
-        """The largest sum over `number` layers in a row, wherever a stage in the middle may begin."""
+        """The largest sum over any `number` consecutive layers: an upper bound for a stage in the middle."""
         if self._even is not None:
             return self._even * number
         known = self._heaviest.get(number)
@@ -62,10 +63,10 @@ class Layers:
 
 
 class Cut:
-    """The ranks of a model whose layers are shared by `tensor` ranks, for any number of stages."""
+    """Computes the ranks of a model for one tensor parallel size and any number of stages."""
 
     def __init__(self, costs: Costs, tensor: int, element_bytes: int) -> None:
-        """`tensor` is one of `costs.tensor`; an element of weights and KV cache takes `element_bytes`."""
+        """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights and KV cache."""
         index = costs.tensor.index(tensor)
         self._embedding = costs.embedding.bytes_at(index, element_bytes)
         self._head = costs.head.bytes_at(index, element_bytes)
@@ -73,8 +74,8 @@ class Cut:
         self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
-    def ranks(self, stages: Stages) -> frozenset[RankMemory]:
-        """The ranks of such stages that differ from each other."""
+    def ranks(self, stages: Stages) -> frozenset[Rank]:
+        """Returns the ranks of these stages, equal ones only once."""
         weights = self._weights
         kv = self._kv
         found = set()
@@ -91,7 +92,7 @@ class Cut:
 
 
 def step_bytes(costs: Costs, tensor: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Bytes that the largest step of a rank takes beside weights and KV cache."""
+    """Returns the bytes that the largest step takes on a rank in addition to weights and KV cache."""
     of_token = costs.step.token.bytes_at(costs.tensor.index(tensor), element_bytes)
     return num_tokens * of_token + num_seqs * costs.step.sequence_bytes
 

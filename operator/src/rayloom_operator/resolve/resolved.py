@@ -1,4 +1,4 @@
-"""Resolved: a service with everything decided that its engines are made from."""
+"""Resolved: a service's spec with everything filled in that its engines are built from."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _NO_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """Settings with which pods reach the models' hub. Running engines keep those that they were made with."""
+    """Settings with which pods reach the models' hub. Running engines keep the settings of their creation."""
 
-    endpoint: str = ""  # URL of a mirror; empty for the hub itself
-    allows_own: bool = False  # HF_ENDPOINT of a manifest may name another hub, also where a token is sent to it
-    ca_config_map: str = ""  # in each service's namespace, with the certificates to trust; empty for the image's own
+    endpoint: str = ""  # URL of a mirror; empty for huggingface.co
+    allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if a token is sent to it
+    ca_config_map: str = ""  # in each service's namespace, has the CA certificates; empty: the image's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The spec, and the image, parallelism and commit that it leaves open. Equal ones make equal engines."""
+    """The spec, with image, parallelism and commit decided if it leaves them open. Equal ones give equal engines."""
 
     service: LLMService
     image: str
@@ -44,18 +44,18 @@ class Resolved:
     stages_per_pod: int = 1  # divides `pipeline`
     commit: str = ""  # of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
-    checkpoint_bytes: int | None = None  # of the weights as they are stored; None while the model is unknown
-    sizing: SizingStatus | None = None  # how the parallelism was chosen; None where nothing was sized
+    checkpoint_bytes: int | None = None  # of the stored weights; None while the model is not inspected
+    sizing: Sizing | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
 
     @property
     def shape(self) -> str:
-        """As the status prints it: TP1xPP2."""
+        """The parallelism in the form that the status shows: TP1xPP2."""
         return f"TP{self.tensor}xPP{self.pipeline}"
 
     @property
     def num_pods(self) -> int:
-        """Worker pods of one engine."""
+        """The number of worker pods of one engine."""
         return self.pipeline // self.stages_per_pod
 
     @property
@@ -63,7 +63,7 @@ class Resolved:
         return self.tensor * self.stages_per_pod
 
 
-# Returns the memory of an accelerator, on nodes with such labels.
+# Returns the memory of an accelerator on the nodes with the given labels.
 MemoryOf = Callable[[Accelerator, Mapping[str, str]], NodeMemory]
 
 
@@ -75,14 +75,18 @@ def resolve(
     hub: Hub = Hub(),
     memory_of: MemoryOf = lambda accelerator, node_selector: WITHOUT_CLUSTER,
 ) -> Resolved:
-    """Returns the service with image, parallelism, commit and context decided.
+    """Returns the service with image, parallelism, commit and context length decided.
 
-    `image` is the resolved image of the engine's pods, `facts` None while the model was not inspected. `previous` is
-    the status as it was written last: while the inputs of its sizing are the same, that choice stays, even if this
-    version of the operator would choose differently. Without facts only a service on CPU can be resolved; with facts
-    that have no costs, also one whose spec gives both numbers. `memory_of` is called where the spec leaves out the
-    memory of an accelerator, and once for a choice: another node changes nothing that runs. Raises SpecError,
-    DoesNotFit or MemoryUnknown, with what to change.
+    `image`: the image of the engine's pods. `facts`: None until the model is inspected; only a service on CPU can be
+    resolved then. Facts without costs also suffice if the spec gives both numbers of ranks.
+
+    `previous`: the last written status. If it has a sizing with the same inputs, that choice stays, even if this
+    version of the operator would choose differently.
+
+    `memory_of` is called only if the spec leaves out the accelerator's memory, and only for a new choice: a node that
+    joins later changes nothing that runs.
+
+    Raises SpecError, DoesNotFit or MemoryUnknown, whose messages name what to change.
     """
     spec = service.spec
     length = spec.model.max_model_len
@@ -95,7 +99,7 @@ def resolve(
         if facts.costs is None:
             if not is_given(service):
                 raise SpecError((_NO_COSTS,))
-            # The engine itself refuses a model that its ranks cannot share or hold.
+            # Not checked here: the engine itself refuses parallelism that its ranks cannot share or hold.
             made = _as_given(service, image, hub)
             return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)
@@ -119,19 +123,19 @@ def resolve(
 
 
 def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]) -> bool:
-    """Returns whether the stored choice stays, so that `resolve` computes none."""
+    """Returns whether the stored sizing is still valid, so that `resolve` computes nothing."""
     sizing, asking = _stored_choice(service, facts, previous)
     return sizing is not None and sizing.inputs == asking.inputs
 
 
 def is_given(service: LLMService) -> bool:
-    """True where the spec leaves no number of ranks open; on a CPU each number that it leaves out is 1."""
+    """True if there is no number of ranks to compute: the spec gives both, or is for CPU, where each defaults to 1."""
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
 
 
 def _as_given(service: LLMService, image: str, hub: Hub) -> Resolved:
-    """The service with the parallelism of its spec, which nothing was computed for."""
+    """Returns the service with the parallelism of its spec, and 1 for each number that the spec leaves out."""
     spec = service.spec
     tensor = spec.parallelism.tensor or 1
     pipeline = spec.parallelism.pipeline or 1
@@ -149,15 +153,15 @@ def _as_given(service: LLMService, image: str, hub: Hub) -> Resolved:
 
 def _stored_choice(
     service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
-) -> tuple[SizingStatus | None, Question]:
-    """The sizing that was written last, and the question of now with the accelerators' memory of that time."""
+) -> tuple[Sizing | None, Question]:
+    """Returns the last written sizing, and the current question with the accelerator memory of that sizing."""
     sizing = stored_sizing(previous)
     is_same = sizing is not None and sizing.accelerator_nodes == _nodes_to_ask(service)
     return sizing, question(service, facts, sizing.accelerator_memory if sizing is not None and is_same else None)
 
 
 def _nodes_to_ask(service: LLMService) -> str | None:
-    """The nodes whose labels give the memory; None where the spec gives it, or there is no accelerator."""
+    """Returns the key of the nodes whose labels give the memory. None if the spec gives it, or for CPU."""
     accelerator = service.spec.accelerator
     if accelerator is None or accelerator.memory is not None:
         return None
@@ -165,7 +169,7 @@ def _nodes_to_ask(service: LLMService) -> str | None:
 
 
 def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:
-    """Bytes of an accelerator, by the labels of its nodes. Raises MemoryUnknown."""
+    """Returns the bytes of an accelerator, read from the labels of its nodes. Raises MemoryUnknown."""
     accelerator = service.spec.accelerator
     assert accelerator is not None, "only accelerators have nodes with labels"
     found = memory_of(accelerator, service.spec.scheduling.node_selector)
@@ -175,9 +179,9 @@ def _memory_of_nodes(service: LLMService, memory_of: MemoryOf) -> int:
 
 
 def question(service: LLMService, facts: ModelFacts, memory: int | None = None) -> Question:
-    """The question that sizing answers for a service. On CPU each number of ranks that the spec leaves out is 1.
+    """Returns the inputs of a service's sizing. On CPU each number of ranks that the spec leaves out is 1.
 
-    `memory` is that of an accelerator in bytes, where the spec leaves it out.
+    `memory`: bytes of an accelerator, used only if the spec leaves them out.
     """
     spec = service.spec
     accelerator = spec.accelerator

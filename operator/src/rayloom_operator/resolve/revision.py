@@ -1,6 +1,6 @@
-"""The revision of a service: a hash of everything for which a running engine must be recreated.
+"""The revision of a service: a hash of everything whose change requires new engines.
 
-It covers the spec and its resolved inputs, never the built objects: another version of the operator rolls nothing.
+It covers the spec and its resolved inputs, but not the built objects, so an upgrade of the operator starts no rollout.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rayloom_operator.resolve.resolved import Resolved
 
 
 def revision(resolved: Resolved) -> str:
-    """8 hex digits.
+    """Returns the revision: 8 hex digits.
 
-    Settings that are left out do not count, so a field that a later version adds changes no revision.
+    Fields at their default are not hashed. So a field that a later version of the operator adds changes no revision.
     """
-    # The number of engines changes none of them, and neither do the settings of drains, recovery and rollouts: the
-    # operator follows those of the current spec, and a change of them is no reason to end a stream. The image counts as
-    # it was resolved; its pull policy does not count.
+    # `replicas` and the settings of drains, recovery and rollouts are excluded: they do not change an engine. The
+    # operator uses those of the current spec, and they are no reason to interrupt streams. The pull policy does not
+    # change an engine either. The other excluded fields are added below in their resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -37,12 +37,13 @@ def revision(resolved: Resolved) -> str:
         },
         exclude_defaults=True,
     )
-    # The computed parallelism counts by its result, so pinning the numbers that run rolls nothing.
+    # The resulting numbers are hashed, whether computed or given. So to write the computed ones into the spec starts no
+    # rollout.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
         spec["accelerator"] = service.spec.accelerator.resource
-    elif service.spec.engine.args.device == "cuda":  # the other devices are chosen anyway
+    elif service.spec.engine.args.device == "cuda":  # without accelerator, auto means cpu, so only cuda matters
         spec["device"] = "cuda"
     if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len
@@ -53,9 +54,9 @@ def revision(resolved: Resolved) -> str:
 
 
 def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
-    """Returns `resolved` with the image `kept`, where that alone makes it the revision `current`; else `resolved`.
+    """Returns `resolved` with the image `kept`, if its revision then is `current`; else `resolved`.
 
-    Another default image of the operator changes no service that runs; it counts once the spec changes otherwise.
+    So a new default image of the operator changes no running service, until something else in its spec changes.
     """
     if kept in ("", resolved.image) or resolved.service.spec.engine.image is not None:
         return resolved
@@ -64,6 +65,6 @@ def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
 
 
 def _without_empty(part: dict[str, Any]) -> dict[str, Any]:
-    """`part` without maps that are empty, or hold only empty maps: they count as left out."""
+    """Returns `part` without maps that are empty or hold only empty maps: they mean the same as no map."""
     pruned = {name: _without_empty(value) if isinstance(value, dict) else value for name, value in part.items()}
     return {name: value for name, value in pruned.items() if value != {}}

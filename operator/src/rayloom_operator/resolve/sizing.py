@@ -1,7 +1,8 @@
-"""The number of ranks of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
+"""Chooses the parallelism of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
 
-Candidates are one stage of each width that the model's heads and a node allow, and several stages of the widest. The
-cheapest candidate that fits wins: the fewest accelerators, then the fewest nodes, then the fewest stages.
+Candidates have one stage with each tensor size that the model's heads and a node allow, or several stages with the
+largest tensor size. Of the candidates that fit, the one with the fewest accelerators is chosen; among equal ones that
+with the fewest nodes, then the fewest stages.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 
 _MAX_ALTERNATIVES = 8
-# The largest number that a status can hold.
+# The largest number in a status: the API server stores 64-bit integers.
 _MOST = (1 << 63) - 1
 
 
-def size(question: Question) -> SizingStatus:
-    """Returns the cheapest candidate that fits; numbers that the spec gives stay as they are. `question` has costs.
+def size(question: Question) -> Sizing:
+    """Returns the cheapest candidate that fits, among those with the numbers that the spec gives.
 
-    Raises SpecError for settings that the model does not allow, and DoesNotFit for too little memory. Both messages
-    name the setting to change.
+    `question` must have costs. Raises SpecError if the model does not support the spec's numbers, and DoesNotFit if
+    there is too little memory. Both name what to change.
     """
     if problems := _problems(question):
         raise SpecError(problems)
     scales: dict[int, Scale] = {}
     considered = _candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
-    # A load depends on no number that the spec gives for tensor and pipeline.
+    # `scales` can be reused: a load depends only on the candidate's numbers, not on those in the spec.
     others = considered if is_open else _candidates(replace(question, tensor=None, pipeline=None), scales)
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)
@@ -50,15 +51,15 @@ def size(question: Question) -> SizingStatus:
 
 
 def candidates(question: Question) -> list[Candidate]:
-    """Returns the candidates, the cheapest first. A number that the spec gives is in all of them.
+    """Returns the candidates, the cheapest first. All have the numbers that the spec gives.
 
-    Of the numbers of stages that do not fit, only the largest are given, as many as a status shows.
+    Of the numbers of stages that do not fit, only the largest are returned, as many as a status shows.
     """
     return _candidates(question, {})
 
 
 def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
-    """`candidates`, with the loads by width that are known, or become known."""
+    """As `candidates`. `scales` caches the loads by tensor size, and is filled here."""
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
@@ -72,13 +73,13 @@ def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]
         for pipeline in numbers:
             tried.append(pipeline)
             if scale.load(pipeline).fits:
-                break  # more stages cost more
+                break  # more stages need more accelerators
         found += [_candidate(question, tensor, pipeline, scale.load(pipeline)) for pipeline in tried]
     return sorted(found, key=cost)
 
 
 def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
-    """The figures of one candidate, and whether it fits."""
+    """Returns the figures of one candidate, and whether it fits."""
     return _candidate(question, tensor, pipeline, Scale(question, tensor).load(pipeline))
 
 
@@ -86,7 +87,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
     num_blocks = load.num_blocks if load.fits else 0
     length = load.length if load.fits else 0
     if not load.is_given:
-        # The engine allocates no more blocks than all sequences of a step can use.
+        # The engine allocates no more blocks than the largest number of sequences can use.
         num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = places(question.per_node, tensor, pipeline)
     return Candidate(
@@ -104,7 +105,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
 
 
 def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
-    """(worker pods, nodes that they fill). As many stages as a node holds share a pod; on CPU each has its own."""
+    """Returns (worker pods, nodes for them). A pod has as many stages as fit on a node; on CPU one stage."""
     if per_node is None:
         return pipeline, pipeline
     most = max(1, min(pipeline, per_node // tensor))
@@ -152,6 +153,6 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
 
 
-def cost(way: SizedShape) -> tuple[int, int, int]:
-    """The key by which candidates are compared: accelerators, nodes, stages. No two candidates have the same."""
+def cost(way: Figures) -> tuple[int, int, int]:
+    """Returns the sort key of candidates: accelerators, nodes, stages. It differs between any two candidates."""
     return way.num_ranks, way.nodes, way.pipeline

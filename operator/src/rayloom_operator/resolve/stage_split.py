@@ -1,7 +1,7 @@
-"""The layers of each pipeline stage: a copy of the engine's split, held to it by a contract test. Pure.
+"""The number of layers of each pipeline stage. A contract test checks that the engine splits in the same way. Pure.
 
-The engine's inspection gives the layers and the head's weight in layers, but not a split for each number of stages: a
-model of a thousand layers has a thousand of them, and a termination message holds 4,096 bytes.
+The operator computes the split itself. The inspection cannot give one for each number of stages: a model with a
+thousand layers has a thousand splits, and the inspection's result must fit into a termination message of 4,096 bytes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# Layers by which the best split may differ from the even one: for whole numbers of layers and rounding of floats.
+# The best number of layers of the last stage is at most this far from the computed one, because layers are whole and
+# floats are rounded.
 _NEAR = 3
 
 
 class Stages(NamedTuple):
-    """Numbers of layers of the stages that differ, 0 where there is none of a kind; equal stages are listed once."""
+    """Layers of each kind of stage, 0 if there is none. A stage in the middle has `longer` or `shorter` layers."""
 
     only: int = 0  # has the embedding, the final norm and the head
     first: int = 0  # has the embedding
@@ -24,20 +25,20 @@ class Stages(NamedTuple):
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
-    """Layers of each stage: as even as can be, but the last has less where its head would make it the slowest.
+    """Returns the number of layers of each stage: as even as possible, but fewer for the last, which has the head too.
 
-    `head_layers` is the head's work in layers; `num_stages` is at most `num_layers`.
+    `head_layers`: the head's work, measured in layers. `num_stages` is at most `num_layers`.
     """
     if num_stages == 1:
         return (num_layers,)
     num_last = _num_last_layers(num_layers, num_stages, head_layers)
     least, num_longer = divmod(num_layers - num_last, num_stages - 1)
-    # The first stage has the embedding, so it is never one of the longer ones.
+    # The first stage has the embedding too, so it never gets an additional layer.
     return (*(least + (1 <= stage <= num_longer) for stage in range(num_stages - 1)), num_last)
 
 
 def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
-    """The stages of `split_layers` that differ, without a list of all of them."""
+    """Returns the different stages of `split_layers`, without building the list of all."""
     if num_stages == 1:
         return Stages(only=num_layers)
     num_last = _num_last_layers(num_layers, num_stages, head_layers)
@@ -48,10 +49,11 @@ def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
 
 
 def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> int:
-    """Layers of the last of two or more stages: the number whose slowest stage is fastest, the largest of equal ones.
+    """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
-    A larger number makes the last stage slower and the others faster. So only numbers near the one where both take the
-    same time are compared: a model of a thousand layers is split in each possible way within one reconcile.
+    Of equally good numbers it returns the largest. A larger number makes the last stage slower and the others faster,
+    so only numbers near the balance of both are tried. This has to be fast: one reconcile may split a model of a
+    thousand layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

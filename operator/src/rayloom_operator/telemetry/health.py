@@ -1,6 +1,6 @@
-"""The operator's own port with /healthz, /readyz and /metrics.
+"""The operator's HTTP port with /healthz, /readyz and /metrics.
 
-It is served by the event loop that reconciles, so that /healthz stops answering when that loop hangs.
+The event loop that reconciles also serves this port, so that /healthz stops answering if that loop hangs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 @contextlib.asynccontextmanager
 async def serving(port: int, probes: Mapping[str, Callable[[], str]], metrics: Metrics) -> AsyncIterator[None]:
-    """Serves the port inside the context. A probe returns a problem in words, empty when there is none.
+    """Serves the port inside the context. Each of `probes` (path -> function) returns a problem as text, or "".
 
-    Raises OperatorError when the port is taken.
+    Raises OperatorError if the port is in use.
     """
     app = web.Application()
     for path, probe in probes.items():

@@ -1,4 +1,4 @@
-"""The operator's log: text for people, or one JSON object a line. A line about a service carries its key."""
+"""The operator's log: lines of text, or of one JSON object each. Lines about a service have its namespace and name."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-# The service that a task reconciles, as namespace/name. Tasks that it creates inherit the value.
+# The service that the current task reconciles, as namespace/name. Tasks that it creates inherit the value.
 SERVICE: ContextVar[str] = ContextVar("service", default="")
 
 
 def set_up(level: str, form: str) -> None:
-    """Sends every line of the log to stderr, in the form `text` or `json`."""
+    """Sends the log to stderr. `form`: `text` or `json`."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         _Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # kopf logs each event that it handled, aiohttp each request for /healthz.
+    # Below warnings, kopf logs each event that it handled, and aiohttp each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # A standby that is asked to stop ends in kopf's startup, of which kopf warns twice.
+    # Only errors: if a standby is stopped, it is still in its startup handler, and kopf warns of that twice.
     for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -28,7 +28,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands of services may wait
 _ROLLOUT_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
-# Gauges, whose values are read at each scrape: name -> help.
+# The gauges: name -> help text.
 GAUGES = {
     "leader": "1 in the operator that leads, 0 in a standby.",
     "queue_depth": "Services that wait for a reconcile.",
@@ -36,7 +36,7 @@ GAUGES = {
     "network, or the operator itself is overloaded.",
     "engines_polled": "Engine replicas that are polled for their status.",
 }
-# Labels of the other metrics, by the name that the metric is created with.
+# The other metrics: name without the prefix -> labels.
 LABELS = {
     "reconcile": ("result",),
     "queue_seconds": ("priority",),
@@ -51,7 +51,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Counters and histograms are updated as things happen; gauges are read at each scrape."""
+    """All metrics. Counters and histograms are updated at each event; gauges are read at each scrape."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -109,17 +109,17 @@ class Metrics:
         return generate_latest(self._registry)
 
     def count_request(self, verb: str, code: str) -> None:
-        """Counts a request to the API server; `code` is the HTTP status, or `none` when there was no answer."""
+        """Counts a request to the API server. `code`: the HTTP status, or `none` if there was no answer."""
         self._requests.labels(verb, code).inc()
 
     def waited(self, priority: str, seconds: float) -> None:
-        """Counts the wait of a service for its reconcile."""
+        """Records how long a service waited for its reconcile."""
         self._queue_seconds.labels(priority).observe(seconds)
 
     def measured(
         self, handle: Callable[[ServiceKey], Awaitable[float | None]]
     ) -> Callable[[ServiceKey], Awaitable[float | None]]:
-        """Returns `handle` with its duration and result counted."""
+        """Wraps `handle`, to record the duration and the result of each call."""
 
         async def measured(key: ServiceKey) -> float | None:
             began = time.monotonic()
@@ -141,7 +141,7 @@ class Metrics:
         return measured
 
     def rolled(self, before: RolloutState, after: RolloutState, clock: datetime) -> None:
-        """Counts the rollout steps, failures and ends that a written status has and the status before it had not."""
+        """Compares the rollout states of two successive statuses, and counts a new step, a failure or an end."""
         if after.step and after.step != before.step:
             self._rollout_steps.labels(after.step).inc()
         failure = after.failure
@@ -156,11 +156,11 @@ class Metrics:
         self._rollout_seconds.labels(end).observe((clock - datetime.fromisoformat(began)).total_seconds())
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """Shows the value of `read` under one of the names in GAUGES."""
+        """Adds a gauge, with a name in GAUGES. `read` is called at each scrape."""
         Gauge(f"{_PREFIX}_{name}", GAUGES[name], registry=self._registry).set_function(read)
 
     def described(self) -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
-        """Returns (name, kind, labels, help) of every metric of our own, as Prometheus sees it, by name."""
+        """Returns (name, kind, labels, help) of each of the operator's own metrics, sorted by name."""
         found = []
         for family in self._registry.collect():
             if family.name.startswith(_PREFIX):
@@ -170,7 +170,7 @@ class Metrics:
         return tuple(sorted(found))
 
     def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
-        """Reads two values at each scrape: (type, status) of every condition of every service, and failed polls."""
+        """Adds two metrics that are read at each scrape: services by (condition type, status), and failed polls."""
 
         class Services(Collector):
             def collect(self) -> Iterable[Metric]:

@@ -1,5 +1,10 @@
 """The plan of a step: which sequences get how many tokens, blocks and slots.
 
-step_planner fills a draft in the scheduler's order; draft becomes the StepPlan. running and waiting_queue hold the
-sequences, chunking and overtaking bound them, spans are the positions of plans in flight.
+step_planner   chooses sequences in the scheduler's order and adds them to a StepBuilder
+step_builder   makes the StepPlan
+running        the sequences that have a slot
+waiting_queue  the sequences that wait for a slot
+chunking       limits the tokens of a long prompt in one step
+overtaking     limits how many sequences may be admitted before an earlier, longer one
+spans          the positions that plans in flight compute
 """

@@ -13,12 +13,12 @@ from rayloom_engine.core.window import first_seen_block
 
 
 class RunningSequences:
-    """Each has a slot, and blocks for all of its computed tokens."""
+    """All running sequences. Each has a slot, and blocks for all of its computed tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks)
         self._config = config
-        self._sequences: list[Sequence] = []  # sorted by order
+        self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
 
@@ -26,7 +26,7 @@ class RunningSequences:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Sorted by order."""
+        """Yields the sequences, sorted by `Sequence.order`."""
         return iter(self._sequences)
 
     @property
@@ -34,13 +34,14 @@ class RunningSequences:
         return len(self._free_slots)
 
     def num_of_tenants(self) -> Counter[str]:
-        """Tenant -> number of its running sequences; only tenants with any."""
+        """Tenant -> number of its running sequences. Tenants without any are left out."""
         return Counter(sequence.tenant for sequence in self._sequences)
 
     def in_ranks(self) -> list[tuple[int, Sequence]]:
-        """(rank, sequence), lowest rank first, then by arrival.
+        """Returns (rank, sequence) of all running sequences, lowest rank first, then by arrival.
 
-        The rank is the number of sequences of the same tenant before it. With one tenant this is the order.
+        The rank of a sequence is the number of running sequences of the same tenant that come before it in
+        `Sequence.order`. (Not the rank of a worker.) With one tenant, the result is sorted by `Sequence.order`.
         """
         num_of_tenant: dict[str, int] = {}
         ranked = []
@@ -53,7 +54,7 @@ class RunningSequences:
         return ranked
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a free slot to the sequence, which has its blocks already."""
+        """Gives a free slot to the sequence. Its blocks must be allocated already."""
         sequence.state = SequenceState.RUNNING
         sequence.slot = self._free_slots.pop()
         sequence.num_overtakers = 0
@@ -61,7 +62,7 @@ class RunningSequences:
         insort(self._sequences, sequence, key=order_of)
 
     def leave(self, sequence: Sequence) -> None:
-        """Removes the sequence: its slot and blocks are released, full blocks stay in the prefix index."""
+        """Removes the sequence and releases its slot and blocks. Full blocks stay in the prefix index."""
         assert sequence.slot is not None
         self._sequences.remove(sequence)
         self._free_slots.append(sequence.slot)
@@ -69,14 +70,16 @@ class RunningSequences:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
         sequence.slot = None
-        # Blocks released before are among them: with a window they lie before the needed ones, or are found again.
+        # These include blocks that the sliding window has released. When the sequence runs again, it does not need
+        # them, or finds them in the prefix index.
         sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
-        """Empties every slot and the pool, as the ranks have; returns the sequences that ran.
+        """Empties every slot and the pool, as a rebuild does on the ranks. Returns the sequences that were running.
 
-        `unproven`: blocks that plans in flight were to clear. A surviving rank keeps its memory, NaN included.
+        `unproven`: blocks that plans in flight were to clear. A rank that survives keeps its memory, so they may still
+        hold a NaN.
         """
         left = self._sequences
         for sequence in left:
@@ -91,13 +94,13 @@ class RunningSequences:
         return left
 
     def take_freed_slots(self) -> tuple[int, ...]:
-        """The slots that the ranks must empty with the next plan."""
+        """Returns the slots freed since the last call. The next plan tells the ranks to empty them."""
         freed = tuple(self._slots_to_free)
         self._slots_to_free = []
         return freed
 
     def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocates blocks for the first `num_tokens` tokens. False, and nothing changed, without room."""
+        """Allocates blocks for the first `num_tokens` tokens. Returns False and changes nothing if blocks run out."""
         num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
         if num > self.pool.num_free:
             return False
@@ -106,10 +109,10 @@ class RunningSequences:
         return True
 
     def register_full_blocks(self, sequence: Sequence) -> None:
-        """Offers full blocks to the prefix index, when all of their tokens are computed or in a plan."""
+        """Adds the sequence's full blocks to the prefix index. Tokens of plans in flight count as computed."""
         if not self._config.enable_prefix_caching:
             return
-        # Ranks compute plans in order, so a block of this step may be found by the next one.
+        # Ranks compute plans in order, so the next step may already reuse a block that this step fills.
         num_full = sequence.num_computed // self._config.block_size
         if num_full <= sequence.num_registered_blocks:
             return
@@ -119,11 +122,14 @@ class RunningSequences:
         sequence.num_registered_blocks = num_full
 
     def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
-        """Number of blocks that only this sequence holds, without those in `kept`."""
+        """Returns how many blocks become free if this sequence releases its blocks and those in `kept` stay held."""
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
     def give_back_unseen_blocks(self, sequence: Sequence) -> None:
-        """Releases the blocks before the window of all later tokens. Plans in flight run before these are reused."""
+        """Releases the blocks that lie before the sliding window of every later token.
+
+        Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
+        """
         first = first_seen_block(sequence.num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
@@ -131,10 +137,11 @@ class RunningSequences:
             sequence.first_block = first
 
     def prove(self, sequence: Sequence) -> None:
-        """All computed tokens of the sequence have led to finite logits; it is in no other plan in flight.
+        """Records that finite logits were computed from all tokens of the sequence. No plan in flight may contain it.
 
-        With a window, other sequences may then find its released blocks, or long prompts would have no cached prefix. A
-        NaN spreads from layer to layer far beyond the window of one layer, so these blocks are most likely finite too.
+        With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
+        them, a long prompt would have no cached prefix. These blocks are most likely finite too, because a NaN spreads
+        from layer to layer far beyond the window of one layer.
         """
         num = min(sequence.first_block, sequence.num_registered_blocks)
         if sequence.num_proven < num * self._config.block_size:
@@ -146,7 +153,7 @@ class RunningSequences:
         self.pool.release(sequence.held_block_ids, max(0, num_proven))
 
     def check_integrity(self) -> None:
-        """Raises AssertionError when slots and blocks do not add up."""
+        """Raises AssertionError if slots and blocks contradict each other."""
         assert self._sequences == sorted(self._sequences, key=order_of)
         assert all(s.state is SequenceState.RUNNING for s in self._sequences)
         slots = [s.slot for s in self._sequences if s.slot is not None]

@@ -1,21 +1,21 @@
 """Spans: the positions of a sequence that the plans in flight compute.
 
-A span [start, end) has two uses: all positions below `start` have a result, and the positions of the span may be the
-cause of a death. Two deaths have a common cause in a sequence only where their spans overlap.
+A span [start, end) says two things: all positions below `start` have a result, and if a process dies now, the
+positions of the span may be the cause. A sequence can be the common cause of two deaths only if its spans overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rayloom_engine.core.planning.draft import InFlight
+from rayloom_engine.core.planning.step_builder import InFlight
 from rayloom_engine.core.sequence import Sequence, SequenceState
 
 Span = tuple[int, int]  # positions [start, end)
 
 
 def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
-    """The span of every sequence of these plans, oldest plan first, without sequences that were aborted meanwhile."""
+    """Returns the span of every sequence of these plans, without aborted ones. `in_flight`: oldest plan first."""
     spans: dict[Sequence, Span] = {}
     for record in in_flight:
         for step in record.plan.slots:
@@ -27,7 +27,7 @@ def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
 
 
 def overlap(first: Span, second: Span) -> Span | None:
-    """The positions that are in both spans; None without any."""
+    """The positions that are in both spans; None if there are none."""
     start = max(first[0], second[0])
     end = min(first[1], second[1])
     return (start, end) if start < end else None

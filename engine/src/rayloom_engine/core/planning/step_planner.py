@@ -1,6 +1,7 @@
-"""StepPlanner: fills a step with tokens of sequences; admits and preempts sequences for it.
+"""StepPlanner: fills a step with tokens of sequences, and admits and preempts sequences for it.
 
-The order is that of scheduler.py: waiting sequences of tenants with fewer running ones, running ones, waiting ones.
+It works in the order that scheduler.py describes: waiting sequences of tenants with fewer running sequences, then
+running sequences, then the other waiting sequences.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from rayloom_engine.core.planning.chunking import chunk_size
-from rayloom_engine.core.planning.draft import Draft, in_turn
 from rayloom_engine.core.planning.overtaking import Line
 from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
@@ -19,7 +20,7 @@ from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
-    """Moves sequences between the waiting queue and the running ones, and gives them tokens and blocks."""
+    """Moves sequences between the waiting queue and the running sequences, and gives them tokens and blocks."""
 
     def __init__(
         self,
@@ -39,64 +40,65 @@ class StepPlanner:
         self._counters = counters
         self._in_flight = in_flight
 
-    def fill(self, draft: Draft) -> None:
-        """Distributes the draft's budget. The draft stays empty when nothing can be computed now."""
+    def fill(self, builder: StepBuilder) -> None:
+        """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now."""
         lacking = [(s.num_tokens - s.num_computed, s) for _, s in self._running.in_ranks() if self._is_allowed(s)]
         decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being sampled
         prefills = [s for lack, s in lacking if lack > 1]
-        num_decodes = min(len(decodes), draft.max_decodes)
+        num_decodes = min(len(decodes), builder.max_decodes)
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
         if len(tenants) > 1:
-            draft.share = -(-max(1, draft.budget - num_decodes) // len(tenants))
-        self._admit_due(draft, num_decodes)
-        if not draft.num_tokens and 0 < draft.budget <= num_decodes:
-            # Decodes would use the whole budget until they end, so all sequences alternate instead.
-            self._schedule_waiting(draft, max_admissions=1, max_tokens=1)
-        self._schedule_running(draft, in_turn(decodes, prefills, draft.budget, draft.max_decodes))
-        if draft.is_short:
+            builder.share = -(-max(1, builder.budget - num_decodes) // len(tenants))
+        self._admit_due(builder, num_decodes)
+        if not builder.num_tokens and 0 < builder.budget <= num_decodes:
+            # The decodes alone would use the whole budget of every step. Admit one waiting sequence with one token, so
+            # that waiting sequences take turns with the decodes.
+            self._schedule_waiting(builder, max_admissions=1, max_tokens=1)
+        self._schedule_running(builder, in_turn(decodes, prefills, builder.budget, builder.max_decodes))
+        if builder.is_short:
             return
-        self._schedule_waiting(draft)
-        if draft.share is not None:
-            # The unused part of a tenant's share is for the others.
-            draft.share = None
-            self._extend(draft, [*draft.num_tokens, *prefills])
-            self._schedule_waiting(draft)
+        self._schedule_waiting(builder)
+        if builder.share is not None:
+            # Other tenants get what a tenant leaves unused of its share.
+            builder.share = None
+            self._extend(builder, [*builder.num_tokens, *prefills])
+            self._schedule_waiting(builder)
 
-    def _schedule_running(self, draft: Draft, turns: list[Sequence]) -> None:
+    def _schedule_running(self, builder: StepBuilder, turns: list[Sequence]) -> None:
         for sequence in turns:
-            if draft.budget == 0:
+            if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # preempted by a sequence before it
+                continue  # preempted in this loop, for an earlier sequence
             lack = sequence.num_tokens - sequence.num_computed
             num = 1
             if lack > 1:
-                num = self._chunk(sequence, sequence.num_computed, draft, draft.room_for(sequence.tenant))
+                num = self._chunk(sequence, sequence.num_computed, builder, builder.room_for(sequence.tenant))
             while num > 0 and not self._running.try_extend(sequence, sequence.num_computed + num):
-                draft.is_short = True
+                builder.is_short = True
                 victim = self._victim(sequence)
                 if victim is not None:
-                    self._preempt(victim, draft)
+                    self._preempt(victim, builder)
                 if victim is None or victim is sequence:
                     break
             else:
                 if num > 0:
-                    draft.take(sequence, num, is_prompt=lack > 1)
+                    builder.take(sequence, num, is_prompt=lack > 1)
 
-    def _extend(self, draft: Draft, sequences: list[Sequence]) -> None:
-        """Gives running sequences the rest of the budget, as far as there are blocks."""
+    def _extend(self, builder: StepBuilder, sequences: list[Sequence]) -> None:
+        """Gives running sequences the rest of the budget. Skips a sequence for which blocks have run out."""
         for sequence in sequences:
             if sequence.state is SequenceState.RUNNING:
-                end = sequence.num_computed + draft.num_tokens.get(sequence, 0)
-                num = self._chunk(sequence, end, draft, draft.budget)
+                end = sequence.num_computed + builder.num_tokens.get(sequence, 0)
+                num = self._chunk(sequence, end, builder, builder.budget)
                 if num > 0 and self._running.try_extend(sequence, end + num):
-                    draft.take(sequence, num, is_prompt=True)
+                    builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """The sequence to preempt for `sequence`: the newest of the tenant with the most, possibly itself.
+        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly itself.
 
-        None when `sequence` must wait for sequences in flight: they write their blocks, and their tokens must not be
-        lost.
+        Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
+        blocks, and their sampled tokens would be lost.
         """
         in_flight = set(self._in_flight())
         ranked = [s for _, s in self._running.in_ranks()]
@@ -105,40 +107,46 @@ class StepPlanner:
         is_waiting = free == [sequence] and len(behind) > 1
         return free[-1] if free and not is_waiting else None
 
-    def _admit_due(self, draft: Draft, num_decodes: int) -> None:
-        """Admits waiting sequences of a lower rank than running ones, before the running ones get any budget."""
+    def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
+        """Admits waiting sequences with a lower rank than a running one, before running sequences get tokens."""
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
         line = Line(self._config.max_num_seqs)
         num_admitted = 0
         for rank, sequence in self._waiting.in_turns(num_of_tenant):
-            if len(draft.num_tokens) > num_admitted:
-                num_admitted = len(draft.num_tokens)
+            if len(builder.num_tokens) > num_admitted:
+                num_admitted = len(builder.num_tokens)
                 num_of_tenant = self._running.num_of_tenants()
-            if draft.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
+            if builder.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
-                # Decodes of this step keep their tokens as long as one is left for the admitted sequence.
-                self._try_admit(sequence, draft, line, max(1, draft.budget - num_decodes), rank)
+                # The admitted sequence gets what the decodes of this step leave of the budget, but at least one token.
+                self._try_admit(sequence, builder, line, max(1, builder.budget - num_decodes), rank)
 
-    def _schedule_waiting(self, draft: Draft, max_admissions: int | None = None, max_tokens: int | None = None) -> None:
+    def _schedule_waiting(
+        self, builder: StepBuilder, max_admissions: int | None = None, max_tokens: int | None = None
+    ) -> None:
         line = Line(self._config.max_num_seqs)
         most = len(self._running) + (len(self._waiting) if max_admissions is None else max_admissions)
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
-            if draft.budget == 0 or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
+            if builder.budget == 0 or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
                 break
             if self._is_allowed(sequence):
-                self._try_admit(sequence, draft, line, draft.budget if max_tokens is None else max_tokens)
+                self._try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)
 
     def _try_admit(
-        self, sequence: Sequence, draft: Draft, line: Line, max_tokens: int, rank: int | None = None
+        self, sequence: Sequence, builder: StepBuilder, line: Line, max_tokens: int, rank: int | None = None
     ) -> None:
-        """Admits the sequence if all of it fits. With a rank, it may preempt running sequences of higher ranks."""
+        """Admits the sequence if there is room for all of its tokens.
+
+        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for its tokens in this
+        step.
+        """
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
             return  # the leader computes the prompt; the sequence joins in a later step
-        most = min(max_tokens, draft.room_for(sequence.tenant))
+        most = min(max_tokens, builder.room_for(sequence.tenant))
         if most == 0:
             return
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
@@ -148,39 +156,42 @@ class StepPlanner:
         num_known = min((first + len(found)) * self._config.block_size, sequence.num_tokens - 1)
         if source is not None:
             num_known = sequence.num_prompt_tokens - 1
-        num = self._chunk(sequence, num_known, draft, most)
+        num = self._chunk(sequence, num_known, builder, most)
         if num == 0:
-            return  # its attention would cost the step too much
-        if not line.may_pass(sequence) or not self._has_room(sequence, found, draft, rank):
+            return  # the attention of its long context would make the step too slow
+        if not line.may_pass(sequence) or not self._has_room(sequence, found, builder, rank):
             line.hold(sequence)
             return
         self._running.pool.hold(found)
         sequence.block_ids = [0] * first + found  # entries before `first` are never read
         sequence.first_block = first
         sequence.num_computed = num_known
-        # Found blocks are in the index already.
+        # The found blocks are in the prefix index already.
         sequence.num_registered_blocks = len(sequence.block_ids)
         is_extended = self._running.try_extend(sequence, num_known + num)
         assert is_extended, "admission checked the room"
         if source is not None:
-            draft.copies[sequence] = (source, sequence.block_ids[first + len(found)])
+            builder.copies[sequence] = (source, sequence.block_ids[first + len(found)])
         self._waiting.admit(sequence)
         self._running.admit(sequence)
         line.passed(sequence)
         self._count_lookup(sequence, num_known)
-        draft.take(sequence, num, is_prompt=True)
+        builder.take(sequence, num, is_prompt=True)
 
-    def _has_room(self, sequence: Sequence, found: list[int], draft: Draft, rank: int | None) -> bool:
-        """True if a slot and blocks for all of the sequence are free; with a rank, preempts others if that suffices."""
+    def _has_room(self, sequence: Sequence, found: list[int], builder: StepBuilder, rank: int | None) -> bool:
+        """True if a slot, and blocks for all tokens of the sequence, are free.
+
+        With a `rank`, first preempts running sequences with a higher rank, if this makes enough room.
+        """
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
-        # Some blocks stay free for running sequences to grow, or the next step would preempt the admitted sequence.
+        # Keep one block free for each running sequence to grow. Otherwise the next step would preempt the new sequence.
         needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
         num_slots = self._running.num_free_slots
         num_free = self._running.pool.num_free
         victims: list[Sequence] = []
         if rank is not None and (num_slots == 0 or num_free < needed):
             kept = set(found)
-            for victim in self._preemptible(rank, draft):
+            for victim in self._preemptible(rank, builder):
                 if num_slots and num_free >= needed:
                     break
                 victims.append(victim)
@@ -189,36 +200,38 @@ class StepPlanner:
         if num_slots == 0 or num_free < needed:
             return False
         for victim in victims:
-            self._preempt(victim, draft)
+            self._preempt(victim, builder)
         return True
 
-    def _preemptible(self, rank: int, draft: Draft) -> list[Sequence]:
-        """Running sequences of a higher rank, highest first, without those in flight or in the draft."""
+    def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
+        """Running sequences with a higher rank, highest first, without those that are in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # A sequence before one that was just admitted may be the source of its block copies.
-        num = next((index for index, s in enumerate(higher) if s in draft.num_tokens), len(higher))
+        # A sequence that was just admitted may copy a block of a sequence with lower rank. So do not preempt anything
+        # from the first sequence of this step on.
+        num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """The running sequence with the same prompt whose blocks this one may share."""
+        """The running sequence with the same prompt whose blocks this sequence may share (choice 0 of its request)."""
         if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
             return None
         leader = self._sequences.get(sequence.fork_of)
         if leader is None or leader.state is not SequenceState.RUNNING or leader.order > sequence.order:
             return None
         is_alike = (leader.tenant, leader.cache_key) == (sequence.tenant, sequence.cache_key)
-        # A leader that is far ahead has released blocks that the last token of the prompt sees.
+        # With a sliding window, a leader that is far ahead may have released blocks that the fork needs.
         first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
 
     def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """(first, blocks, source): blocks with the sequence's beginning, from index `first`; a fork's block to copy.
+        """Returns (first, blocks, source): computed blocks that the sequence can share, and one that it must copy.
 
-        No later token sees a block before `first`. The last token is always computed, because the next one is sampled
-        from its logits. A fork first writes into the block of that token, so the copy of copy-on-write is made when it
-        joins, and the leader's table never changes. The fork computes that block itself, and copies nothing, while the
-        leader's own tokens in it may be a NaN.
+        `blocks` are the sequence's blocks from index `first` on; no later token attends to a block before `first`.
+        `source` is a block of the leader, or None. The last token of a prompt is always computed, because the next
+        token is sampled from its logits. A fork therefore soon writes to the block of that token: it gets its own copy
+        of the block (copy-on-write) when it is admitted, and the leader's block table never changes. While the leader's
+        generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
         """
         block_size = self._config.block_size
         if leader is not None:
@@ -244,13 +257,13 @@ class StepPlanner:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(num_known, sequence.num_prompt_tokens)
 
-    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
-        draft.drop(sequence)
+    def _preempt(self, sequence: Sequence, builder: StepBuilder) -> None:
+        builder.drop(sequence)
         self._counters.num_preemptions += 1
         self.set_aside(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait again; it keeps its ids."""
+        """Moves a running sequence back to the waiting queue. It keeps its token ids."""
         self._running.leave(sequence)
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
@@ -258,17 +271,17 @@ class StepPlanner:
     def _is_allowed(self, sequence: Sequence) -> bool:
         return self.only is None or sequence.request_id in self.only
 
-    def _chunk(self, sequence: Sequence, start: int, draft: Draft, max_tokens: int) -> int:
-        """Number of tokens that this step computes from position `start`; 0 when attention would cost too much."""
+    def _chunk(self, sequence: Sequence, start: int, builder: StepBuilder, max_tokens: int) -> int:
+        """Number of tokens that this step computes from position `start`; 0 if their attention would cost too much."""
         config = self._config
-        chunk = chunk_size(start, sequence.num_tokens, draft, config.max_num_batched_tokens, config.window)
+        chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
         return min(max_tokens, chunk)
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """True if the block at `index`, which has the end of the leader's prompt, has later tokens that are not proven.
+    """True if the leader's block at `index`, where its prompt ends, holds generated tokens that may be a NaN.
 
-    The last token of the prompt does not count: a fork computes it again.
+    The last token of the prompt does not count, because a fork computes it again.
     """
     end = min(leader.num_computed, (index + 1) * block_size)
     return end > leader.num_prompt_tokens and leader.num_proven < end

@@ -1,9 +1,9 @@
-"""The waiting queue: one queue for each tenant, read round robin.
+"""The waiting queue: one line of sequences for each tenant; the tenants take turns.
 
-All clients with the same API key are one tenant; without keys there is one. The rank of a waiting sequence is the
-number of sequences of its tenant that run or wait before it. Sequences are read by rank, so the k-th sequence of a
-tenant comes before every tenant's (k+1)-th, however many one of them has sent. At equal rank the tenant whose last
-admission is longer ago comes first. Within a tenant the order is priority, then arrival.
+All clients with the same API key are one tenant; without API keys there is only one tenant. The rank of a waiting
+sequence is the number of its tenant's sequences that run, or wait before it. Sequences are read by rank, so the k-th
+sequence of a tenant comes before the (k+1)-th of any tenant, however many sequences a tenant has sent. At equal rank,
+the tenant whose last admission is longest ago comes first. Within a tenant the order is priority, then arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rayloom_engine.core.sequence import Sequence, order_of
 
-_MAX_TENANTS = 1024  # with a remembered admission; API keys come and go while an engine runs
+_MAX_TENANTS = 1024  # limit of remembered last admissions: API keys may be replaced while an engine runs
 
 
 class WaitingQueue:
@@ -22,8 +22,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
-        # Tenant -> number of its last admission, oldest first; kept while it has no sequence, or a tenant that sends
-        # one request after another would always come first.
+        # Tenant -> number of its last admission, oldest first. The entry outlives the tenant's sequences; otherwise a
+        # tenant that sends its requests one by one would always come first.
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
@@ -32,7 +32,7 @@ class WaitingQueue:
         return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All waiting sequences by tenant, sorted by order within one."""
+        """All waiting sequences: tenant by tenant, and within a tenant sorted by `Sequence.order`."""
         for line in self._lines.values():
             yield from line
 
@@ -55,19 +55,20 @@ class WaitingQueue:
             del self._lines[sequence.tenant]
 
     def admit(self, sequence: Sequence) -> None:
-        """Removes the sequence, which runs from here on: at equal rank its tenant comes last."""
+        """Removes the sequence because it runs now. From here on its tenant comes last at equal rank."""
         self.remove(sequence)
         self._num_admissions += 1
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # The oldest admission is forgotten: without a number the tenant comes first, as with the oldest.
+            # Forget the oldest admission. Its tenant comes first either way: with the oldest number, or with none.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
-        """(rank, sequence) of all waiting sequences, lowest rank first. `num_running`: tenant -> running sequences.
+        """Yields (rank, sequence) of all waiting sequences, lowest rank first.
 
-        The queue may change meanwhile: removed sequences are still read, added ones are not.
+        `num_running`: tenant -> number of its running sequences. The queue may be changed during the iteration, which
+        yields the sequences that waited at its start.
         """
         lines = {tenant: tuple(line) for tenant, line in self._lines.items()}
         heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]
@@ -82,17 +83,18 @@ class WaitingQueue:
             yield rank, sequence
 
     def _entry(self, rank: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
-        # The number is unique, so the heap never compares two sequences. Priority is left out: it orders one tenant.
+        # The number is unique, so the heap never compares two sequences. Priority is left out, because it only orders
+        # the sequences of one tenant.
         last_admission = self._admissions.get(sequence.tenant, 0)
         return rank, last_admission, sequence.arrival, sequence.number, index, sequence
 
 
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
-    """True if a tenant with `num_own` of the `num_waiting` waiting sequences may queue one more of its own.
+    """True if a tenant that has `num_own` of the `num_waiting` waiting sequences may queue one more.
 
-    It may while more places of the queue are free than it takes. A tenant alone thus gets half of them, and when k
-    tenants send without end the others still have max_queued / 2**k places, rounded down. As many sequences as there
-    are free slots take no place: they run in the next step.
+    It may if the queue has more free places than the tenant occupies. A single tenant can thus fill half of the queue,
+    and when k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences that
+    fit the free slots are not counted, because they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

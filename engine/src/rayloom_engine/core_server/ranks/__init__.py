@@ -1,1 +1,1 @@
-"""The EngineCore's side of its workers ("ranks"): how they attach, are assembled, run plans, and are found to hang."""
+"""The EngineCore's connections to its workers ("ranks"): attaching, assembly, running plans, and detection of hangs."""

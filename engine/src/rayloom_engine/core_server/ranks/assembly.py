@@ -1,6 +1,6 @@
-"""Assembly of the ranks, at the start and after a loss: attach and load, meet, allocate and warm up.
+"""Assembly of the ranks, at the start and after a loss: attach, load, form a process group, allocate and warm up.
 
-Ranks that survive a loss keep process and weights; only the lost ones are started and read their weights again.
+Ranks that survive a loss keep their process and weights. Only lost ranks are started again and load weights again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_BLAME_SECONDS = 0.2  # until the end of one rank has reached every connection that it breaks
-_MEET_SECONDS = 60.0  # for a process group, or memory and a warm-up step
-_LATE_SECONDS = 5.0  # after one rank's failure to meet, the others must have answered within this time too
-_STUCK_SECONDS = 120.0  # a rank of a rebuild whose loading has not advanced for so long is lost
-_MISSING_SECONDS = 30.0  # a rank of a rebuild that has not dialled for so long is fenced and started again
+_BLAME_SECONDS = 0.2  # wait after a loss, in which all connections that a dead rank breaks are seen to end
+_MEET_SECONDS = 60.0  # for all ranks to form a process group, or to allocate memory and run a warm-up step
+_LATE_SECONDS = 5.0  # once one rank has reported a failure, all others must answer within this time
+_STUCK_SECONDS = 120.0  # in a rebuild, a rank whose loading makes no progress for this time counts as lost
+_MISSING_SECONDS = 30.0  # in a rebuild, a rank that does not connect for this time is fenced and started again
 
 
 def assemble(
@@ -37,11 +37,11 @@ def assemble(
     *,
     is_rebuild: bool,
 ) -> tuple[int, list[Loaded]]:
-    """An epoch whose plans all ranks are ready to run, and their Loaded messages, by rank.
+    """Returns a new epoch, whose plans all ranks are ready to run, and the ranks' Loaded messages, by rank.
 
-    Every rank takes `num_blocks` KV blocks, or as many as all of them have room for. Losses on the way are replaced
-    until `deadline` (by time.monotonic) and within `budget`; after that RankLost is raised. Raises ModelError or
-    ConfigError when a rank cannot load, unless this is a rebuild: a model that has loaded once is no fault of the user.
+    Every rank allocates `num_blocks` KV blocks; None: as many as the rank with least room can hold. Lost ranks are
+    replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises ModelError
+    or ConfigError if a rank cannot load. A rebuild never raises these, because the model has loaded before.
     """
     while True:
         try:
@@ -64,12 +64,13 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Drops the ranks that are gone, after a loss. Returns the loss with the rank to blame.
+    """Drops the ranks that are gone after a loss. Returns the loss, with the rank to blame.
 
-    A rank that failed alone while its process lives is used again once, then dropped.
+    If a live rank reports a failure and no rank is gone, it is kept. If it fails again before a step has succeeded, it
+    is dropped.
     """
-    # A rank's report of a dead peer may arrive before the end of the peer's connection, and the cause may have ended
-    # several ranks: they count as one loss.
+    # Wait a moment: a live rank may report a dead peer before we see that peer's connection end, and one cause may kill
+    # several ranks. All of these count as one loss.
     time.sleep(_BLAME_SECONDS)
     ended = pool.drop_ended()
     if loss.is_alive and ended:
@@ -96,7 +97,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
         loaded = {rank.rank: rank.loaded for rank in ranks if rank.loaded is not None}
         if len(loaded) == pool.world_size:
             if not is_rebuild and "load" not in shown:
-                # The weights of a small model may be in place before the first beat of that phase.
+                # A small model may be loaded before the first beat with the phase "load".
                 num_bytes = sum(message.bytes_read for message in loaded.values())
                 progress("load", num_bytes, num_bytes, "bytes")
             return list(loaded.values())
@@ -112,7 +113,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """Raises RankLost for the first rank that is missing, or has not loaded, at the deadline."""
+    """After the deadline, raises RankLost for the first rank that is missing, else the first that has not loaded."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]
@@ -120,10 +121,7 @@ def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: se
 
 
 def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
-    """Handles the messages that ranks have sent.
-
-    Raises for a rank that cannot load, after the Loaded messages of the others.
-    """
+    """Reads the ranks' replies. Stores all Loaded messages first, then raises if a rank could not load."""
     replies = pool.poll(_POLL_SECONDS)
     for number, reply in replies:
         if isinstance(reply, Loaded):
@@ -134,7 +132,7 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
 
 
 def _report(pool: RankPool, progress: Progress) -> str:
-    """Reports the slowest phase: the launcher's until all ranks are attached, then of the loading. Returns its name."""
+    """Reports the phase of the launcher until all ranks are attached, then the slowest rank's. Returns its name."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:
@@ -148,9 +146,9 @@ def _report(pool: RankPool, progress: Progress) -> str:
 
 
 def slowest_phase(beats: Sequence[Beat]) -> tuple[str, int, int, str] | None:
-    """Phase, units done, total and unit of the ranks that are furthest behind; None while one has not begun to load.
+    """Returns (phase, units done, total, unit), summed over the ranks that are in the earliest phase.
 
-    A rank without a beat has not begun. A sum without it would look like the sum of all ranks.
+    Returns None while a rank has not begun to load: a sum without this rank would look like the sum of all ranks.
     """
     loading = [beat for beat in beats if beat.phase in _LOADING]
     if not loading or any(beat.phase == NO_BEAT.phase for beat in beats):
@@ -185,7 +183,7 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # While one rank reports a failure, the rank without an answer is the one that the failed rank waited for.
+            # Blame a rank without an answer, even if another rank has reported a failure: that one waited in vain.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):
@@ -208,7 +206,8 @@ def _ask(
 
 def _failure(rank: int, failed: Failed, is_rebuild: bool) -> Exception:
     if is_rebuild:
-        return RankLost(rank, failed.message)  # this rank, or an earlier start of it, could do it before
+        # This rank, or an earlier start of it, has loaded before, so the settings and the model are not the cause.
+        return RankLost(rank, failed.message)
     if failed.kind == "config":
         return ConfigError(failed.message)
     if failed.kind == "model":

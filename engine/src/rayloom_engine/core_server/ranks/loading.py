@@ -1,4 +1,4 @@
-"""Loading: which ranks of an assembly are late, by their beats. Reads no socket and no clock."""
+"""Loading: decides from the ranks' heartbeats (beats) which ranks of a rebuild are late. Reads no socket or clock."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rayloom_engine.protocol.ranks import Beat
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Ranks of a rebuild to act on."""
+    """The ranks that are late in a rebuild."""
 
-    missing: tuple[int, ...] = ()  # not attached for too long
-    stuck: tuple[int, str] | None = None  # the first rank whose loading stands still, and its phase
+    missing: tuple[int, ...] = ()  # ranks that have been without a connection for too long
+    stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank whose loading makes no progress
 
 
 class Loading:
-    """Watches all ranks until they have loaded.
+    """Watches all ranks until they have loaded their weights.
 
-    At the first start no rank is late: its node may have no room yet, its download may take hours, and a user sees
-    that in the status. In a rebuild the ranks were there before.
+    At the first start no rank counts as late: its node may have no room yet, or its download may take hours, and the
+    status shows this to the user. In a rebuild, all ranks had loaded before.
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
-        """`missing_s`: without a connection; `stuck_s`: without progress; after so long a rank of a rebuild is late."""
+        """In a rebuild, a rank is late after `missing_s` without a connection, or `stuck_s` without progress."""
         self._world_size = world_size
         self._is_rebuild = is_rebuild
         self._missing_s = missing_s
         self._stuck_s = stuck_s
         self._fence_at = now + missing_s
-        self._marks: dict[int, tuple[str, int]] = {}  # rank -> phase and units done at its last advance
-        self._marked_at: dict[int, float] = {}  # rank -> time of its last advance
+        self._marks: dict[int, tuple[str, int]] = {}  # rank -> (phase, units done) at its last progress
+        self._marked_at: dict[int, float] = {}  # rank -> time of its last progress
 
     def observe(self, now: float, beats: Mapping[int, Beat], loaded: Collection[int]) -> Late:
-        """The late ranks. `beats`: newest beat of every attached rank; `loaded`: those with weights in place."""
+        """Returns the late ranks. `beats`: newest beat of every attached rank. `loaded`: ranks that have loaded."""
         stuck = None
         for rank, beat in beats.items():
             mark = (beat.phase, beat.done)
@@ -46,10 +46,10 @@ class Loading:
         return Late(self._missing(now, beats), stuck)
 
     def _missing(self, now: float, beats: Mapping[int, Beat]) -> tuple[int, ...]:
-        """Ranks to fence. No connection of theirs has ended, so the launcher takes them for alive.
+        """Returns the ranks that have been missing for too long. The caller fences them.
 
-        Such a rank may be stopped, or cut off from this machine. The term doubles with every fence, because the node
-        may need long to start the rank's container.
+        Such a rank may be stopped, or cut off from this machine: to the launcher it looks alive. The wait doubles with
+        every fence, because the node may take long to start the rank's container.
         """
         missing = tuple(sorted(set(range(self._world_size)) - set(beats)))
         if not self._is_rebuild or not missing or now <= self._fence_at:

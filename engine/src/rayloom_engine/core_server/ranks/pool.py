@@ -1,7 +1,8 @@
 """RankPool: the workers ("ranks") that are connected to the EngineCore's rank port.
 
-A thread accepts connections, a thread for each control connection reads beats, and the EngineCore's main thread
-does the rest. A rank is attached when both of its connections are there.
+A rank opens two connections: "control" for its heartbeats (beats), and "steps" for orders and replies. It is attached
+once both exist. One thread accepts connections, one thread for each control connection reads beats, and the
+EngineCore's main thread does the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-_LOADING_SECONDS = 60.0  # least patience with a rank that loads: an import may keep its heartbeat thread from running
+_LOADING_SECONDS = 60.0  # minimum patience with a rank that loads: an import may block its heartbeat thread
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class _Control:
 
 @dataclass(slots=True, eq=False)
 class AttachedRank:
-    """A connected start of a rank. `loaded` is None until its weights are in place."""
+    """A rank process with both of its connections. `loaded` is None until its weights are loaded."""
 
     greeting: Greeting
     steps: Channel
@@ -91,14 +92,14 @@ class AttachedRank:
 
 
 class RankPool:
-    """The ranks of one EngineCore. Methods are for the main thread, unless their docstring says otherwise."""
+    """The ranks of one EngineCore. Only the main thread may call a method whose docstring does not say otherwise."""
 
     def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
         self.world_size = world_size
         self.attached: dict[int, AttachedRank] = {}
-        self.launch_phase: LaunchProgress | None = None  # the launcher's last report; any thread may read it
+        self.launch_phase: LaunchProgress | None = None  # last report of the launcher; any thread may read it
         self.sizes = Welcomed()  # sent to every rank that attaches
-        self.suspects: set[int] = set()  # ranks that failed alone since the last good step
+        self.suspects: set[int] = set()  # ranks that reported a failure since the last good step, but stayed alive
         self.memory_kills = MemoryKills()
         self._listener = listener
         self._token = token
@@ -106,12 +107,12 @@ class RankPool:
         self._lock = threading.Lock()
         self._controls: dict[tuple[int, int], _Control] = {}  # (rank, incarnation) -> newest control connection
         self._arrived: deque[AttachedRank] = deque()
-        self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # received, not yet given out by `poll`
+        self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # replies that `poll` has not returned yet
         self._last_ticket = 0
         self._launcher: Channel | None = None
-        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of it attaches
+        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of the rank attaches
         self.checked_at = time.monotonic()  # time of the last check of all heartbeats; any thread may read it
-        self.patience_s = hang_seconds  # without progress of ranks whose heartbeats arrive, in the present step
+        self.patience_s = hang_seconds  # how long ranks that send beats may make no progress in the present step
         self._standstill = Standstill()
         self._strangers = Strangers()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -119,12 +120,15 @@ class RankPool:
         threading.Thread(target=self._accept, name="rank-accept", daemon=True).start()
 
     def statuses(self) -> tuple[RankReport, ...]:
-        """The reports of all attached ranks, by rank. For any thread."""
+        """The reports of all attached ranks, sorted by rank. For any thread."""
         now = time.monotonic()
         return tuple(rank.status(now) for _, rank in sorted(self.attached.copy().items()))
 
     def quiet_s(self) -> float | None:
-        """Seconds since a rank that computes last showed work; None while no rank computes. For any thread."""
+        """Seconds since a computing rank last made progress or used CPU time. None while no rank computes.
+
+        For any thread.
+        """
         quiet_s = self._standstill.quiet_s
         return None if quiet_s is None else quiet_s + time.monotonic() - self.checked_at
 
@@ -133,14 +137,14 @@ class RankPool:
         return [rank.control.beat for rank in self.attached.copy().values()]
 
     def ticket(self) -> int:
-        """A number that no order had before."""
+        """Returns a new ticket: a number that no earlier order had."""
         self._last_ticket += 1
         return self._last_ticket
 
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
-        """Sends an order to these ranks, or to all. Raises RankLost when a rank is gone or its socket stays full.
+        """Sends an order to these ranks, or to all. Raises RankLost if a rank is gone or its socket stays full.
 
-        All other ranks get the order before that: a rank without the plan of its peers would keep them waiting.
+        The other ranks still get the order first, because a rank without its peers' plan would keep them waiting.
         """
         data = encode(order)
         loss = None
@@ -153,9 +157,9 @@ class RankPool:
             raise loss
 
     def take_arrivals(self) -> list[int]:
-        """Attaches the ranks that have dialled since the last call; returns their numbers.
+        """Attaches the ranks that have connected since the last call. Returns their numbers.
 
-        A second start of a rank replaces the first.
+        A newer start of a rank replaces an older one.
         """
         ranks = []
         while self._arrived:
@@ -164,7 +168,7 @@ class RankPool:
             fence = self._fences.get(new.rank)
             least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
             if new.greeting.incarnation < least:
-                new.close()  # a start that was fenced
+                new.close()  # a start that was fenced, or is older than the attached one
                 continue
             if old is not None:
                 old.close()
@@ -183,7 +187,7 @@ class RankPool:
         return ranks
 
     def drop(self, rank: int) -> None:
-        """Detaches a lost rank and fences it: the launcher makes sure that it is dead and starts it again."""
+        """Detaches a lost rank and fences it: the launcher kills what is left of it and starts it again."""
         lost = self.attached.get(rank)
         if lost is None:
             return
@@ -192,26 +196,28 @@ class RankPool:
         self.fence(rank, lost.greeting.incarnation)
 
     def drop_ended(self) -> list[int]:
-        """Drops every rank whose connection has ended; returns their numbers."""
+        """Drops every rank whose connection has ended. Returns their numbers."""
         ended = [number for number, rank in self.attached.items() if rank.control.is_closed or rank.steps.has_ended]
         for number in ended:
             self.drop(number)
         return ended
 
     def fence(self, rank: int, incarnation: int | None) -> None:
-        """Has the launcher end a start of the rank (None: the one that runs) and start it again."""
+        """Has the launcher kill start `incarnation` of the rank (None: the running one) and start the rank again."""
         fence = Fence(rank, incarnation)
         if incarnation is not None:
             self._fences[rank] = fence
         if self._launcher is not None:
-            with contextlib.suppress(ChannelClosed):  # sent again when a launcher dials
+            with contextlib.suppress(ChannelClosed):  # sent again when a launcher connects
                 self._launcher.send(fence)
 
     def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
-        """(rank, reply) of attached ranks, as soon as there is one or a rank arrives; empty after `timeout_s`.
+        """Waits for replies of attached ranks and returns them as (rank, reply).
 
-        Raises RankLost for a rank whose connection ended, or that has shown no sign of life for hang_seconds; and,
-        while the answer to a plan `is_due`, for the rank that stands still when no rank has advanced for `patience_s`.
+        Returns early, possibly without replies, if a rank arrives; otherwise an empty list after `timeout_s`. Raises
+        RankLost for a rank whose connection ended, or that has sent no beat for hang_seconds. `is_due`: an answer to a
+        plan is expected; then it also raises RankLost for the rank that hangs, once no rank has made progress for
+        `patience_s`.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
@@ -236,7 +242,7 @@ class RankPool:
 
     def _check_alive(self, is_due: bool) -> None:
         now = time.monotonic()
-        # An EngineCore that was itself stopped for a while has read no heartbeat, and no rank is to blame for that.
+        # If this process itself was stopped for a while, it has read no beats, and no rank is to blame for that.
         was_away = now - self.checked_at > self._hang_seconds / 2
         self.checked_at = now
         for number, rank in self.attached.items():
@@ -263,7 +269,8 @@ class RankPool:
                 self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                # Out of descriptors or threads: others may return some, and without this loop no rank could attach.
+                # Out of file descriptors or threads. Keep the loop alive, because some may become free, and no rank
+                # could attach without this loop.
                 logger.warning("cannot take a connection at the rank port: %s", error)
                 if connection is not None:
                     self._strangers.release(connection)
@@ -298,7 +305,7 @@ class RankPool:
             else:
                 self._attach(channel, greeting)
         except OSError:
-            channel.close()  # the peer is gone; a rank's loss shows at its other connection
+            channel.close()  # the peer is gone; a rank's loss is noticed at its other connection
 
     def _attach(self, channel: Channel, greeting: Greeting) -> None:
         with self._lock:
@@ -322,7 +329,7 @@ class RankPool:
             with self._lock:
                 key = greeting.rank, greeting.incarnation
                 if self._controls.get(key) is control:
-                    del self._controls[key]  # the rank never opened its other connection
+                    del self._controls[key]  # the rank never opened its "steps" connection
                     control.channel.close()
             self._wake()
 
@@ -335,7 +342,7 @@ class RankPool:
             self.launch_phase = None
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups already
+        with contextlib.suppress(BlockingIOError):  # the socket is already full of wake-ups
             self._wake_write.send(b"x")
 
     def _drain_wake(self) -> None:

@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on attached ranks. Every rank gets the plan; the first of the last stage answers."""
+"""RemoteExecutor: runs plans on the attached ranks. All ranks get a plan; the first rank of the last stage answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _POLL_SECONDS = 0.25  # between checks of the heartbeats
 
 
 class RemoteExecutor:
-    """Implements `engine.Executor`. Every method raises RankLost; after that the ranks must be assembled again."""
+    """Implements `engine.Executor`. After a RankLost, the ranks must be assembled again."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
-        self._tickets: deque[int] = deque()  # of plans without a result, oldest first
-        self._results: deque[StepResult] = deque()  # in the same order: one rank answers, and it runs plans in order
+        self._tickets: deque[int] = deque()  # tickets of plans without a result, oldest first
+        self._results: deque[StepResult] = deque()  # also oldest first: one rank answers, and it runs plans in order
 
     def submit(self, plan: StepPlan) -> None:
         ticket = self._pool.ticket()
@@ -40,17 +40,17 @@ class RemoteExecutor:
         return self._results.popleft()
 
     def forget_all(self) -> None:
-        """Drops all plans; late answers to them are ignored. The next assembly empties the slots of the ranks."""
+        """Drops all plans and ignores late answers to them. The next assembly empties the slots of the ranks."""
         self._tickets.clear()
         self._results.clear()
 
     def check(self) -> None:
-        """Raises RankLost for a rank that was lost while no plan was in flight."""
+        """Raises RankLost if a rank was lost while no plan was in flight."""
         self._pool.poll(0.0)
         self._check_all_there()
 
     def _check_all_there(self) -> None:
-        """Raises RankLost for a rank that dialled again: it has lost its slots and its KV cache."""
+        """Raises RankLost if a rank has connected again, because it has lost its slots and its KV cache."""
         arrived = self._pool.take_arrivals()
         if arrived:
             raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

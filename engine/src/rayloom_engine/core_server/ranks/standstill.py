@@ -1,4 +1,4 @@
-"""Standstill: ranks whose heartbeats arrive while no rank advances, and the rank that the others wait for."""
+"""Standstill: detects that no rank makes progress although heartbeats arrive, and finds the rank to blame."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from rayloom_engine.protocol.ranks import Beat
 
 
 def rank_to_blame(beats: Mapping[int, Beat]) -> int:
-    """The rank to blame when none advances: a rank that computes, else one that never began, else the furthest behind.
+    """Returns the rank to blame if no rank makes progress.
 
-    A rank that waits for a peer is blamed last: its peer is the one that stands still.
+    A rank that waits for a peer is blamed only if all do, because the peer is the one that hangs. Of the others, a rank
+    that computes is blamed, else one that has not begun the step. Of several such ranks, it is the one with the least
+    progress.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 
 
 class Standstill:
-    """Watches the beats of all ranks while an answer is due."""
+    """Watches the beats of all ranks while an answer to a plan is due."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, Stillness] = {}
-        self.quiet_s: float | None = None  # since a computing rank last showed work; None while nothing is due
+        self.quiet_s: float | None = None  # seconds since a computing rank last showed work; None while none computes
 
     def reset(self) -> None:
-        """Forgets all beats: no answer is due."""
+        """Forgets all beats, because no answer is due."""
         self._ranks = {}
         self.quiet_s = None
 
     def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
-        """The rank that stands still, once no rank has advanced for longer than `patience_s`; else None.
+        """Returns the rank that hangs, once no rank has made progress for longer than `patience_s`; else None.
 
-        A rank that computes and uses CPU time is slow, not hung, and the ranks that wait for it are not to blame
-        either. A rank that computes without using CPU time is hung.
+        A rank that computes and uses CPU time is slow, not hung. While there is one, the ranks that wait for it are not
+        to blame. A rank that computes without using CPU time is hung.
         """
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
         for rank, beat in beats.items():

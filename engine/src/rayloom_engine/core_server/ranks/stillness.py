@@ -1,44 +1,44 @@
-"""Stillness: how long a computing thread has made no progress, and whether it hangs or computes a slow step.
+"""Stillness: how long a computing thread has made no progress, and whether it hangs or is only slow.
 
-    progress        half of a layer was computed, or another unit that the thread's owner counts
-    sign of work    the thread's CPU time advanced
-    hung            neither for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
+    progress        half of a layer was computed, or another unit that the caller counts
+    sign of work    the thread's CPU time has increased
+    hung            neither of them for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
 
-A thread that uses CPU time is slow until the cap: half of a layer of a large chunk may take minutes on a small or busy
-machine. A thread that is blocked or stopped uses none and is found after `patience_s`. The cap counts CPU seconds, so
-that a slow thread on a machine with too many processes does not count as hung.
+A thread that uses CPU time counts as slow until the cap, because half of a layer of a large chunk may take minutes on a
+small or busy machine. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The
+cap is in CPU seconds, so that a thread does not count as hung because its machine runs too many processes.
 
-The forecast of a step may be far off, above all for the first large step after a start. It lengthens the patience to
-_MOST_PATIENCE x hang_seconds at most, so a blocked thread is found within a minute by default whatever the forecast.
+The forecast of a step may be far off, above all for the first large step after a start. It can raise `patience_s` to
+at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found within a minute, whatever the forecast.
 """
 
 from __future__ import annotations
 
-_BUSY_SHARE = 0.05  # of a core: a thread that only wakes up to poll takes less
+_BUSY_SHARE = 0.05  # a thread that uses this share of a core works; one that only wakes up to poll uses less
 _CAP = 10.0
 _MOST_PATIENCE = 6.0
-_FORECAST_FACTOR = 5.0  # attention, sampling and cold caches are slower than the best step that was seen
+_FORECAST_FACTOR = 5.0  # attention, sampling and cold caches may make a step slower than the best step so far
 _TRIAL_FACTOR = 4.0
 
 
 def patience_s(hang_seconds: float, forecast_s: float, *, is_trial: bool) -> float:
-    """Seconds without progress or sign of work after which a thread counts as hung.
+    """Returns the seconds without progress or sign of work after which a thread counts as hung.
 
-    `forecast_s`: expected seconds of a layer in the present step. A hang in a trial of suspects is held against a
-    request, so the patience is longer there.
+    `forecast_s`: expected seconds for one layer in the present step. In a trial the result is larger, because a request
+    is blamed for a hang there.
     """
     patience = max(hang_seconds, min(_FORECAST_FACTOR * forecast_s, _MOST_PATIENCE * hang_seconds))
     return patience * (_TRIAL_FACTOR if is_trial else 1.0)
 
 
 class Stillness:
-    """Watches one thread. Call `observe` several times within the patience."""
+    """Watches one thread. Call `observe` several times within each `patience_s`."""
 
     def __init__(self) -> None:
-        self._mark: object = None  # the last progress
+        self._mark: object = None  # the `mark` of the last `observe`
         self._now = 0.0
         self._progress_at = 0.0
-        self._work_at = 0.0  # when progress or a sign of work was last seen
+        self._work_at = 0.0  # time of the last progress or sign of work
         self._cpu_s = 0.0
         self._cpu_changed_at = 0.0
         self._progress_cpu_s = 0.0
@@ -50,11 +50,14 @@ class Stillness:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since the last progress or sign of work, by the same clock."""
+        """Seconds since the last progress or sign of work, by the clock of `observe`."""
         return self._now - self._work_at
 
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
-        """Takes a sample. `mark` changes with every progress; None while no work is due. `cpu_s`: CPU time so far."""
+        """Takes a sample at time `now`.
+
+        `mark`: a value that changes with all progress; None while the thread has no work. `cpu_s`: its CPU time so far.
+        """
         self._now = now
         if mark is None or mark != self._mark:
             self._mark = mark
@@ -67,6 +70,6 @@ class Stillness:
             self._cpu_changed_at = now
 
     def is_hung(self, patience_s: float) -> bool:
-        """True if the thread hung at the last `observe`."""
+        """True if the thread was hung at the time of the last `observe`."""
         is_capped = self._cpu_s - self._progress_cpu_s > _CAP * patience_s
         return self._now - self._work_at > patience_s or is_capped

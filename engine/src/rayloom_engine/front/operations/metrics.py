@@ -33,6 +33,7 @@ _CORE_COUNTERS = {
     "prefix_cache_hits_total": "prefix_hits",
     "corrupt_requests_total": "num_corrupt",
 }
+_RISING = ("num_steps", *_CORE_COUNTERS.values())
 
 
 class Metrics:
@@ -90,20 +91,23 @@ class Metrics:
         own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
         for family in (*own, *self._core_counters.values()):
             family.add(0)  # without a first sample of zero, rate() would miss the first increase
-        self._epoch = 0
         self._last_stats = SchedulerStats()
 
     def observe_core(self, status: CoreStatus) -> None:
-        """Adds a status of the core. Its counters restart at zero in a new epoch; the sums kept here never fall."""
+        """Adds a CoreStatus. Its counters begin at zero with a new EngineCore process; the sums here never fall.
+
+        A counter that falls shows the new process: a new epoch does not, because after the loss of a rank the same
+        process counts on in one. A new process reports no steps while it starts.
+        """
         stats = status.stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
-        before = self._last_stats if status.epoch == self._epoch else SchedulerStats()
+        has_begun_again = any(getattr(stats, field) < getattr(self._last_stats, field) for field in _RISING)
+        before = SchedulerStats() if has_begun_again else self._last_stats
         for name, field in _CORE_COUNTERS.items():
-            self._core_counters[name].add(max(0, getattr(stats, field) - getattr(before, field)))
-        self._epoch = status.epoch
+            self._core_counters[name].add(getattr(stats, field) - getattr(before, field))
         self._last_stats = stats
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)

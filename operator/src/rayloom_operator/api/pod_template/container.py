@@ -1,8 +1,8 @@
 """A container of a pod template: changes of a container that the operator builds, or an additional container.
 
-Types are checked here, and by the API server at `kubectl apply`. The inside of parts such as probes and `valueFrom` is
-not checked here. KubeRay's definition has their schemas, so the API server refuses a RayCluster with a misspelt field
-in them, and the condition Accepted shows its message.
+Types are checked here, and by the API server at `kubectl apply`. The contents of parts such as probes and `valueFrom`
+are not checked here. KubeRay's CRD has their schemas, so the API server refuses a RayCluster with a misspelt field in
+them, and the condition Accepted shows the API server's message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTAINER_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _OURS = f"self.name in {json.dumps(OWN_CONTAINERS)}"
 _NAMES = ", ".join(OWN_CONTAINERS)
 
-# Fields of the operator's own containers that a template cannot change, and the cure.
+# Fields of the operator's own containers that a template cannot change -> what to use instead.
 _OWNED = (
     (("image",), "use spec.engine.image"),
     (("imagePullPolicy",), "use spec.engine.imagePullPolicy"),
@@ -210,7 +210,7 @@ class Container(Part):
 
     @property
     def is_own(self) -> bool:
-        """True if the operator builds this container, so that the template only changes parts of it."""
+        """True if the operator builds this container. Then the template only changes parts of it."""
         return self.name in OWN_CONTAINERS
 
 
@@ -276,5 +276,5 @@ def covers(path: str, folder: str) -> bool:
 
 
 def _covers_own(path: str) -> bool:
-    """True if a mount at `path` would hide a folder of the operator's, or lie inside a sealed one."""
+    """True if a mount at `path` would hide a folder of the operator, or lie inside one of SEALED_FOLDERS."""
     return any(covers(path, folder) for folder in OWN_FOLDERS) or any(covers(folder, path) for folder in SEALED_FOLDERS)

@@ -1,4 +1,7 @@
-"""Lists the fields of a pod template that restricted pod security refuses: a setting must allow each. Pure."""
+"""Lists the fields of a pod template that need permission, because restricted pod security refuses them. Pure.
+
+The operator's setting `--allow-in-pod-templates` gives the permission.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from rayloom_operator.api.pod_template.container import Container, ContainerSecu
 from rayloom_operator.api.pod_template.parts import PodSecurity
 from rayloom_operator.api.pod_template.template import HeadTemplate, PodSpec, PodTemplates, WorkerTemplate
 
-# The settings that are not names of capabilities -> the fields that each allows.
+# Value of the setting -> the fields that it allows. Names of capabilities are also values of the setting.
 PRIVILEGES = {
     "hostIPC": "hostIPC",
     "hostNetwork": "hostNetwork, and another host in probes and lifecycle hooks",
@@ -19,7 +22,7 @@ PRIVILEGES = {
     "root": "runAsUser 0 and runAsNonRoot false",
     "volumes": "kinds of volumes other than VOLUME_KINDS and hostPath",
 }
-# Kinds of volumes that restricted pod security accepts, and `image`: its files are those of a container of the image.
+# Kinds of volumes that restricted pod security accepts, and `image`: it exposes no more than a container of that image.
 VOLUME_KINDS = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"),
@@ -51,7 +54,7 @@ _CONFINED = ("docker/default", "runtime/default")
 
 
 def privileges(templates: PodTemplates) -> Iterator[tuple[str, str]]:
-    """Pairs of a field and the setting that must allow it: one of PRIVILEGES, or a capability."""
+    """Yields each field that needs permission, with the value that allows it: a key of PRIVILEGES, or a capability."""
     for where, template in _templates(templates):
         for key, value in template.metadata.annotations.items():
             if key.startswith(_PROFILE_ANNOTATIONS) and not _is_confined_by(value):
@@ -65,7 +68,7 @@ def _of_pod(where: str, spec: PodSpec) -> Iterator[tuple[str, str]]:
     if spec.host_ipc:
         yield f"{where}.hostIPC", "hostIPC"
     for number, volume in enumerate(spec.volumes or ()):
-        # hostPath has a setting of its own, allowHostPaths.
+        # hostPath is allowed by another setting, `--allow-host-paths`.
         if others := volume.kinds.keys() - VOLUME_KINDS - {"hostPath"}:
             yield f"{where}.volumes[{number}].{min(others)}", "volumes"
     security = spec.security_context
@@ -79,7 +82,7 @@ def _of_pod(where: str, spec: PodSpec) -> Iterator[tuple[str, str]]:
 
 
 def host_paths(templates: PodTemplates) -> Iterator[tuple[str, str]]:
-    """Pairs of a field and its path, for each volume of kind hostPath."""
+    """Yields (name of the field, host path) for each volume of kind hostPath."""
     for where, template in _templates(templates):
         for number, volume in enumerate(template.spec.volumes or ()):
             if "hostPath" in volume.kinds:
@@ -87,7 +90,7 @@ def host_paths(templates: PodTemplates) -> Iterator[tuple[str, str]]:
 
 
 def variables(templates: PodTemplates, name: str) -> Iterator[tuple[str, str]]:
-    """Pairs of a field and its value, for each environment variable `name` of the operator's own containers."""
+    """Yields (name of the field, value) for each variable `name` that a template sets in the operator's containers."""
     for where, template in _templates(templates):
         for number, container in enumerate(template.spec.containers or ()):
             for place, each in enumerate((container.env if container.is_own else None) or ()):
@@ -125,7 +128,7 @@ def _of_container(where: str, container: Container) -> Iterator[tuple[str, str]]
 
 
 def _hosts(container: Container) -> Iterator[str]:
-    """Fields that make the kubelet send requests from its node to an address in the template."""
+    """Yields the hosts in probes and hooks: the kubelet sends their requests to that host from the node's network."""
     hooks = container.lifecycle or {}
     handlers = (
         ("livenessProbe", container.liveness_probe),
@@ -162,5 +165,5 @@ def _is_confined(options: Mapping[str, Any]) -> bool:
 
 
 def _is_confined_by(profile: str) -> bool:
-    """True if the value of an annotation is a profile that restricted pod security accepts."""
+    """True if restricted pod security accepts this profile, the value of a profile annotation."""
     return profile in _CONFINED or profile.startswith("localhost/")

@@ -1,18 +1,18 @@
-"""Names of environment variables that the operator or KubeRay sets in an engine's pods, so that a manifest may not.
+"""Names of environment variables that a manifest may not set, because the operator or KubeRay sets them.
 
-Some of them would remove the protection of an engine: Ray requires its token only if RAY_AUTH_MODE is `token`, and a
-shell in the head's container runs the value of KUBERAY_GEN_RAY_START_CMD. By others the operator configures the engine.
+Some of them protect an engine: Ray requires its token only if RAY_AUTH_MODE is `token`, and a shell in the head's
+container runs the value of KUBERAY_GEN_RAY_START_CMD. With others the operator configures the engine.
 """
 
 from __future__ import annotations
 
 import json
 
-# New versions of Ray, KubeRay and the engine may add names with these prefixes.
+# All names with these prefixes are reserved: new versions of Ray, KubeRay and the engine may add such names.
 RESERVED_PREFIXES = ("KUBERAY_", "RAYLOOM_", "RAY_AUTH_")
 # Names with a reserved prefix that a manifest may set.
 FREE_NAMES = ("RAYLOOM_API_KEYS", "RAYLOOM_CACHE", "RAYLOOM_KERNELS")
-# Address of Ray's head, proof of identity to it, and the store of its state.
+# Reserved names without such a prefix: the address of Ray's head, authentication to it, and the store of its state.
 _NAMES = (
     "FQ_RAY_IP",
     "RAY_ADDRESS",
@@ -22,7 +22,7 @@ _NAMES = (
     "RAY_REDIS_ADDRESS",
 )
 # Every reserved name that Ray, KubeRay or the engine reads today. The keys of a ConfigMap or Secret in `envFrom` cannot
-# be checked here, so the operator's own containers set these names in `env`, which Kubernetes prefers to `envFrom`.
+# be checked here. So the operator's own containers set all these names in `env`, which overrides `envFrom`.
 RESERVED_NAMES = (
     *_NAMES,
     "KUBERAY_GEN_RAY_START_CMD",

@@ -1,4 +1,4 @@
-"""`spec.podTemplate`: additions to the head pod and the worker pods, and changes of them.
+"""`spec.podTemplate`: a user's additions to the head pod and the worker pods, and changes of them.
 
 Each template is a part of Kubernetes' PodTemplateSpec, merged over the pod that the operator builds
 (`objects/pod_merge.py`). Fields that the operator owns are refused by name, here and by the API server.
@@ -45,7 +45,7 @@ _INIT_IN_WORDS = (
     "use another name"
 )
 
-# Fields of a pod that a template cannot have -> their type in Kubernetes, and the cure.
+# Fields of a pod that a template must not have -> (type in Kubernetes, what to use instead).
 _OWNED: dict[str, tuple[str, str]] = {
     "restartPolicy": ("string", "use spec.recovery for when failed pods are replaced"),
     "terminationGracePeriodSeconds": ("integer", "use spec.drainSeconds"),
@@ -67,7 +67,7 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Adds the refused fields to a pod's schema, each with a rule whose message names the cure."""
+    """Returns a function that adds the refused fields to a pod's schema. A rule of each says what to use instead."""
 
     def add(schema: dict[str, Any]) -> None:
         schema["properties"] |= {
@@ -94,7 +94,7 @@ def _schema(*own_pairs: tuple[str, str]) -> Any:
 
 
 def _mounts_rule(kind: str) -> str:
-    """The rule that containers in the list `kind` mount only volumes of their own template."""
+    """Returns the CEL rule that containers in the list `kind` mount only volumes of their own template."""
     return (
         f"!has(self.{kind}) || self.{kind}.all(each, !has(each.volumeMounts) || each.volumeMounts.all(mount, "
         "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name)))"
@@ -102,7 +102,7 @@ def _mounts_rule(kind: str) -> str:
 
 
 def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
-    """The rule, and its message, that a template names none of the operator's containers but `own`."""
+    """Returns a CEL rule and its message: of the operator's containers, a template may name only `own`."""
     others = [name for name in OWN_CONTAINERS if name not in own]
     words = (
         f"containers of {pod} pods cannot have the name {' or '.join(others)}: the operator's own there "
@@ -247,7 +247,7 @@ class PodSpec(Part):
         return [each.name for each in self.volumes or ()]
 
     def container(self, name: str) -> Container | None:
-        """The template's entry for the pod's container `name`; None if it has none."""
+        """Returns the template's entry for the container `name`; None if there is none."""
         return next((each for each in self.containers or () if each.name == name), None)
 
     @property
@@ -295,9 +295,9 @@ class PodTemplates(Part):
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
 
     def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
-        """Messages about conflicts with the rest of the spec; empty if there are none.
+        """Returns messages about conflicts with the rest of the spec.
 
-        `accelerator` is the resource of spec.accelerator, and `model_path` the path of a file:// source in containers.
+        `accelerator`: the resource of spec.accelerator. `model_path`: the path of a file:// model in containers.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -316,5 +316,5 @@ class PodTemplates(Part):
 
 
 def has_template(templates: PodTemplates) -> bool:
-    """True if the templates hold anything but empty maps."""
+    """True if the templates change or add anything."""
     return templates != PodTemplates()

@@ -1,7 +1,7 @@
-"""The state of a rollout: all that the planner knows of earlier reconciles, as plain data.
+"""The state of a rollout: everything that the planner knows from earlier reconciles, as plain data.
 
-`stored` reads it from and writes it to `status.rollout`. Times are RFC 3339 strings to the second, as the status has
-them, so a state that was read back equals the state that was written; an empty string is no time.
+The module `stored` converts it to and from `status.rollout`. Times are RFC 3339 strings to the second, as in the
+status, so a state that is read back equals the state that was written. An empty string means no time.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ FailureReason: TypeAlias = Literal["AnalysisFailed", "CrashLoop", "DeadlineExcee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """Requests that engines have counted since their start: of one engine, of a revision's, or between two times."""
+    """Numbers of requests that one engine or the engines of a revision counted, or the difference of two counts."""
 
-    requests: int = 0  # that ended, well or not
-    errors: int = 0  # of these, the ones that ended in an error of the engine's
-    # Requests whose first token took no longer than so many seconds; the key +Inf counts all that had a first token.
+    requests: int = 0  # that ended, with or without an error
+    errors: int = 0  # those of `requests` that ended with an error of the engine
+    # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all that got a token.
     first_token_seconds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisWindow:
-    """The time in which the first engine of the update revision is compared with the old engines."""
+    """A running comparison of the update revision's first engine with the old ones: its start, and the counts then."""
 
     start_time: str
-    new: RequestCounts  # of the update revision's engines at `start_time`
-    old: RequestCounts  # of all other engines at `start_time`
+    new: RequestCounts  # counts of the update revision's engines at `start_time`
+    old: RequestCounts  # counts of all other engines at `start_time`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """Why the update revision failed. The planner rolls it out again once the spec had another revision in between."""
+    """Why the update revision failed. It is rolled out again only if the spec has another revision in between."""
 
     revision: str
     reason: FailureReason
@@ -44,22 +44,22 @@ class RolloutFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """The state of a service's rollouts. The planner does nothing that is not stored here first."""
+    """The state of a service's rollouts. Each decision of the planner is stored here before it is carried out."""
 
-    current_revision: str = ""  # the revision that has proven itself, or the first one
+    current_revision: str = ""  # the last revision whose rollout succeeded, or the first one
     update_revision: str = ""  # the spec's revision; empty before the first reconcile
     has_served: bool = False  # an engine of the current revision has served
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis
-    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> engines that it shall have; all above 0
-    # Name of an engine that is to be drained and deleted -> when its drain began; empty before that.
+    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> number of engines that it is to have, above 0
+    # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before.
     terminating: Mapping[str, str] = field(default_factory=dict)
     window: AnalysisWindow | None = None  # None while no analysis runs
     failure: RolloutFailure | None = None  # None unless the update revision has failed
-    # When the rollout began; empty once every engine is of the update revision, kept when that has failed.
+    # Time at which the rollout began. Empty once every engine is of the update revision; kept if that revision failed.
     start_time: str = ""
     step: str = ""  # a `phases.RolloutStep`; empty before the first reconcile
-    step_time: str = ""  # when the step began
-    deadline_start_time: str = ""  # rollout.progressDeadlineSeconds count from here; empty while they do not count
+    step_time: str = ""  # time at which the step began
+    deadline_start_time: str = ""  # start of rollout.progressDeadlineSeconds; empty while they do not count
     peak_available: int = 0  # the most engines of the update revision that were available at once
-    eviction_hold_time: str = ""  # since when evictions wait for engines to move; empty while none waits
-    no_capacity_time: str = ""  # since when there is no room for the engines that evictions wait for
+    eviction_hold_time: str = ""  # since when evictions wait for the next engine to move; empty: none waits
+    no_capacity_time: str = ""  # since when no node has room for the engines that must move away

@@ -1,4 +1,4 @@
-"""`status.rollout`: the rollout state as the API server stores it, and `kubectl describe` shows it."""
+"""`status.rollout`: the rollout state in the form that the API server stores and `kubectl describe` shows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic.alias_generators import to_camel
 from rayloom_operator.api.base import Message
 from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts, RolloutFailure, RolloutState
 
-# The API server replaces such a map as a whole, so that metadata.managedFields names none of its keys.
+# The API server replaces such a map as a whole, so its keys are not listed in metadata.managedFields.
 _ATOMIC: dict[str, JsonValue] = {"x-kubernetes-map-type": "atomic"}
 _TIME: dict[str, JsonValue] = {"format": "date-time"}
 
 
 class _Stored(BaseModel):
-    # An operator of another version may have written the object.
+    # Unknown fields are ignored: an operator of another version may have written the object.
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
@@ -101,7 +101,7 @@ class _FormerWindow(_Stored):
     old: _FormerCounts | None = _former("oldRevisions")
 
 
-# Fields of `status.rollout` before they were renamed, and their names of today.
+# Former name of a field of `status.rollout` -> its current name.
 _RENAMED = {
     "hasServed": "currentRevisionServed",
     "isPromoted": "analysisPassed",
@@ -117,10 +117,10 @@ _RENAMED = {
 
 
 class _FormerNames(_Stored):
-    """Fields of `status.rollout` by their names in the previous release, for objects that it has stored.
+    """Fields under the names of the previous release, to read the objects that it stored.
 
-    The schema must keep these names, because the API server drops fields that the schema does not know, from stored
-    objects too. The fields have no default in the schema, because the API server would write it into every object.
+    They must be in the schema as well: the API server drops fields that the schema lacks, even from stored objects.
+    They have no default in the schema, because the API server would write it into every object.
     """
 
     has_served: bool | None = _former("currentRevisionServed")
@@ -142,7 +142,7 @@ class _FormerNames(_Stored):
             return given
         found = dict(given)
         for former, name in _RENAMED.items():
-            # Only the previous release writes a former name, so the value under it is the newer one.
+            # If both names have a value, the former one is newer: after a downgrade, the previous release wrote it.
             if (value := found.pop(former, None)) is not None:
                 found[name] = value
         if isinstance(window := found.pop("window", None), dict):
@@ -155,7 +155,7 @@ class _FormerNames(_Stored):
 
 
 def _renamed_counts(former: Any) -> Any:
-    """`former` with the names of today; as it is, for pydantic to refuse, where it is no object."""
+    """Returns `former` with the current names. If it is not a map, returns it unchanged, and pydantic refuses it."""
     if not isinstance(former, dict):
         return former
     renamed = {"ttft": "firstTokenSeconds"}
@@ -215,7 +215,7 @@ class RolloutStatus(_FormerNames):
 
     @classmethod
     def of(cls, state: RolloutState) -> RolloutStatus:
-        """Returns the status from which `state` is read back."""
+        """Converts the state to the status. `state()` of the result returns an equal state."""
         return cls(
             current_revision=state.current_revision,
             update_revision=state.update_revision,
@@ -235,7 +235,7 @@ class RolloutStatus(_FormerNames):
         )
 
     def state(self) -> RolloutState:
-        """Returns the state from which `of` made this status."""
+        """Converts the status back to the state."""
         return RolloutState(
             current_revision=self.current_revision,
             update_revision=self.update_revision,

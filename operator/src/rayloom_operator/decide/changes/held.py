@@ -1,7 +1,7 @@
 """The plan for a service whose spec the operator's settings do not allow. Pure.
 
-No engine replica is created from such a spec, also none in place of a failed one. Replicas that exist stay reachable
-and protected, and the user can still lower `spec.replicas`.
+No engine replica is created from such a spec, not even to replace a failed one. Existing replicas stay reachable, and
+protected by the NetworkPolicy. The user can still lower `spec.replicas`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rayloom_operator.observe.verdict import is_well
 
 
 def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
-    """Returns `planned`, the plan for a spec that cannot be used, with the objects that existing replicas need.
+    """Returns `planned`, the plan for a spec that cannot be used, plus the objects that existing replicas need.
 
-    Replicas beyond `spec.replicas` leave the Service and are deleted. A head pod that is deleted drains by itself: its
-    requests have `spec.drainSeconds` to finish.
+    Replicas beyond `spec.replicas` lose their route and are deleted. A deleted head pod drains by itself: its requests
+    have `spec.drainSeconds` to finish.
     """
     if not situation.observed.replicas:
         return planned
@@ -39,7 +39,7 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
         wanted=(
             service_account(service),
             client_service(service),
-            # No replica is created in place of another, so no eviction has to wait for one.
+            # It holds no eviction, because no new replica is coming for which an eviction could wait.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
         ),
@@ -49,9 +49,9 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
 
 
 def _surplus(service: LLMService, situation: Situation) -> list[EngineReplica]:
-    """The replicas beyond `spec.replicas`: those that do not serve first, then those with the highest numbers.
+    """Returns the replicas beyond `spec.replicas`: those that do not serve first, then those with the highest numbers.
 
-    A replica that has lost its route in an earlier reconcile is chosen again.
+    A replica that lost its route in an earlier reconcile is chosen again.
     """
 
     def order(replica: EngineReplica) -> tuple[bool, bool, int]:

@@ -1,7 +1,7 @@
-"""The changes of one reconcile to the cluster, by which it becomes as the spec of a service asks for. Pure.
+"""The changes that one reconcile makes to the cluster, so that it matches the spec of a service. Pure.
 
-`decide.rollout` chooses how many engine replicas of each revision there are and which of them leave; `decide.recovery`
-finds those that have failed. Nothing of an engine replica that exists is ever changed but its route label.
+`decide.rollout` chooses how many engine replicas each revision has, and which are terminated. `decide.recovery` finds
+those that have failed. The route label is the only thing that is ever changed in an existing engine replica.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rayloom_operator.resolve.resolved import Resolved
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """An object to delete. The uid, where it is known, protects a later object of the same name."""
+    """An object to delete. If `uid` is given, an object of the same name but with another uid is not deleted."""
 
     path: str
     uid: str = ""
@@ -38,22 +38,22 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """An engine that is to take no more requests, or is to take them again."""
+    """An order to an engine: take no more requests, or take requests again."""
 
     replica: str  # name of the engine replica
     ip: str
     token: str  # of its admin port
-    wanted: bool
-    old_token: str = ""  # the token by the operator's previous key; empty if the key was never changed
+    wanted: bool  # True: take no more requests
+    old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Carried out in this order: `drains` taken back, `routes`, `wanted`, new `drains`, `deletions`."""
+    """Carried out in this order: `drains` that are taken back, `routes`, `wanted`, `drains` that begin, `deletions`."""
 
     wanted: tuple[Manifest, ...] = ()
-    # Names of engine replicas and of a stored spec that are created for the first time: a ConfigMap, Secret or
-    # ControllerRevision of that name is a leftover of an earlier owner.
+    # Names of engine replicas and of a stored spec that are created for the first time. A ConfigMap, Secret or
+    # ControllerRevision that has such a name already is left over from an earlier owner.
     new: frozenset[str] = frozenset()
     deletions: tuple[Deletion, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -64,8 +64,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While the spec cannot be used, nothing is created and existing replicas stay as they are: their routes still follow
-    their states, and evictions are allowed.
+    While the spec cannot be used, nothing is created and existing replicas stay. Their routes still depend on whether
+    they serve, and evictions are allowed.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)
@@ -87,14 +87,14 @@ def plan(situation: Situation) -> Plan:
 
 
 def _open_budget(situation: Situation) -> tuple[Manifest, ...]:
-    """A disruption budget that holds no eviction: no rollout moves replicas now, so an eviction would wait for none."""
+    """Returns a disruption budget that holds no eviction: no replica can move now, so a hold would be in vain."""
     if situation.service is None or not situation.observed.replicas:
         return ()
     return (disruption_budget(situation.service),)
 
 
 def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tuple[Manifest, ...]:
-    """The objects that all engine replicas of the service share."""
+    """Returns the objects that all engine replicas of the service share."""
     service = resolved.service
     return (
         service_account(service),
@@ -106,7 +106,7 @@ def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tup
 
 
 def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
-    """An upper bound of the pods after this step, and of the pods of all replicas that are to serve."""
+    """Returns an upper bound of the pods to protect from eviction, now and once all wanted replicas exist."""
     observed = situation.observed
     num_coming = len(observed.replicas) + observed.num_ending + sum(step.make.values())
     num_replicas = max(resolved.service.spec.replicas, num_coming)
@@ -146,7 +146,7 @@ def _replicas(situation: Situation, resolved: Resolved) -> _Replicas:
 
 
 def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datetime]:
-    """The times before which no replica is created in the place; empty if one may be created now."""
+    """Returns the times that must pass before a replica is created in the place; empty if one may be created now."""
     now = situation.now.wall
     found: list[datetime] = []
     if place.failure is None:
@@ -155,7 +155,7 @@ def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datet
     if place.replica is None and retry_at is not None and retry_at > now:
         found.append(retry_at)
     if place.name not in situation.memory:
-        # The failure is not written under this name yet: a replica created now would start with a clean record.
+        # The status does not have the failure under this name yet. A replica created now would start without it.
         found.append(now)
     return found
 
@@ -163,8 +163,8 @@ def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datet
 def _objects_of(
     place: Place, revision: str, made_from: Resolved, service: LLMService, settings: Settings
 ) -> Iterator[Manifest]:
-    """The objects of one engine replica. The RayCluster of one that exists is never applied again, because another
-    version of the operator may have built it otherwise."""
+    """Yields the objects of one engine replica. An existing RayCluster is never applied again, because another version
+    of the operator may have built it differently."""
     number = int(place.name.rpartition("-")[2])
     yield config_map(made_from, revision, number)
     yield admin_secret(service, revision, settings.operator_key, number)
@@ -177,7 +177,7 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for replica in situation.observed.replicas:
         if replica.name in step.delete:
             yield from replica_deletions(replica, namespace)
-    # Replicas that are gone and whose places have other names now.
+    # Replicas that are gone, and whose places have new names.
     places = situation.places
     gone = (
         situation.memory.keys() - {each.name for each in places} - {each.name for each in situation.observed.replicas}
@@ -198,13 +198,13 @@ def _revisions(state: RolloutState) -> set[str]:
 def replica_deletions(replica: EngineReplica, namespace: str) -> tuple[Deletion, ...]:
     """Returns the deletions of an engine replica and of its own objects.
 
-    The RayCluster is the last: while it is listed, an operator that was interrupted here finds the rest again.
+    The RayCluster comes last: while it exists, an operator that was interrupted finds the other objects again.
     """
     return (*_own_objects(replica.name, namespace), _cluster_deletion(replica, namespace))
 
 
 def _own_objects(replica: str, namespace: str) -> tuple[Deletion, ...]:
-    # The Secret is the first: while it exists, the ConfigMap tells whose it is.
+    # The Secret is deleted before the ConfigMap, because the ConfigMap shows to which service the Secret belongs.
     return (
         Deletion(object_path("v1", "Secret", namespace, admin_secret_name(replica))),
         Deletion(object_path("v1", "ConfigMap", namespace, replica)),
@@ -212,12 +212,12 @@ def _own_objects(replica: str, namespace: str) -> tuple[Deletion, ...]:
 
 
 def _cluster_deletion(replica: EngineReplica, namespace: str) -> Deletion:
-    # In the foreground, so that the RayCluster is listed for as long as it holds its nodes.
+    # In the foreground, so that the RayCluster stays listed until its pods have left their nodes.
     return Deletion(object_path("ray.io/v1", "RayCluster", namespace, replica.name), replica.uid, is_foreground=True)
 
 
 def _stranded_pods(situation: Situation) -> Iterator[Deletion]:
-    """Pods that would stay for long: on a lost node, or draining although their engine has failed."""
+    """Yields deletions of pods that would stay too long: on a lost node, or draining although their engine failed."""
     observed = situation.observed
     failed = {place.failure.uid for place in situation.places if place.failure is not None}
     staying = [pod for replica in observed.replicas if replica.uid not in failed for pod in replica.pods]

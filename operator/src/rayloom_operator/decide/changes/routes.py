@@ -1,14 +1,15 @@
-"""The head pods that begin or cease to take requests of the service. Pure."""
+"""Decides which head pods start or stop taking requests of the service. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.observed import EngineReplica, Pod
 from rayloom_operator.observe.verdict import is_well
 
-# States in which an engine takes requests; while an engine recovers, requests wait in it.
+# States in which an engine takes requests. A recovering engine lets them wait.
 _TAKES_REQUESTS = ("serving", "recovering")
 
 
@@ -17,13 +18,14 @@ class Route:
     """A change of the route label of a head pod."""
 
     pod: Pod
-    wanted: bool  # True: the pod begins to take requests
+    wanted: bool  # True: the pod gets the label, and so takes requests
 
 
 def route_changes(situation: Situation) -> tuple[Route, ...]:
-    """Returns the changes that route labels need: first on, then off, so that the service always has an engine.
+    """Returns the changes of route labels: first additions, then removals, so that the service always has an engine.
 
-    There are none while the rollout's next state has yet to be written: it says which replicas leave.
+    There are no changes until the rollout's next state is written, because that state says which replicas are
+    terminated.
     """
     if situation.can_create and situation.step is not None and not situation.step.is_stored:
         return ()
@@ -40,12 +42,12 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 
 
 def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
-    """Returns whether the head pod is to have the route label; None while the label stays as it is.
+    """Returns whether the head pod should have the route label; None if this is left as it is.
 
-    The rollout alone routes replicas that leave. An engine whose container is ready, but that has not answered yet,
-    keeps its label.
+    The labels of replicas that are being terminated are left to the rollout. The label also stays as it is if the
+    engine's container is ready but the engine has not answered the operator yet.
     """
-    step = situation.step
+    step = _step_to_follow(situation)
     if step is not None and replica.name in step.route_off:
         return False
     status = replica.reading.status if replica.reading is not None else None
@@ -56,13 +58,13 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     if is_well(replica, situation.now.mono):
         # The first engine of a failed revision gets no route, although it serves.
         return head.is_routed or step is None or replica.name in step.route_on
-    # An engine that recovers or does not answer keeps its route only while no other takes requests: they wait in it.
+    # Requests may wait in an engine that recovers or does not answer, but only while no other engine takes requests.
     return not has_serving
 
 
 def _has_routed_engine_that_serves(situation: Situation) -> bool:
-    """Returns whether an engine that serves, and stays, takes requests now or does so after this step."""
-    step = situation.step
+    """Returns whether an engine serves, is not being terminated, and has a route now or after this step."""
+    step = _step_to_follow(situation)
     for replica in situation.observed.replicas:
         if situation.is_leaving(replica.name) or not is_well(replica, situation.now.mono):
             continue
@@ -70,3 +72,13 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
         if is_routed or step is None or replica.name in step.route_on:
             return True
     return False
+
+
+def _step_to_follow(situation: Situation) -> Step | None:
+    """The rollout's step, if it says which engines are routed; None while its state cannot be written.
+
+    Without KubeRay the next state is never written, and a step before that routes nothing: an engine that has recovered
+    would stay without requests until KubeRay can be used.
+    """
+    step = situation.step
+    return step if step is not None and step.is_stored else None

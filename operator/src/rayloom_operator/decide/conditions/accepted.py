@@ -11,7 +11,10 @@ VALID = Verdict(reason=Reason.VALID, message="The spec can be used.")
 
 
 def acceptance(situation: Situation, refusal: str) -> Verdict:
-    """Returns VALID, or why the spec cannot be used. `refusal` is the API server's, of an object of the plan."""
+    """Returns VALID, or why the spec cannot be used.
+
+    `refusal` is the API server's message if it refused an object of the plan, and empty otherwise.
+    """
     if situation.accepted.reason is not Reason.VALID:
         return situation.accepted
     if refusal:

@@ -1,6 +1,6 @@
 """Available: a token passed through every rank of an engine a moment ago, and requests reach that engine.
 
-Pods that run prove neither.
+Running pods prove neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SUSPENDED = Verdict(
 
 
 def availability(evidence: Evidence) -> Verdict:
-    """Returns the verdict of the first check that applies; other conditions fall back on it."""
+    """Returns the verdict of the first check that applies. Other conditions use it while no replica exists."""
     for check in _CHECKS:
         verdict = check(evidence)
         if verdict is not None:
@@ -37,7 +37,7 @@ def is_suspended(evidence: Evidence) -> bool:
 
 
 def _spec_unusable(evidence: Evidence) -> Verdict | None:
-    """Nothing runs by an earlier spec."""
+    """The spec cannot be used, and no replica of an earlier spec runs or has failed."""
     if evidence.is_accepted:
         return None
     for each in evidence.alive:
@@ -47,7 +47,7 @@ def _spec_unusable(evidence: Evidence) -> Verdict | None:
 
 
 def _model_unknown(evidence: Evidence) -> Verdict | None:
-    """Nothing runs, and the inspection of the model has no result."""
+    """No replica exists, and the inspection of the model has no result."""
     if any(each.replica is not None for each in evidence.alive):
         return None
     return evidence.situation.inspection.verdict
@@ -64,7 +64,7 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _mo
 
 
 def _best(replicas: Sequence[JudgedReplica]) -> Verdict:
-    """The verdict of a replica that serves, else of one that may serve soon, else of the first."""
+    """Returns the verdict of a replica that serves, else of one without a fault, else of the first one."""
     verdicts = [each.verdict for each in replicas] or [judge(None, 0.0)]
     for verdict in verdicts:
         if verdict.reason is Reason.SERVING:

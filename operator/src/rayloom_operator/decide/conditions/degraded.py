@@ -62,14 +62,14 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_node_lost, _faulty
 
 
 def _named(judged: JudgedReplica, evidence: Evidence) -> Verdict:
-    """The replica's verdict, with its name where the service has several."""
+    """Returns the replica's verdict, with the replica's name in the message if the service has several replicas."""
     verdict, name = judged.verdict, judged.place.name
     is_named = len(evidence.staying) == 1 or name in verdict.message
     return Verdict(reason=verdict.reason, message=verdict.message if is_named else f"{name}: {verdict.message}")
 
 
 def _sound(evidence: Evidence) -> Verdict:
-    """The verdict of the first replica that does not serve yet; healthy if all do."""
+    """Returns the verdict of the first replica that does not serve yet; Healthy if all do."""
     if not evidence.staying:
         return availability(evidence)
     for each in evidence.staying:

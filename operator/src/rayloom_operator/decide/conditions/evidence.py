@@ -16,7 +16,7 @@ from rayloom_operator.observe.verdict import is_well, judge
 
 
 class Finding(NamedTuple):
-    """A condition without its times."""
+    """A condition without its timestamps."""
 
     type: ConditionType
     holds: bool
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedReplica:
-    """An engine replica that exists or is to exist."""
+    """An engine replica that exists or is wanted, and the verdict on it."""
 
     place: Place
     verdict: Verdict
@@ -44,12 +44,12 @@ class Evidence:
     """`situation`, and every engine replica in it judged once."""
 
     situation: Situation
-    accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan is refused
-    step: Step | None  # of the rollout; None while nothing can be planned, and without KubeRay, where no step is taken
-    is_made: bool  # replicas of the spec's revision are created, or were before an object of the plan was refused
-    staying: tuple[JudgedReplica, ...]  # that exist or are to exist
-    leaving: tuple[JudgedReplica, ...]  # that exist and have no place any more
-    alive: tuple[JudgedReplica, ...]  # that stay, and those that leave and still serve their last requests
+    accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan was refused
+    step: Step | None  # of the rollout; None while nothing can be planned, or KubeRay cannot be used
+    is_made: bool  # replicas of the spec's revision can be created, or were created before
+    staying: tuple[JudgedReplica, ...]  # wanted replicas, also those that do not exist yet
+    leaving: tuple[JudgedReplica, ...]  # existing replicas that are not wanted any more
+    alive: tuple[JudgedReplica, ...]  # `staying`, and those of `leaving` that still serve
 
     @property
     def is_accepted(self) -> bool:
@@ -57,7 +57,7 @@ class Evidence:
 
 
 def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
-    """Returns the evidence. `accepted` is VALID, or why the spec cannot be used or an object of the plan is refused."""
+    """Returns the evidence, with `accepted` as the verdict on the spec."""
     step = None if situation.kuberay_problem else situation.step
     is_made = accepted.reason is Reason.VALID or (step is not None and _is_made(situation, step.state.update_revision))
     leaving_names = (situation.rollout if step is None else step.state).terminating.keys()
@@ -70,7 +70,7 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
         for replica in _without_places(situation)
     )
     if situation.resolved is None:
-        # No place is given now, so each replica stays that does not leave by the written rollout state.
+        # Without a usable spec there are no places. Then the stored rollout state alone says which replicas leave.
         remaining = (each for each in leaving if each.place.name not in leaving_names)
         staying = (*remaining, *_failed_before(situation))
         leaving = tuple(each for each in leaving if each.place.name in leaving_names)
@@ -108,7 +108,7 @@ def _without_places(situation: Situation) -> Iterator[EngineReplica]:
 
 
 def _verdict_without_place(replica: EngineReplica, situation: Situation, *, is_leaving: bool) -> Verdict:
-    """The verdict on a replica without a place: one that leaves and has lost its route drains."""
+    """Returns the verdict on a replica without a place: DRAINING if it serves, is terminated and has lost its route."""
     now = situation.now.mono
     is_routed = replica.head is not None and replica.head.is_routed
     if not is_leaving or is_routed or not is_well(replica, now):
@@ -118,7 +118,7 @@ def _verdict_without_place(replica: EngineReplica, situation: Situation, *, is_l
 
 
 def _failed_before(situation: Situation) -> Iterator[JudgedReplica]:
-    """Replicas that failed and are deleted, while none can be recreated: the status keeps their failures."""
+    """Yields replicas that failed, were deleted, and cannot be recreated now. The status keeps their failures."""
     existing = {replica.name for replica in situation.observed.replicas}
     for name, before in situation.memory.items():
         if before.failure is None or name in existing:

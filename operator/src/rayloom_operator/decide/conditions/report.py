@@ -1,4 +1,4 @@
-"""The conditions of a service in the status's order."""
+"""The conditions of a service, in the order in which the status lists them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _condition(finding: Finding, written: Mapping[str, Any] | None, evidence: Evidence) -> Condition:
-    """The condition with its times: while its status is the same, it keeps the transition time that is `written`."""
+    """Returns the condition with its timestamps. While its status stays the same, so does the transition time.
+
+    `written` is the condition as last written.
+    """
     status: Literal["True", "False"] = "True" if finding.holds else "False"
     if written is not None and written["status"] == status:
         time = written["lastTransitionTime"]

@@ -26,7 +26,10 @@ def _verdict(evidence: Evidence) -> Verdict:
 
 
 def _unscheduled(judged: JudgedReplica, num_pods: int) -> Verdict | None:
-    """Returns why a pod of the replica has no node; None if all have. `num_pods` is 0 while the number is not known."""
+    """Returns why a pod of the replica has no node; None if all have one.
+
+    `num_pods` is the number of pods that the replica should have, or 0 while that is unknown.
+    """
     replica = judged.replica
     if replica is None:
         return judged.verdict

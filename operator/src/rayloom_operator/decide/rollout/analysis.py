@@ -1,8 +1,8 @@
-"""The comparison of a new revision's first engine with the old engines in the same time. Pure.
+"""Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-Failed requests fail the revision before the time is over: once so many have failed that no run of good ones could make
-up for them. The time to the first token is judged at the end, because the slowest of few requests tells little. A new
-engine that is much slower than the old ones answers few requests while they answer many: then the end comes later.
+The revision fails before the end of the period once too many requests have failed, even if the rest of the first
+`minRequests` were to succeed. The time to the first token is judged only at the end, because the slowest of a few
+requests says little. If the new engine is so slow that only the old ones reach `minRequests`, the period is extended.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rayloom_operator.api.rollout.spec import Analysis
 from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts
 from rayloom_operator.times import moment
 
-# A comparison in which only the new revision has too few requests lasts for so many times holdSeconds.
+# If only the new revision has too few requests, the analysis lasts this many times holdSeconds.
 MAX_HOLDS = 3
 _QUANTILE = 0.99
 
 
 def total(each: Iterable[RequestCounts]) -> RequestCounts:
-    """Returns the sum over engines."""
+    """Returns the sum of the counts of several engines."""
     counts = list(each)
     edges = {edge for one in counts for edge in one.first_token_seconds}
     return RequestCounts(
@@ -34,7 +34,7 @@ def total(each: Iterable[RequestCounts]) -> RequestCounts:
 
 
 def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
-    """Returns the requests between two counts; all of `now` where an engine restarted, and so counts from 0 again."""
+    """Returns the requests counted between `begin` and `now`; all of `now` if an engine restarted and counts from 0."""
     pairs = [(begin.requests, now.requests), (begin.errors, now.errors)]
     pairs += [(number, now.first_token_seconds.get(edge, 0)) for edge, number in begin.first_token_seconds.items()]
     if any(before > after for before, after in pairs):
@@ -49,7 +49,10 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 
 def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
-    """Returns True once the comparison ends, given the counts of now. Without a `problem` the revision has passed."""
+    """Returns True once the analysis has ended. If `problem` is empty then, the revision has passed.
+
+    `new` and `old` are the current counts, as for `problem`.
+    """
     begin = moment(window.start_time)
     hold = timedelta(seconds=analysis.hold_seconds)
     num_new = _num_first_tokens(since(window.new, new))
@@ -61,15 +64,15 @@ def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, anal
 def problem(
     window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, *, is_over: bool
 ) -> str:
-    """Returns why the new revision is not good enough, as a sentence; empty while nothing speaks against it.
+    """Returns why the new revision is not good enough, as a sentence; empty while no problem is found.
 
-    `new` and `old` are the counts of now, of the engines of the new revision and of all others.
+    `new` and `old` are the current counts: of the new revision's engines, and of all other engines.
     """
     new = since(window.new, new)
     old = since(window.old, old)
     least = analysis.min_requests
-    # Fewer than minRequests count as so many, in both: 1 error in 5 may become 1 in 20, and 1 in 1 of the old excuses
-    # nothing.
+    # Both rates are taken over at least minRequests requests: 1 failure in 5 may yet become 1 in 20, and a single
+    # failed request of the old revision must not excuse failures of the new one.
     percent = 100 * new.errors / max(new.requests, least)
     old_percent = 100 * old.errors / max(old.requests, least)
     if percent > analysis.max_error_percent + old_percent:
@@ -81,8 +84,9 @@ def problem(
         return ""
     fast, _ = _quantile_bounds(new)
     _, slow = _quantile_bounds(old)
-    # A histogram gives the quantile only between two edges. Neighbouring edges may be 2.5 times apart, and hold nearly
-    # equal times, so the new revision's lower edge is compared with the old one's upper edge.
+    # A histogram only tells the bucket of a quantile. The edges of a bucket may be 2.5 times apart, and nearly equal
+    # times may fall into neighbouring buckets. So the lower edge of the new revision's bucket is compared with the
+    # upper edge of the old one's.
     if fast > analysis.max_ttft_ratio * slow:
         return (
             f"99 % of first tokens take more than {fast:g} s in the new revision, and at most {slow:g} s in the old; "

@@ -23,8 +23,8 @@ RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     """Yields the conditions of rollouts.
 
-    `step` is None while nothing can be planned, `because` of the spec or the model. Then the conditions in `previous`,
-    the status that was written last, still hold.
+    `step` is None while nothing can be planned, and `because` says why: the spec or the model. Then RolledBack and
+    Paused stay as they are in `previous`, the last written status.
     """
     if step is None:
         yield from _as_before(previous, because)
@@ -47,7 +47,7 @@ def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: 
 
 
 def progress(step: Step) -> str:
-    """Returns the step and, where a revision failed, the reason: `status.progress`, for people."""
+    """Returns `status.progress`, a text for people: the step and, if a revision failed, the reason."""
     state = step.state
     return state.step if state.failure is None else f"{state.step}: {state.failure.reason}"
 
@@ -55,7 +55,7 @@ def progress(step: Step) -> str:
 def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | None:
     """Returns the rollout state to write. None before the first reconcile.
 
-    `step` is None while nothing can be planned. Then no deadline counts and no eviction waits.
+    `step` is None while nothing can be planned. Then the deadline does not run, and no eviction is held.
     """
     if step is not None:
         return RolloutStatus.of(step.state)
@@ -66,7 +66,7 @@ def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | N
 
 def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     known = {each["type"]: each for each in previous.get("conditions", ())}
-    # Nothing progresses while nothing can be planned; but a service that waits for its model's inspection will go on.
+    # While nothing can be planned there is no progress, unless the plan only waits for the inspection of the model.
     is_progressing = because.reason is Reason.INSPECTING
     yield "Progressing", is_progressing, because
     first: dict[ConditionType, Verdict] = {

@@ -1,14 +1,14 @@
-"""Computes how many engines each revision shall have. Pure.
+"""Computes how many engines each revision should have. Pure.
 
-The counts are like the replicas of a Deployment's ReplicaSets: engines above a revision's count are terminated, missing
-ones are made. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision of the
-planner leaves fewer than `replicas - maxUnavailable` available.
+The counts are like the replicas of a Deployment's ReplicaSets: engines beyond a revision's count are terminated, and
+missing ones are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision
+of the planner leaves fewer than `replicas - maxUnavailable` engines available.
 
 | the rollout | engines of the target revision | engines of all other revisions together |
 |---|---|---|
-| is stopped | as many as it has | the rest of `replicas`; more where there is room |
-| has yet to prove the target revision | 1 | `replicas`; fewer where that engine needs their room |
-| has proven it, or rolls back to it | `replicas` | as many as are missing from `min_available` |
+| is stopped: paused or halted | its count so far | the rest of `replicas`, or more if maxSurge leaves room |
+| has not proven the target revision yet | 1 | `replicas`, or fewer if that engine needs their room |
+| has proven it, or rolls back to it | `replicas` | as many as the target revision lacks to reach `min_available` |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Split:
 
 
 def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
-    """Returns the number of engines that each revision shall have, without revisions that shall have none."""
+    """Returns the number of engines that each revision should have. Revisions that should have none are left out."""
     target = target_revision(desired, state)
     current = state.current_revision
     split = _split(desired, state, view)
@@ -56,13 +56,14 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
     if _is_proven(desired, state):
         most_others = max(0, desired.min_available - view.num_available(target))
         if target == state.current_revision:
-            # Engines of other revisions have failed, or the spec no longer asks for them: available ones are kept.
+            # The other revisions have failed, or the spec no longer asks for them. Only available engines are kept.
             num_others = sum(engine.is_available for engine in view.engines if engine.revision != target)
             most_others = min(most_others, num_others)
         return _Split(of_target=replicas, most_others=most_others, least_others=0)
-    # A single engine proves the revision first. More exist where the spec goes back to a revision that still runs.
+    # At first a single engine has to prove the target revision. There may be more if the spec went back to a revision
+    # of which engines still run.
     of_target = min(max(num_decided, 1), replicas)
-    # With maxSurge 0 an old engine makes room for it, otherwise all of them stay.
+    # With maxSurge 0 one old engine makes room for the new one; otherwise all old engines stay.
     most_others = min(replicas, desired.max_engines - of_target)
     least_others = min(replicas - view.num_available(target), most_others)
     return _Split(of_target=of_target, most_others=most_others, least_others=least_others)
@@ -75,10 +76,9 @@ def _is_proven(desired: Desired, state: RolloutState) -> bool:
 
 
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
-    """Returns the stored count of the target revision, reduced to the number of engines that may stay.
+    """Returns how many engines of the target revision may run: its stored count, or fewer if room is short.
 
-    If more engines exist than are allowed, as after `replicas` was lowered, those of the unproven revision are
-    terminated first.
+    If there are too many engines, for example after `replicas` was lowered, those of the unproven revision go first.
     """
     target = target_revision(desired, state)
     current = state.current_revision
@@ -90,10 +90,10 @@ def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
 
 
 def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
-    """Returns the revisions other than the target, the one whose engines are kept for the longest first.
+    """Returns the revisions other than the target, in the order in which they get the engines that may be kept.
 
-    The current revision comes first, for it has proven itself, and a failed update revision last. Once the target is
-    proven, revisions without an available engine come after all others: they would hold room that the target needs.
+    The current revision comes first, because it has proven itself, and a failed update revision last. Once the target
+    is proven, revisions without an available engine come after all others: they would take room that the target needs.
     """
     target = target_revision(desired, state)
     current = state.current_revision
@@ -107,7 +107,7 @@ def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
 
 
 def _num_worth_keeping(desired: Desired, state: RolloutState, view: View, revision: str) -> int:
-    """Returns how many engines of a revision other than the target are kept where there is room for them."""
+    """Returns how many engines of a revision other than the target are kept if there is room for them."""
     current = state.current_revision
     if target_revision(desired, state) == current:
         return view.num_available(revision)
@@ -115,6 +115,6 @@ def _num_worth_keeping(desired: Desired, state: RolloutState, view: View, revisi
     if state.is_promoted:
         return number
     if revision == current:
-        # Until the target is proven, every engine of the current revision is worth a place.
+        # Until the target is proven, every engine of the current revision is worth keeping.
         return max(number, len(view.of(current)))
     return number if is_stopped(desired, state) else view.num_available(revision)

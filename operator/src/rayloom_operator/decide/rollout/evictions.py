@@ -1,8 +1,8 @@
 """The eviction hold: while it lasts, the service's PodDisruptionBudget lets no pod be evicted. Pure.
 
-`kubectl drain` asks for evictions at the moment in which it cordons the node, so they are held before any node is
-cordoned. The planner then surges another engine, and the engine on the cordoned node loses its route, drains and is
-deleted. The hold lasts for as long as that makes progress.
+`kubectl drain` requests evictions as soon as it has cordoned the node. So evictions are held in advance, before any
+node is cordoned. Once one is, the planner creates an additional engine elsewhere (maxSurge), and the engine on the
+cordoned node loses its route, drains and is deleted. The hold lasts as long as this makes progress.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, r
 from rayloom_operator.decide.rollout.terminating import is_drained
 from rayloom_operator.times import moment, stamp
 
-# A node may get room for another engine within this time; after it, evictions wait no longer.
+# Evictions wait this long for a node with room for another engine.
 _NO_CAPACITY_S = 30
 
 
 def with_eviction_hold(
     desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
 ) -> RolloutState:
-    """Returns `state` with the times of the eviction hold.
+    """Returns `state` with the two times of the eviction hold; both are empty while no eviction is held for an engine.
 
-    Evictions wait for engines to move from the one on; from the other on, no node has room for these engines.
+    `eviction_hold_time`: when evictions began to wait for an engine to move. `no_capacity_time`: when moving stopped
+    for lack of a node with room; empty while engines can move.
     """
     if not any(_is_guarded(desired, state, engine, wall) for engine in view.engines):
         return replace(state, eviction_hold_time="", no_capacity_time="")
@@ -39,27 +40,31 @@ def with_eviction_hold(
 
 
 def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while the budget lets no pod be evicted but those of `evictable` engines.
+    """Returns True while the budget allows no evictions, except of pods of `evictable` engines.
 
-    `state` has the times of the hold.
+    `state` has the times that `with_eviction_hold` sets.
     """
     if state.eviction_hold_time:
         return all(left_s > 0 for left_s in hold_seconds_left(desired, state, wall))
-    # An engine that tolerates a cordon is not moved, and without nodes to read the planner sees no cordon.
+    # Evictions are held in advance only if the planner would move the engine. It does not move an engine that tolerates
+    # a cordon, and it does not notice a cordon without the right to read nodes.
     is_any_tolerant = any(engine.is_tolerant for engine in view.engines)
     return desired.rollout.max_surge > 0 and view.knows_nodes and not is_any_tolerant
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Returns engines on cordoned nodes whose pods may be evicted at once, for they do not serve.
+    """Returns the names of engines on cordoned nodes that do not serve, so that their pods may be evicted at once.
 
-    Empty while evictions wait for another engine: a budget cannot tell the pods of two engines apart.
+    Empty while evictions wait for an engine to move: the budget cannot tell the pods of two engines apart.
     """
     return frozenset(engine.name for engine in view.engines if engine.is_cordoned and not state.eviction_hold_time)
 
 
 def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Yields the seconds until the hold ends, for each reason; none while no eviction waits for an engine."""
+    """Yields the seconds left of each limit on the hold: the longest wait, and the wait for capacity.
+
+    Yields nothing while no eviction waits for an engine to move.
+    """
     patience_s = desired.rollout.progress_deadline_seconds + desired.drain_seconds
     for time, seconds in ((state.eviction_hold_time, patience_s), (state.no_capacity_time, _NO_CAPACITY_S)):
         if time:
@@ -67,9 +72,9 @@ def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> 
 
 
 def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall: datetime) -> bool:
-    """Returns True for an engine on a cordoned node that serves, or finishes its requests.
+    """Returns True if evictions wait for this engine: it is on a cordoned node, and serves or finishes its requests.
 
-    With maxSurge 0 no engine could take its place, so none is guarded.
+    With maxSurge 0 no additional engine could replace it, so evictions wait for none.
     """
     has_requests = engine.state in ("well", "draining")
     drained_at = state.terminating.get(engine.name, "")
@@ -78,7 +83,7 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while evictions wait for an engine that starts, drains or is analysed, or that has room to start."""
+    """Returns True while moving engines makes progress: one starts, drains or is analysed, or has room to start."""
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

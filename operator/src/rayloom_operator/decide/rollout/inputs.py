@@ -10,7 +10,7 @@ from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
 
 EngineState: TypeAlias = Literal[
     "pending",  # no engine process runs; also after its container ended
-    "unschedulable",  # as pending, because one of its pods finds no node
+    "unschedulable",  # pending, because no node has room for one of its pods
     "starting",  # the engine has not served yet
     "well",  # a token passed through every rank a moment ago
     "ill",  # the engine has served and does not now; it may hold requests
@@ -30,13 +30,13 @@ class ReplicaView:
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so a move gains nothing
+    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving it is no use
     num_in_flight: int = 0  # requests
     counts: RequestCounts = field(default_factory=RequestCounts)
 
     @property
     def is_available(self) -> bool:
-        """The engine makes tokens, and clients find it."""
+        """Returns whether the engine makes tokens, and the Service sends it requests."""
         return self.state == "well" and self.is_routed and self.is_listed
 
 
@@ -56,7 +56,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The number of available engines that the planner keeps."""
+        """The lowest number of available engines that the planner leaves."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 
@@ -66,7 +66,8 @@ class View:
 
     engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
-    # How often an engine of the spec's revision failed by itself, not by its node, since it last served well.
+    # How often engines of the spec's revision have failed since they last served for long. Failures caused by a node do
+    # not count.
     num_crashes: int = 0
     cause: str = ""  # of the first of these failures, as a sentence
     knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
@@ -81,17 +82,17 @@ class View:
 
 
 def target_revision(desired: Desired, state: RolloutState) -> str:
-    """Returns the revision that all engines shall have in the end."""
+    """Returns the revision that all engines should have in the end."""
     is_rolled_back = state.failure is not None and desired.rollout.auto_rollback
     return state.current_revision if is_rolled_back else state.update_revision
 
 
 def is_stopped(desired: Desired, state: RolloutState) -> bool:
-    """Returns True while a rollout is paused or halted. A way back to the current revision never stops."""
+    """Returns True while a rollout is paused or halted. The return to the current revision is never stopped."""
     is_rolling = target_revision(desired, state) != state.current_revision
     return is_rolling and (desired.rollout.paused or state.failure is not None)
 
 
 def room(desired: Desired, view: View) -> int:
-    """Returns how many more engines may be made now; below 0 where there are too many."""
+    """Returns how many more engines may be created now; negative if there are too many."""
     return desired.max_engines - len(view.engines) - view.num_ending

@@ -1,4 +1,4 @@
-"""The judgement of the update revision by its engines: it has failed, is promoted, or is still on trial. Pure."""
+"""Judges the update revision by its engines: it has failed, is promoted, or is still on trial. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rayloom_operator.decide.rollout.analysis import MAX_HOLDS, is_over, problem
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, room, target_revision
 from rayloom_operator.times import moment, stamp
 
-# Crashes that fail the update revision. A single crash may be chance, once an engine has passed its analysis.
+# The number of crashes at which the update revision has failed. Once it has passed its analysis, a single crash may be
+# chance.
 _MAX_CRASHES_BEFORE_PROMOTION = 1
 _MAX_CRASHES_AFTER_PROMOTION = 2
 
 
 def judged(desired: Desired, state: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """Returns `state` after the judgement, which is the first of these that applies:
+    """Returns `state` after the judgement. The first of these that applies is the judgement:
 
     1. no judgement: no rollout runs, or it is stopped
     2. `_try_fail_by_crashes`
@@ -45,12 +46,12 @@ class _Trial:
     state: RolloutState  # before the judgement
     view: View
     wall: datetime
-    num_available: int  # engines of the update revision
-    window: AnalysisWindow | None  # None where no analysis runs
+    num_available: int  # available engines of the update revision
+    window: AnalysisWindow | None  # None while no analysis runs
     has_window_ended: bool
-    problem: str  # of the analysis; empty while nothing speaks against the revision
-    deadline_start_time: str  # empty while the deadline does not count
-    peak_available: int
+    problem: str  # found by the analysis; empty if none
+    deadline_start_time: str  # empty while the deadline does not run
+    peak_available: int  # the most engines of the update revision that were available at once
 
 
 def _trial(desired: Desired, state: RolloutState, view: View, wall: datetime) -> _Trial:
@@ -106,7 +107,8 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     rollout = trial.desired.rollout
     patience_s = rollout.progress_deadline_seconds
     if not trial.state.is_promoted and trial.peak_available:
-        # The analysis needs its own time, also while the engine that is compared is ill for a moment.
+        # Once an engine was available, the time of its analysis is added to the deadline. It stays added while that
+        # engine is ill for a moment and no analysis runs.
         patience_s += MAX_HOLDS * rollout.analysis.hold_seconds
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):
@@ -120,7 +122,7 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
 def _still_running(trial: _Trial) -> RolloutState:
     return replace(
         trial.state,
-        # The comparison starts again once an engine is available.
+        # If the engine becomes unavailable the analysis is dropped; a new one begins once an engine is available.
         window=trial.window if trial.num_available else None,
         deadline_start_time=trial.deadline_start_time,
         peak_available=trial.peak_available,
@@ -134,7 +136,8 @@ def _failed(trial: _Trial, reason: FailureReason, message: str) -> RolloutState:
 
 
 def _deadline_start_time(desired: Desired, state: RolloutState, view: View, wall: datetime) -> str:
-    """Returns the time from which the deadline counts; empty while the rollout does not wait for its new engines."""
+    """Returns the time from which the deadline runs; empty while the rollout waits for something other than new engines
+    to become available."""
     if _waits_for_others(desired, state, view):
         return ""
     if view.num_available(state.update_revision) > state.peak_available:

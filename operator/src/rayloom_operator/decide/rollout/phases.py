@@ -1,6 +1,6 @@
-"""The step of a rollout, and the sentence about it: reason and message of the condition Progressing. Pure.
+"""The step of a rollout and a sentence about it: the reason and the message of the condition Progressing. Pure.
 
-A sentence holds nothing that changes while the step stays, so each is written once.
+A sentence contains nothing that changes while the step stays the same, so the status is written once per step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rayloom_operator.decide.rollout.terminating import engines_to_move, needs_s
 
 
 class RolloutStep(StrEnum):
-    """The steps of a rollout. A closed list: the reasons of the condition Progressing."""
+    """The steps of a rollout. Each is also a reason of the condition Progressing."""
 
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -33,13 +33,13 @@ class RolloutStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """The facts by which a row of `_TABLE` is chosen, and that its sentence names."""
+    """The facts that choose a row of `_TABLE`, and that its sentence mentions."""
 
     target: str  # revision
     update: str  # revision
     replicas: int
     is_rolling: bool  # the target is another revision than the current one
-    is_settled: bool  # every engine is of the target revision, and all of them serve or the rollout had ended
+    is_settled: bool  # every engine is of the target revision, and either all serve or the rollout had ended before
     is_moving: bool
     num_others: int  # engines of other revisions than the target
     has_failed: bool
@@ -48,14 +48,14 @@ class _Facts:
     is_promoted: bool
     is_analyzing: bool
     unschedulable: str  # name of an engine of the target revision that finds no node; empty where there is none
-    advice: str  # how the rollout needs no further node; empty where that is no choice
+    advice: str  # how the rollout could do without a further node; empty if it could not
 
 
 def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> tuple[RolloutStep, str]:
     """Returns the step, and a sentence about it.
 
-    `had_ended` says that the rollout had ended before, and nothing else is asked for since. Then it stays at its end
-    while an engine is ill or is recreated, which the condition Degraded reports.
+    `had_ended`: the rollout had ended before, and the spec has not asked for anything else since. Such a rollout stays
+    at its last step while an engine is ill or recreated; the condition Degraded reports that.
     """
     facts = _facts(desired, state, view, had_ended=had_ended)
     row = next(row for row in _TABLE if row.applies(facts))
@@ -97,7 +97,7 @@ class _Row:
     sentence: Callable[[_Facts], str]
 
 
-# The first row that applies counts.
+# The first row that applies gives the step.
 _TABLE = (
     _Row(
         lambda facts: not facts.is_rolling and facts.is_settled and facts.has_failed,

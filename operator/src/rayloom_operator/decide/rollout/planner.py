@@ -2,18 +2,18 @@
 
 | step | engines of the new revision | engines of the old revision | end of the step |
 |---|---|---|---|
-| Starting | one is created | stay; with maxSurge 0 one is terminated first | the new engine is available |
-| WaitingForCapacity | one is unschedulable | stay | nodes have room; the deadline does not run |
-| Analyzing | one gets its share of requests | get the others | the hold is over, or the revision has failed |
-| Promoting | created up to `replicas` | terminated as far as the bounds allow | no old engine is left: Complete |
-| Paused, Halted | stay | stay | `paused` is false; the spec changes |
-| RollingBack | terminated | kept, undrained or recreated | all are of the old revision: RolledBack |
-| Replacing | created up to `replicas` | terminated | all are of the spec's revision, an earlier one: Complete |
-| Moving | one is created, one on a cordoned node is terminated | do not exist | no engine is on a cordoned node |
-| Scaling | created or terminated | do not exist | `replicas` are available: Complete |
+| Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one is available |
+| WaitingForCapacity | one finds no node | stay | a node has room; until then the deadline does not run |
+| Analyzing | one takes its share of requests | take the other requests | the analysis is over: passed or failed |
+| Promoting | created up to `replicas` | terminated, as maxUnavailable allows | no old engine is left: Complete |
+| Paused, Halted | stay | stay | `paused` is false (Paused); the spec changes (Halted) |
+| RollingBack | are terminated | are taken back, or recreated | all engines are of the old revision: RolledBack |
+| Replacing: the spec went back | are terminated | stay, or are recreated | all are of the old revision: Complete |
+| Moving | one more is created, one on a cordoned node is terminated | none exist | no engine is on a cordoned node |
+| Scaling | are created or terminated | none exist | `replicas` are available: Complete |
 
-Rollouts of two replicas, by the engines that exist: `a` is of the old revision, `b` of the new one, and capitals are
-available.
+Examples with two replicas. Each letter is an engine that exists: `a` of the old revision, `b` of the new one. A capital
+letter is an available engine.
 
     maxSurge 1          AA -> AAb      -> AAB       -> aAB -> AB -> ABb -> ABB -> aBB -> BB -> BB
     maxUnavailable 0          Starting    Analyzing    Promoting                               Complete
@@ -24,14 +24,21 @@ available.
     b crashes           AA -> AAb      -> AAb         -> AA
                               Starting    RollingBack    RolledBack
 
-Terminating an engine takes five steps, each seen to be done before the next: its head loses the route label, no
-EndpointSlice has its address, `POST /drain`, no request left or drainSeconds over, deletion. Until the deletion it can
-be taken back with `DELETE /drain` and the label.
+An engine is terminated in five steps. Each begins only after the one before is confirmed:
 
-One state, `status.rollout`, holds everything that the planner keeps from earlier reconciles. A reconcile that changes
-it only writes it, and is followed by another at once; a reconcile that finds it unchanged acts on it. So an operator
-may end at any moment, and its successor does the same. A failed revision stays failed until the spec has another one.
-The first revision, or one of which no engine ever served, needs no rollout: there is nothing to protect.
+1. its head pod loses the route label
+2. no EndpointSlice lists its address any more
+3. `POST /drain`
+4. it has no requests left, or drainSeconds are over
+5. its RayCluster is deleted
+
+Until the deletion it can be taken back, by `DELETE /drain` and the route label.
+
+All that the planner knows of earlier reconciles is the state in `status.rollout`. A reconcile that changes this state
+only writes it, and is followed by another reconcile at once. A reconcile that leaves it unchanged acts on it. So the
+operator may stop at any moment, and its successor makes the same decision. A failed revision stays failed until the
+spec asks for another revision. While no engine of the current revision has ever served, a new revision replaces it
+without a rollout: there is nothing to protect.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,
@@ -52,7 +59,7 @@ from rayloom_operator.decide.rollout.terminating import UNLISTED_S, is_drained
 from rayloom_operator.decide.rollout.transitions import next_state
 from rayloom_operator.times import moment, stamp
 
-# Interval of reconciles during an analysis or a drain: a revision whose requests fail shall be noticed within 10 s.
+# The interval of reconciles during an analysis or a drain. A revision that fails requests is to be noticed within 10 s.
 _REQUEUE_S = 2.0
 
 
@@ -61,23 +68,23 @@ class Step:
     """The changes to make now, as names of engines, and the state to store."""
 
     state: RolloutState
-    is_stored: bool  # `state` is stored; otherwise there are no changes, because it must be written first
+    is_stored: bool  # `state` is already in the status; if not, it is written first and there are no changes
     message: str  # of the condition Progressing; its reason is `state.step`
-    make: dict[str, int] = field(default_factory=dict)  # revision -> engines to make
+    make: dict[str, int] = field(default_factory=dict)  # revision -> number of engines to create
     undrain: tuple[str, ...] = ()
     route_on: tuple[str, ...] = ()
     route_off: tuple[str, ...] = ()
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
-    holds_evictions: bool = False  # the service's disruption budget lets no pod be evicted ...
-    num_evictable: int = 0  # ... but those of so many engines
-    requeue_after_s: float | None = None  # None: only after an event
+    holds_evictions: bool = False  # the service's disruption budget allows no evictions ...
+    num_evictable: int = 0  # ... except of the pods of this many engines
+    requeue_after_s: float | None = None  # None: no reconcile is needed before the next event
 
 
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:
-    """Returns the next step. `stored` is the state that was written last, an empty one before the first.
+    """Returns the next step. `stored` is the last written state, or an empty one before the first reconcile.
 
-    There are no changes where the new state differs from `stored`: it has to be written before it is acted on.
+    If the new state differs from `stored`, the step has no changes: the state must be written before it is acted on.
     """
     state = next_state(desired, stored, view, wall)
     had_ended = _had_ended(stored, state)
@@ -96,7 +103,7 @@ def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime
 
 
 def _had_ended(stored: RolloutState, state: RolloutState) -> bool:
-    """Returns True where the stored rollout had ended, and the spec asks for nothing else since."""
+    """Returns True if the stored rollout had ended, and nothing else has been asked for since."""
     is_same = (
         stored.counts == state.counts
         and stored.current_revision == state.current_revision
@@ -136,14 +143,17 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 
 
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
-    """Returns True once no node sends the unlisted engine new requests, which it would refuse."""
+    """Returns True once no node sends new requests to the unlisted engine, which would refuse them while it drains."""
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")
     return has_requests and unlisted_at != "" and wall >= moment(unlisted_at) + timedelta(seconds=UNLISTED_S)
 
 
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns engines that get no requests: first engines that failed and stay, because `autoRollback` is false."""
+    """Returns the names of engines that get no requests: those of a revision that failed before it was proven.
+
+    Such engines stay only if `autoRollback` is false. Returns none if `min_available` cannot be reached without them.
+    """
     if not is_stopped(desired, state) or state.failure is None or state.is_promoted:
         return set()
     others = [engine for engine in view.engines if engine.revision != state.update_revision]
@@ -152,7 +162,7 @@ def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
 
 
 def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
-    """Returns how many engines of each revision to make, as far as there is room.
+    """Returns how many engines of each revision to create now, within the room that there is.
 
     The current revision comes first until the update revision is promoted.
     """
@@ -168,7 +178,7 @@ def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int
 
 
 def _requeue_times(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Yields the seconds until time alone changes the next step, for each reason."""
+    """Yields, for each reason, the seconds until the next step may change without an event."""
     if state.window is not None or state.terminating:
         yield _REQUEUE_S
     yield from (max(left_s, _REQUEUE_S) for left_s in hold_seconds_left(desired, state, wall) if left_s > 0)

@@ -1,10 +1,11 @@
-"""The places for engines of each revision that has engines or shall have some. Pure."""
+"""The places for engines of each revision that has engines or should have some. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.recovery import Memory, Need, Place, places
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.observe.observed import Observed
@@ -17,13 +18,13 @@ class RevisionPlaces:
     """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # None if no ControllerRevision has the revision's spec: then no engine is created
+    resolved: Resolved | None  # its spec; None if no ControllerRevision stores it, so that no engine can be created
     places: tuple[Place, ...]
     num_new: int  # empty places that may be filled now
 
 
 def old_revisions(step: Step) -> list[str]:
-    """Returns the revisions other than the spec's of which the step may make engines."""
+    """Returns the revisions, other than the spec's, of which the step may create engines."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 
@@ -33,16 +34,19 @@ def revision_places(
     old: Mapping[str, Resolved],
     observed: Observed,
     memory: Memory,
+    stored: RolloutState,
     step: Step,
     *,
     now: Now,
 ) -> tuple[RevisionPlaces, ...]:
     """Returns the places, by revision.
 
-    `resolved` is the spec's, and `old` has the resolved specs of other revisions. Terminating engines have no place:
-    they are neither counted nor recreated.
+    `resolved` is the current spec, and `old` has the stored specs of other revisions. Engines that terminate by the
+    state of `step` or by the `stored` one have no place: they are neither counted nor recreated. The stored state also
+    names engines that are gone by now, whose entries in `memory` would otherwise take the place of a failed engine.
     """
     state = step.state
+    leaving = stored.terminating.keys() | state.terminating.keys()
     made_from = {**old, state.update_revision: resolved}
     found = []
     for revision in sorted({*state.counts, *(replica.revision for replica in observed.replicas)}):
@@ -50,8 +54,8 @@ def revision_places(
         need = Need(
             revision=revision,
             number=state.counts.get(revision, 0),
-            num_new=num_new,
-            leaving=state.terminating.keys(),
+            num_new=num_new if step.is_stored else None,
+            leaving=leaving,
         )
         found.append(
             RevisionPlaces(

@@ -1,6 +1,7 @@
-"""Chooses the engines to terminate: those on cordoned nodes that others have replaced, and those above a count. Pure.
+"""Chooses the engines to terminate: replaced ones on cordoned nodes, and those beyond their revision's count. Pure.
 
-An engine is terminated in steps: no route label, no endpoint, `POST /drain`, no request left, deletion.
+An engine is terminated in steps: it loses its route label, then its endpoint, is asked to drain, finishes its requests,
+and is deleted.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineState, ReplicaView, View, target_revision
 from rayloom_operator.times import moment
 
-# kube-proxy on every node learns of a removed endpoint a moment after the API server; new requests may come until then.
+# kube-proxy on every node learns of a removed endpoint a moment after the API server. Until then it may send requests.
 UNLISTED_S = 2.0
-# An engine that does not serve is missed the less, the further it is from serving.
+# The further an engine is from serving, the earlier it is terminated. The order is from far to near.
 _NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "ill", "draining", "well")
 
 
 def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> dict[str, str]:
-    """Returns the names of the engines to terminate, with the times at which their drains began.
+    """Returns the names of the engines to terminate, each with the time at which its drain began (empty before).
 
     `state` has the new counts.
 
-    Engines on cordoned nodes come first, then surplus ones: of unwanted revisions before wanted ones, and of one
-    revision in `_termination_order`. An available engine stays where too few would be available without it; where too
-    few are, a terminating engine that can serve is taken back.
+    Replaced engines on cordoned nodes come first, then engines beyond their revision's count: unwanted revisions before
+    wanted ones, and within a revision in `_termination_order`. An available engine stays if too few would be available
+    without it. If too few are available already, a terminating engine that can serve is taken back.
     """
     moved = engines_to_move(desired, state, view)
     surplus = [engine for engine in view.engines if engine not in moved]
@@ -49,9 +50,9 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 
 
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
-    """Returns engines on cordoned nodes without which `replicas` engines are available; at most maxSurge of them.
+    """Returns engines on cordoned nodes that are not needed any more for `replicas` engines; at most maxSurge of them.
 
-    The surge makes room for no more: further engines on cordoned nodes are surplus like any other.
+    Additional engines replace no more than that. Further engines on cordoned nodes count as surplus, like any other.
     """
     if not _may_move(desired, state):
         return []
@@ -61,16 +62,16 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
 
 
 def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
-    """Returns True while another engine shall be made in place of one on a cordoned node; one at a time."""
+    """Returns True while another engine should be created to replace one on a cordoned node; one at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
     return _may_move(desired, state) and is_missing
 
 
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
-    """Returns True once an engine has no requests, or had `drainSeconds` to finish them.
+    """Returns True once an engine has no requests, or has had `drainSeconds` to finish them.
 
-    `drained_at` is the engine's value in `terminating`: empty before its drain.
+    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty before.
     """
     if engine.state in IDLE:
         return True
@@ -81,22 +82,24 @@ def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: dat
 
 
 def _may_move(desired: Desired, state: RolloutState) -> bool:
-    # A rollout uses the surge itself, and terminates engines on cordoned nodes first.
+    # No engine moves during a rollout: the rollout needs the surge. It terminates engines on cordoned nodes first.
     is_rolling = target_revision(desired, state) != state.current_revision
     return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
 
 
 def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
-    """Returns engines of the target revision: available ones on other nodes, and able ones on cordoned nodes."""
+    """Returns engines of the target revision: available ones on other nodes, and serving or draining ones on cordoned
+    nodes."""
     engines = view.of(target_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
     return staying, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
 
 
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns engines that could serve and do not, as many as are missing from `min_available`.
+    """Returns the names of engines that could be available but are not, as many as `min_available` lacks.
 
-    The choice depends on nothing that it changes itself. Otherwise each reconcile would take back another engine.
+    The choice must not depend on anything that it changes itself: otherwise each reconcile would take back another
+    engine.
     """
     num_missing = max(0, desired.min_available - sum(engine.is_available for engine in view.engines))
     target = target_revision(desired, state)
@@ -114,8 +117,8 @@ def _revision_order(desired: Desired, state: RolloutState, engine: ReplicaView) 
 def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, str, bool, int, bool, int, int]:
     """Returns a key that sorts engines of one revision in the order in which they are terminated.
 
-    Terminating ones come first, the one that drains for the longest before all, then those that do not serve, those on
-    cordoned nodes, the least busy ones, and of equal ones the newest.
+    Engines that are terminating already come first, with the one that has drained for the longest at the front. Then
+    come engines that do not serve, those on cordoned nodes, the least busy ones and, among equals, the newest.
     """
     drained_at = state.terminating.get(engine.name)
     number = int(engine.name.rpartition("-")[2])

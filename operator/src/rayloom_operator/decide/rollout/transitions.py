@@ -18,15 +18,15 @@ from rayloom_operator.times import stamp
 def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> RolloutState:
     """Returns the state after `stored`, without the step's name. Each of these works on the result of the one before:
 
-    1. `_try_begin`: nothing is stored
+    1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
-    3. `_try_settle`: the current revision has served, or is free to be the spec's
+    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current one
     4. `judged`: the update revision has failed, or passed its analysis
     5. `_try_complete`: every engine is of the update revision
-    6. `revision_counts`: how many engines each revision shall have
-    7. `engines_to_terminate`: the engines above these counts or on cordoned nodes, with the times of their drains
-    8. `_with_start_time`: since when a rollout runs
-    9. `with_eviction_hold`: since when evictions wait for engines to move
+    6. `revision_counts`: how many engines each revision should have
+    7. `engines_to_terminate`: engines beyond these counts or on cordoned nodes, with the times at which drains began
+    8. `_with_start_time`: the time at which the rollout began
+    9. `with_eviction_hold`: the times of the eviction hold
     """
     state = _try_begin(desired, stored, view) or stored
     state = _try_retarget(desired, state) or state
@@ -41,7 +41,10 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
-    """Returns a state for the engines that exist, where none was stored or it was lost: the current revision serves."""
+    """If no state is stored, or it was lost, returns one for the engines that exist.
+
+    The current revision is then the one with the most available engines.
+    """
     if stored.update_revision:
         return None
     counts = Counter(engine.revision for engine in view.engines)
@@ -52,7 +55,7 @@ def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutSta
 
 
 def _try_retarget(desired: Desired, state: RolloutState) -> RolloutState | None:
-    """Returns a state without the judgement of the revision that the spec had before."""
+    """If the spec has another revision, returns a state without the judgement of the revision before."""
     if state.update_revision == desired.revision:
         return None
     return replace(
@@ -74,7 +77,7 @@ def _try_settle(desired: Desired, state: RolloutState, view: View) -> RolloutSta
 
 
 def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutState | None:
-    """Returns a state whose current revision is the update revision, once every engine is of that and serves."""
+    """Once every engine is of the update revision and serves, returns a state in which that is the current revision."""
     update = state.update_revision
     is_rolling = target_revision(desired, state) != state.current_revision and not is_stopped(desired, state)
     is_proven = state.is_promoted or desired.replicas == 0
@@ -93,13 +96,16 @@ def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutS
 
 
 def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: View, wall: datetime) -> dict[str, str]:
-    """Returns `terminating` with the times since when no client finds an engine; its drain counts from there."""
+    """Returns `terminating` with, per engine, the time at which it left the Service's endpoints.
+
+    `drainSeconds` count from then. The time is empty while clients may still reach the engine.
+    """
     times = dict(terminating)
     for engine in view.engines:
         if engine.name not in times:
             continue
         if engine.is_routed or engine.is_listed:
-            # Also for an engine that an EndpointSlice lists late, after its label was taken away.
+            # Also for an engine that an EndpointSlice lists late, only after the engine has lost its route label.
             times[engine.name] = ""
         elif engine.name in stored.terminating and engine.state not in IDLE:
             times[engine.name] = times[engine.name] or stamp(wall)

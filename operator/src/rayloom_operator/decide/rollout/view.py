@@ -1,4 +1,4 @@
-"""The planner's input, made of an observed service: RayClusters, pods and the answers of their engines. Pure."""
+"""Makes the planner's input from an observed service: RayClusters, pods and the answers of their engines. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
 def desired_of(resolved: Resolved, revision: str) -> Desired:
-    """Returns the part of the spec that the planner follows; `revision` is the spec's."""
+    """Returns the part of the spec that the planner follows. `revision` is the revision of this spec."""
     spec = resolved.service.spec
     return Desired(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
 
 
 def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
-    """Returns the engines of a service. `revision` is the spec's, whose failures are counted from `memory`."""
+    """Returns the engines of a service. `revision` is that of the spec; its failures are counted from `memory`."""
     failed = [
         each
         for each in memory.values()
@@ -63,7 +63,7 @@ def _state(replica: EngineReplica, memory: Memory, mono: float) -> EngineState:
     if has_served(replica, memory.get(replica.name)):
         return "ill"
     if replica.is_suspended:
-        return "unschedulable"  # A queue holds it back, which is how it waits for nodes.
+        return "unschedulable"  # A queue, such as Kueue's, holds it back until nodes have room.
     if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in replica.pods):
         return "unschedulable"
     return "starting" if head is not None and head.is_running else "pending"

@@ -1,4 +1,4 @@
-"""Carries out the plan of a reconcile: routes, objects to apply, drains, deletions."""
+"""Carries out the plan of a reconcile: route labels, objects to apply, drains, deletions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
 
 logger = logging.getLogger(__name__)
 
-# Gets the service and name of an engine replica whose engine was asked, or may have been, to drain (True) or to take
-# requests again (False).
+# Called with the service, the name of an engine replica, and what its engine was asked to do: to drain (True) or to
+# accept requests again (False). Also called if the engine did not answer.
 OnDrain = Callable[[ServiceKey, str, bool], None]
 
 
 class Applier:
-    """Lives in one event loop. `on_cluster` gets the service and name of a RayCluster that was, or may be, created."""
+    """Used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
         self._kube = kube
@@ -40,8 +40,8 @@ class Applier:
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
-        A refusal of one change stops no other. Raises Refused for a change that the API server will not take before
-        a user changes something, KubeError for any other failure.
+        If the API server refuses one change, the others are still made. At the end raises Refused for a change that it
+        will refuse until a user changes something, otherwise KubeError or OperatorError for the first failure.
         """
         errors: list[OperatorError] = []
 
@@ -60,12 +60,12 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
-        # A refusal comes first, because a user has to read it. Other failures are retried.
+        # A Refused is raised before other errors, because a user has to read it. Other failures are retried.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
             raise error
 
     async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
-        """Asks the engines. An engine that does not take it is asked again in the next reconcile."""
+        """Asks engines to drain or to accept requests again. If an engine refuses, the next reconcile asks it again."""
         if drains and not self._kube.may_write():
             raise Deposed("drains: no engine was asked, because another operator may lead")
         await asyncio.gather(*(self._ask(key, each) for each in drains))
@@ -82,12 +82,12 @@ class Applier:
             if code >= 300:
                 logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.replica, code, shown(body))
                 return
-        # Without an answer the engine may drain all the same.
+        # Also without an answer: the engine may have received the request.
         self._on_drain(key, drain.replica, drain.wanted)
 
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
-        # With the uid, because another pod may have the name by now.
+        # The uid makes the API server refuse the patch if another pod has this name by now.
         meta = {"uid": route.pod.uid, "labels": {ROUTE_LABEL: "true" if route.wanted else None}}
         try:
             await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": meta})

@@ -1,4 +1,4 @@
-"""Applies the objects of a plan that are due, in the order in which they need each other."""
+"""Applies those objects of a plan that are due. An object is written after the objects that it needs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# Objects are applied again no sooner.
+# The shortest interval after which all objects are applied again.
 _LEAST_S = 10.0
-# Pods of these need all other objects. The existence of one proves that all others were created.
+# These start pods, which need all other objects. So they are written last: if one exists, all others were created.
 _LAST = ("RayCluster", "Job")
-# An engine replica's own objects, in the order of their creation.
+# The objects that belong to one engine replica, in the order of their creation.
 _OF_REPLICAS = ("ConfigMap", "Secret")
 
 
 class _Applied(NamedTuple):
-    """The last plan of a service. Only hashes of its manifests: these would be most of the operator's memory."""
+    """The last plan of a service: hashes of its manifests. The manifests would take most of the operator's memory."""
 
     hashes: frozenset[int] = frozenset()
-    at: float = 0.0  # time at which all objects were applied
-    # All objects are due again after this share of the interval. The first share is random: otherwise services that
-    # were created at the same moment would be applied at the same moment for ever.
+    at: float = 0.0  # event loop time at which all objects were applied last
+    # All objects are applied again after this share of the interval: a random one at first, 1 later. Otherwise the
+    # objects of all services that existed at the operator's start would be applied at the same moments for ever.
     share: float = 1.0
 
 
 class ObjectApplier:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
         self._drift = drift
@@ -51,14 +51,15 @@ class ObjectApplier:
         self._drift.forget(key)
 
     async def apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
-        """Applies objects that were not in the service's last plan.
+        """Applies the objects that were not in the service's last plan.
 
-        Applies all objects once `interval_s` have passed since that was done, after an error, and after a change by
-        somebody else. In a service's first reconcile, objects that exist as planned count as applied.
+        Applies all objects if the last time was `interval_s` ago, after an error, and after somebody else changed one.
+        In the first reconcile of a service that existed when this process began to lead, objects that are as planned
+        count as applied.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
-        # Without an entry after an error, everything is due again.
+        # Removed until all writes have succeeded: after an error there is no entry, so all objects are due again.
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:
@@ -79,7 +80,7 @@ class ObjectApplier:
         self._applied[key] = before._replace(hashes=frozenset(hashes))
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
-        # While the spec cannot be used, shared objects are not planned, and the drift is left for later.
+        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until it has them again.
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 
@@ -87,12 +88,12 @@ class ObjectApplier:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new
         if manifest["kind"] in _OF_REPLICAS:
-            # They were created before their RayCluster.
+            # If the replica is not new, its RayCluster exists, and these objects were created before that.
             return manifest["metadata"]["labels"].get(GROUP_LABEL) not in new
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes shared objects, then those of each engine replica, then the objects that start pods."""
+        """Writes the objects shared by all replicas, then those of each replica, then RayClusters and Jobs."""
         shared, of_replicas, last = [], dict[str, list[Manifest]](), []
         for each in due:
             if each["kind"] in _LAST:
@@ -102,7 +103,8 @@ class ObjectApplier:
             else:
                 shared.append(each)
         await _all(self._writer.write(key, each, is_new=each["metadata"]["name"] in new) for each in shared)
-        # A failure above leaves no ConfigMap behind whose Secret was never requested.
+        # Each ConfigMap is followed by its Secret. A failure of a shared object ends the method before any ConfigMap is
+        # written, so it leaves no ConfigMap without a Secret.
         await _all(
             self._writer.write_parts(key, sorted(parts, key=_order_of_parts), is_new=replica in new)
             for replica, parts in of_replicas.items()
@@ -116,7 +118,7 @@ def _order_of_parts(manifest: Manifest) -> int:
 
 
 async def _all(steps: Iterable[Awaitable[None]]) -> None:
-    """Waits for the end of all, and raises the first failure."""
+    """Waits until all have ended, and then raises the first failure."""
     for failure in await asyncio.gather(*steps, return_exceptions=True):
         if failure is not None:
             raise failure

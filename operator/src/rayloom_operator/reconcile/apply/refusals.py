@@ -1,14 +1,14 @@
-"""Tells answers of the API server that a user has to act on from failures that a retry may cure. Pure."""
+"""Separates the API server's answers on which a user has to act from failures that a retry may cure. Pure."""
 
 from __future__ import annotations
 
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import INVALID, NOT_FOUND, KubeError
 
-# HTTP codes of answers that stay the same until a user changes the spec or the cluster.
+# HTTP codes of answers that no retry changes: a user has to change the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, INVALID)
-# The API server answers code 500 to a field that the object's definition lacks, or whose type is another. In objects of
-# the operator only fields of the spec's pod template can be such: everything else is checked before.
+# The API server answers code 500 with this text if a field is unknown in the object's definition or has a wrong type.
+# Only the user's pod templates can cause it: the operator validates all other fields before.
 _UNTYPED = "failed to create typed patch object"
 _FIELDS_OF_TEMPLATES = (
     (".spec.headGroupSpec.template.", "spec.podTemplate.head."),
@@ -18,7 +18,7 @@ _MAX_MESSAGE = 1000
 
 
 def as_refusal(error: OperatorError) -> OperatorError:
-    """Returns a Refused for an answer that stays the same until a user acts; `error` itself for any other."""
+    """Returns a Refused if a user has to act before a retry can succeed; else `error` itself."""
     if not isinstance(error, KubeError):
         return error
     message = str(error)
@@ -26,6 +26,6 @@ def as_refusal(error: OperatorError) -> OperatorError:
         for field, ours in _FIELDS_OF_TEMPLATES:
             message = message.replace(field, ours)
     elif error.code not in _REFUSALS or "being terminated" in message:
-        # A terminating namespace refuses everything, until its services are gone as well.
+        # A terminating namespace refuses every new object. No user has to act: its LLMServices will be deleted as well.
         return error
     return Refused(f"the API server refused: {message[:_MAX_MESSAGE]}")

@@ -1,6 +1,6 @@
-"""Writes one object, and never an object of another owner.
+"""Writes one object, unless an object of that name belongs to another owner.
 
-Names of objects follow from the name of the LLMService, so an object of another owner may have such a name.
+Another owner's object may have such a name, because names are derived from the name of the LLMService.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.objects.ownership import Whose, whose
 from rayloom_operator.observe.drift import Drift
 
-# Kubernetes deletes the objects of a deleted service within so many seconds, mostly at once.
+# Kubernetes' garbage collection deletes the objects of a deleted service within this many seconds, mostly at once.
 _COLLECTION_S = 30.0
-# Gets the service and name of a RayCluster that was created, or may have been.
+# Called with the service and name of a RayCluster that was created, or may have been if no answer came.
 OnCluster = Callable[[ServiceKey, str], None]
 
 
 class ObjectWriter:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster) -> None:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Name of a Secret of another owner -> time of the first reconcile that found it.
+        # Service -> name of a Secret that seems to be another owner's -> event loop time at which it was found first.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
@@ -37,13 +37,15 @@ class ObjectWriter:
         self._taken_since.pop(key, None)
 
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
-        """Creates or applies an object. For a stored spec that `is_new`, an existing one of that name is a leftover.
+        """Creates or applies an object.
 
-        Raises Refused where another owner has an object of the name, OperatorError or KubeError where a retry may help.
+        `is_new`, for a stored spec: its revision is new, so if an object of its name exists, that is a leftover.
+
+        Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
         """
         kind = manifest["kind"]
         if kind == KIND_OF_OLD_SPECS:
-            # The leftover is that of a deleted service of the same name, which Kubernetes deletes sooner or later.
+            # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Job":
             await self._kube.create(manifest)
@@ -53,16 +55,16 @@ class ObjectWriter:
             self._drift.wrote(key, await self._apply(key, manifest))
 
     async def write_parts(self, key: ServiceKey, parts: Sequence[Manifest], *, is_new: bool) -> None:
-        """Creates an engine replica's ConfigMap, which shows that the replica's Secret is ours as well, and the Secret.
+        """Creates an engine replica's ConfigMap and then its Secret. The ConfigMap shows that the Secret is ours too.
 
-        An existing object of a replica that `is_new` is a leftover.
+        `is_new`: the replica did not exist before, so an existing object is left over from a deleted service.
         """
         is_first = False
         for each in parts:
             if each["kind"] == "ConfigMap":
                 is_first = await self._create(each, is_new=is_new)
             else:
-                # A Secret is created, never changed or read: the right to patch one is the right to read every Secret.
+                # A Secret is created, and never changed or read: whoever may patch a Secret can read every Secret.
                 await self._create_secret(key, each, is_new=is_new, is_first=is_first)
 
     async def _apply_cluster(self, key: ServiceKey, manifest: Manifest) -> None:
@@ -74,9 +76,9 @@ class ObjectWriter:
         self._on_cluster(key, manifest["metadata"]["name"])
 
     async def _create(self, manifest: Manifest, *, is_new: bool) -> bool:
-        """Creates an object that is never changed. Returns whether none existed.
+        """Creates an object that is never changed afterwards. Returns True if no object of that name existed.
 
-        An existing object of the name of one that `is_new` is deleted first, if it is ours.
+        If the object `is_new`, an existing one of its name is deleted and recreated, unless it is another owner's.
         """
         if await self._kube.create(manifest):
             return True
@@ -89,11 +91,11 @@ class ObjectWriter:
         return False
 
     async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """Creates a Secret, which the operator may not read.
+        """Creates a replica's Secret. The operator may not read Secrets, so the replica's ConfigMap tells the owner.
 
-        A ConfigMap of the replica that existed before was created by a reconcile that also created the Secret, or was
-        about to. If the ConfigMap `is_first`, an existing Secret is another owner's. The ConfigMap is deleted again
-        then, because it would show the Secret as ours.
+        If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
+        ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted
+        again, because in the next reconcile it would make the Secret look like ours.
         """
         meta = manifest["metadata"]
         if await self._kube.create(manifest) or not is_new:
@@ -116,12 +118,12 @@ class ObjectWriter:
             raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
 
     async def _apply(self, key: ServiceKey, manifest: Manifest) -> Manifest:
-        """Applies an object. Its owner is read first, unless the watch for drift knows which object is ours."""
+        """Applies an object. Reads its owner first, unless the drift watch knows the uid of our object."""
         uid = self._drift.uid_of_ours(key, manifest["kind"])
         if uid is None:
             return await self._claim(manifest)
         try:
-            # The API server refuses a uid that is not the object's: the object is gone, or another one has its name.
+            # With the uid, the API server refuses the write if the object is gone or another object has its name now.
             return await self._kube.apply(manifest | {"metadata": manifest["metadata"] | {"uid": uid}})
         except KubeError as error:
             is_other_uid = error.code == INVALID and "metadata.uid" in str(error)
@@ -130,13 +132,13 @@ class ObjectWriter:
             return await self._claim(manifest)
 
     async def _claim(self, manifest: Manifest) -> Manifest:
-        """Applies an object, unless one of its name has another owner."""
+        """Reads the owner of an existing object, and applies ours unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # Not by POST: the first apply after that would change the object's field manager, and so the object.
+            # Not by POST: the first apply after a POST would change the object's managedFields, and thereby the object.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
-        # Clients know the Service by its name, so a Service without an owner is never taken over.
+        # A Service without an owner is not taken over: somebody's clients may use it by its name.
         is_taken_over = manifest["kind"] != "Service" and owner is not Whose.THEIRS
         if owner is Whose.OURS or is_taken_over:
             return await self._kube.apply(manifest)

@@ -26,12 +26,12 @@ from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.reconcile.gather.spec_reader import ParsedSpec, SpecReader
 from rayloom_operator.times import Now
 
-# While a spec cannot be read, no node is given up: recovery.nodeLossSeconds is not known.
+# Used while the spec cannot be read: recovery.nodeLossSeconds is unknown then, so no node counts as lost.
 _FOREVER = timedelta(days=36_500)
 
 
 class Gatherer:
-    """Lives in one event loop. All that it keeps of a service is since when a pod of it waits for volumes."""
+    """Used in one event loop. Its only state of its own is since when a pod of each service waits for volumes."""
 
     def __init__(
         self, kube: Kube, settings: Settings, watches: Watches, poller: EnginePoller, observer: Observer
@@ -44,14 +44,14 @@ class Gatherer:
         self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
         self._inspector = Inspector(kube, settings, watches, observer.events)
         self._specs = SpecReader(settings, watches, self._inspector, self._lookups, self._sizer)
-        self._mounting_since: dict[ServiceKey, float] = {}  # seconds of the event loop's clock
+        self._mounting_since: dict[ServiceKey, float] = {}  # event loop time since when a pod waits
 
     def lead(self) -> None:
-        """This process begins to lead, and the watches are in sync."""
+        """Called when this process begins to lead. The watches are in sync by then."""
         self._inspector.lead()
 
     def close(self) -> None:
-        """Starts no more computations of sizes."""
+        """Stops the sizing thread."""
         self._sizer.close()
 
     def forget(self, key: ServiceKey) -> None:
@@ -63,8 +63,8 @@ class Gatherer:
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
         """Returns the situation of the LLMService in `document`.
 
-        Returns None while the first answer of an engine, or its absence, is a moment away: without it, a restarted
-        operator would take an engine that serves for one that does not.
+        Returns None while the first poll of an engine is still running: without its result, a restarted operator would
+        believe that a serving engine does not serve.
         """
         now = Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time())
         previous = document.get("status", {})
@@ -75,7 +75,7 @@ class Gatherer:
         if _awaits_first_answer(observed):
             return None
         if kuberay_problem:
-            # No RayCluster can be created, so no place needs another name.
+            # No RayCluster can be created without KubeRay, so it does not matter which names are taken.
             observed = replace(observed, taken=frozenset())
         step: Step | None = None
         revisions: tuple[RevisionPlaces, ...] = ()
@@ -113,7 +113,7 @@ class Gatherer:
         return await self._observer.observe(key, document["metadata"]["uid"], created, node_loss, now.wall)
 
     def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:
-        """For how many seconds a pod has waited, perhaps for a volume; None if none waits."""
+        """Returns the seconds that a pod has waited, perhaps for a volume; None if no pod waits."""
         is_mounting = any(pod.is_mounting for replica in observed.replicas for pod in replica.pods)
         if not is_mounting and not inspection.waiting:
             self._mounting_since.pop(key, None)

@@ -1,4 +1,4 @@
-"""Reads the facts of a service's model, from its status or from its inspection Jobs."""
+"""Reads the facts of a service's model from the service's status or from its inspection Jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.inspection import Inspection, Tried, has_unfinished, inspect
 from rayloom_operator.decide.refresh import Refreshes
 from rayloom_operator.decide.settings import Settings
-from rayloom_operator.kube.client import Kube, KubeError
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.watches import Watches
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inspector:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self, kube: Kube, settings: Settings, watches: Watches, events: FailureEvents) -> None:
         self._kube = kube
@@ -30,7 +31,7 @@ class Inspector:
         self._refreshes = Refreshes()
 
     def lead(self) -> None:
-        """Takes the Jobs that run when this process begins to lead."""
+        """Notes the inspection Jobs that run when this process begins to lead."""
         jobs = self._watches.jobs
         running = [key for key in jobs.keys() if has_unfinished(jobs.of_service(key))]  # noqa: SIM118 - no dict
         self._refreshes.found(running, asyncio.get_running_loop().time())
@@ -40,16 +41,19 @@ class Inspector:
         self._refreshes.forget(key)
 
     async def inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
-        """Returns the inspection of the service's model. `previous` is the service's status as it was written last.
+        """Returns the state of the model's inspection. `previous` is the last written status of the service.
 
-        Creates the Job of a second inspection: no decision about the service depends on that Job.
+        If the stored facts of the model have to be read again, creates the Job for that. No decision depends on it.
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
-        tried = Tried(jobs, self._watches.pods.of_service(key))
+        gives_no_costs = self._refreshes.gives_no_costs(key, image)
+        tried = Tried(jobs, self._watches.pods.of_service(key), gives_no_costs=gives_no_costs)
         may_refresh = self._refreshes.may_start(key, image, now.mono)
         found = inspect(service, image, hub, previous, tried, now.wall, may_refresh)
         self._refreshes.note(key, image, found.refresh, now.mono)
+        if found.is_costless:
+            self._refreshes.note_costless(key, image)
         if found.refresh_job is not None:
             await self._create_refresh_job(key, found.refresh_job)
         if found.is_podless:
@@ -61,8 +65,11 @@ class Inspector:
         return inspect(service, image, hub, previous, replace(tried, failures=failures), now.wall)
 
     async def _create_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
-        """The service needs no such Job, so a refusal is one line of the log."""
+        """Creates the Job. A failure is only logged, because the service works with the stored facts.
+
+        This process does not try again: the next start of the operator does.
+        """
         try:
             await self._kube.create(job)
-        except KubeError as error:
-            logger.warning("%s/%s: the Job that inspects the model again was refused: %s", *key, error)
+        except OperatorError as error:
+            logger.warning("%s/%s: the Job that inspects the model again was not created: %s", *key, error)

@@ -1,4 +1,4 @@
-"""Reads the objects of a rollout that are not watched, and asks the planner for the next step."""
+"""Reads from the API server what a rollout needs and no watch has, and asks the planner for the next step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rayloom_operator.times import Now
 
 
 class RolloutLookups:
-    """Lives in one event loop. Reads old specs and the EndpointSlices of engines that are to be drained or deleted."""
+    """Used in one event loop. Reads old specs, and before a drain or a deletion the service's EndpointSlices."""
 
     def __init__(self, kube: Kube, settings: Settings, observer: Observer, sizer: Sizer) -> None:
         self._old_specs = OldSpecs(kube, settings.hub, settings.permissions, sizer)
@@ -35,10 +35,10 @@ class RolloutLookups:
     async def with_kept_image(
         self, key: ServiceKey, document: Manifest, resolved: Resolved, previous: Manifest
     ) -> Resolved:
-        """Returns `resolved` with the operator's default image of the time when its spec was first applied.
+        """Returns `resolved` with the default image that the operator had when this spec was first applied.
 
-        That is also the image of a spec that goes back to the revision before the rollout. `previous` is the status
-        that was written last.
+        A newer default image changes no running service. If the spec returns to the revision before the rollout, it
+        also gets that revision's image. `previous` is the last written status.
         """
         current = previous.get("currentRevision", "")
         update = previous.get("updateRevision", "")
@@ -59,19 +59,20 @@ class RolloutLookups:
         *,
         now: Now,
     ) -> tuple[Step, tuple[RevisionPlaces, ...]]:
-        """Returns the next step, and the places of each revision. `rollout` is the state that was stored last."""
+        """Returns the next step, and the places of each revision. `rollout` is the stored state of the rollout."""
         desired = desired_of(resolved, revision(resolved))
         step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         if step.drain or step.delete:
-            # A drain and a deletion end requests, and a watch may be behind: the EndpointSlices are listed first.
+            # A drain or a deletion ends requests of clients that still reach the engine. The watch may lag, so the
+            # EndpointSlices are listed from the API server, and the step is computed again.
             found = await self._observer.found(key)
             replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
             seen = replace(seen, replicas=tuple(replicas))
             step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, revision_places(resolved, old, seen, memory, step, now=now)
+        return step, revision_places(resolved, old, seen, memory, rollout, step, now=now)
 
 
 def _uid(replica: EngineReplica) -> str:
-    """Returns the uid of the head pod; empty while there is none."""
+    """Returns the uid of the head pod, or an empty text if there is none."""
     return replica.head.uid if replica.head is not None else ""

@@ -1,4 +1,4 @@
-"""Reads the specs of earlier revisions from their ControllerRevisions, as far as a rollout needs them."""
+"""Reads the specs of earlier revisions that a rollout needs, from their ControllerRevisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class OldSpecs:
-    """Lives in one event loop. Keeps nothing of a service without a rollout."""
+    """Used in one event loop. Caches specs of a service only during its rollout."""
 
     def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
         self._kube = kube
@@ -28,9 +28,9 @@ class OldSpecs:
         self._known: dict[ServiceKey, dict[str, Resolved]] = {}
 
     async def of(self, key: ServiceKey, document: Manifest, revisions: Iterable[str]) -> dict[str, Resolved]:
-        """Returns the specs by revision, without those that do not exist or cannot be read.
+        """Returns revision -> spec, for those of `revisions` whose spec exists and can be read.
 
-        Specs of other revisions of the service are dropped.
+        Removes all other revisions of the service from the cache.
         """
         before = self._known.pop(key, {})
         found = {}
@@ -57,14 +57,14 @@ class OldSpecs:
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        # Another version of the operator may have sized the spec by other inputs, and users who may write
-        # ControllerRevisions may have changed it: then its shape is computed again.
+        # `resolved_of` may size the spec again, so it runs in the sizing thread: another version of the operator may
+        # have sized it by other inputs, or a user with the right to write ControllerRevisions may have changed it.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)
             return None
         try:
-            # The spec may be older than the operator's settings, and a user may have changed the ControllerRevision.
+            # Checked again, because somebody may have changed the operator's settings or the ControllerRevision.
             self._permissions.check(resolved.service)
         except NotAllowed as error:
             logger.warning("%s/%s: no engine of %s can be recreated: %s", *key, path, error)

@@ -1,6 +1,7 @@
-"""A thread for computations with the sizes of a model, which the model's author chooses.
+"""A thread that computes the parallelism of engines.
 
-There is one thread, so a long computation delays those of other services and never the event loop.
+The time depends on the sizes in the model's configuration, which its author chooses. There is one thread, so a long
+computation delays those of other services, but never the event loop.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any, TypeVar
 
 from rayloom_operator.errors import OperatorError
 
-# A shape takes 10 ms of a core, which other processes may use at that moment.
+# A computation takes 10 ms of CPU time, but may have to wait for the CPU.
 _LIMIT_S = 5.0
 
 Computed = TypeVar("Computed")
 
 
 class Sizer:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sizing")
@@ -27,7 +28,7 @@ class Sizer:
     async def run(self, compute: Callable[..., Computed], *arguments: Any) -> Computed:
         """Returns `compute(*arguments)`. Raises its exceptions, and OperatorError when it takes longer than 5 s.
 
-        The spec is not at fault then: the next reconcile tries the same computation again.
+        Too little CPU is no fault of the spec, so the next reconcile repeats the computation.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -1,4 +1,4 @@
-"""Reads the inputs of a service: its spec, the facts of its model, and the resolved specs of its engine replicas."""
+"""Reads a service's spec and the facts of its model, and resolves image and parallelism of its engine replicas."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
 
-# Reasons for a spec that is valid in itself and cannot be used here.
+# Error -> reason in the condition, for a valid spec that cannot be used in this cluster.
 _REASONS = ((DoesNotFit, Reason.DOES_NOT_FIT), (NotAllowed, Reason.NOT_ALLOWED))
-# Nodes get the labels of their accelerators some time after they joined, and a label causes no event of the service.
+# A node gets its accelerator labels some time after it joined. A new label queues no service, so the labels are read
+# again after this many seconds.
 _NODE_LABELS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedSpec:
-    """The demands of a service, as far as its spec could be read."""
+    """The result of reading a service's spec. Fields are None if the spec could not be read that far."""
 
     service: LLMService | None  # None while the spec cannot be read
     accepted: Verdict  # VALID, or why the spec cannot be used
     inspection: Inspection
-    resolved: Resolved | None  # None while the spec cannot be used or the model is not known
-    requeue_after_s: float | None  # after so many seconds the answer may be another one; None: not by time alone
+    resolved: Resolved | None  # None while the spec cannot be used or the model is not inspected
+    requeue_after_s: float | None  # seconds until it is worth reading again; None: only after an event
 
 
 class SpecReader:
-    """Lives in one event loop."""
+    """Used in one event loop."""
 
     def __init__(
         self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer
@@ -51,7 +52,7 @@ class SpecReader:
         self._sizer = sizer
 
     async def read(self, key: ServiceKey, document: Manifest, now: Now) -> ParsedSpec:
-        """Returns the demands of the LLMService in `document`. A fault of its spec is in `accepted`, never raised."""
+        """Reads the LLMService in `document`. A fault of its spec is returned in `accepted`, never raised."""
         previous = document.get("status", {})
         service: LLMService | None = None
         inspection: Inspection | None = None
@@ -72,20 +73,20 @@ class SpecReader:
         return ParsedSpec(
             service=service,
             accepted=accepted,
-            # The facts that are stored stay stored while the spec cannot be used.
+            # While the spec cannot be used, the stored facts of the model are kept.
             inspection=inspection or Inspection(model=stored_model(previous)),
             resolved=resolved,
             requeue_after_s=requeue_after_s,
         )
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
-        """Runs `resolve`; in a thread where it computes with a model's sizes, which the model's author has chosen."""
+        """Calls `resolve`: in a thread if it has to size, because the model's author decides how long that takes."""
         image, hub = self._settings.image(service), self._settings.hub
         if is_sized(service, facts, previous):
             return resolve(service, image, facts, previous, hub)
         accelerator = service.spec.accelerator
         memory = WITHOUT_CLUSTER
         if accelerator is not None and accelerator.memory is None:
-            # Nodes are read here, in the event loop that changes them.
+            # Read here and not in the thread, because the event loop changes the nodes.
             memory = self._watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
         return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)

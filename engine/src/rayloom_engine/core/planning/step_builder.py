@@ -1,4 +1,4 @@
-"""Draft: a plan in the making. It maps sequences to numbers of tokens and becomes the StepPlan for the ranks."""
+"""StepBuilder: collects the sequences of a step and their numbers of tokens, and makes the StepPlan for the ranks."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass, field
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
-# Fewer tokens cost a stage almost as much: it reads all of its weights for them.
+# A step of fewer tokens takes a stage almost as long, because the stage reads all of its weights in every step.
 _LEAST_SHARE = 64
 
 
 @dataclass(slots=True)
-class Draft:
-    budget: int  # tokens that may still be handed out
-    max_decodes: int  # sequences that may compute one token
-    share: int | None = None  # prompt tokens that one tenant may compute; None = all
+class StepBuilder:
+    budget: int  # number of tokens that may still be added to the step
+    max_decodes: int  # limit of sequences that decode (compute one token) in this step
+    share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
-    is_short: bool = False  # of blocks: a running sequence was preempted or must wait, so none is admitted
+    is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
 
     def room_for(self, tenant: str) -> int:
-        """Prompt tokens that this tenant may still compute."""
+        """Returns how many prompt tokens of this tenant may still be added to the step."""
         if self.share is None:
             return self.budget
         return max(0, min(self.budget, self.share - self._prompt_tokens.get(tenant, 0)))
 
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
-        """Gives the sequence `num` more tokens."""
+        """Adds `num` tokens of the sequence to the step."""
         self.num_tokens[sequence] = self.num_tokens.get(sequence, 0) + num
         self.budget -= num
         if is_prompt:
             self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
 
     def drop(self, sequence: Sequence) -> None:
-        """Takes the sequence out of this step."""
+        """Removes the sequence from the step and returns its tokens to the budget."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
 
@@ -48,14 +48,15 @@ class Draft:
         cleared_blocks: tuple[int, ...],
         running: Iterable[Sequence],
     ) -> StepPlan:
-        """The plan. From here on its tokens count as computed, and its ids and blocks as sent to the ranks.
+        """Returns the plan.
 
-        `running`: all sequences that have a slot.
+        Marks its tokens as computed, and its token ids and blocks as sent to the ranks. `running`: all sequences that
+        have a slot.
         """
         new_slots = []
         slots = []
-        # A prompt's identity -> a sequence with it that the ranks know, and the number of its blocks that they know
-        # when they add this plan's slots. They append the plan's new blocks to known slots only after that.
+        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
+        # when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
         known = {
             id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
             for sequence in running
@@ -99,25 +100,27 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan without a result yet. When the result arrives, its slots may belong to other sequences."""
+    """A plan whose result has not arrived. By then, the plan's slots may belong to other sequences."""
 
     plan: StepPlan
-    sequences: dict[int, Sequence]  # slot -> its sequence when the plan was made
+    sequences: dict[int, Sequence]  # slot -> the sequence that had the slot when the plan was made
 
 
 def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
-    """The token budget of a plan when `num_tokens` are to be computed or in flight, with `depth` > 1 plans at once.
+    """Returns the token budget of a plan when up to `depth` > 1 plans are in flight.
 
-    Each stage computes another plan, so plans of equal size keep all stages busy.
+    `num_tokens`: all tokens in flight or still to compute. At any time each stage computes a different plan, so plans
+    of equal size keep all stages busy.
     """
     return min(max_tokens, max(_LEAST_SHARE, -(-num_tokens // depth)))
 
 
 def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_decodes: int) -> list[Sequence]:
-    """The sequences of this step, in the order in which they get tokens; both arguments are sorted by urgency.
+    """Returns the sequences of this step in the order in which they get tokens. Both lists are sorted by urgency.
 
-    Decodes come before prefills, and the more urgent first, while every decode gets its token. When the budget is too
-    small for that, sequences alternate: the longest waiting come first, prefills among them.
+    At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget suffices for all of
+    these, and for a token of a prefill if there is one, decodes come first, then prefills, each by urgency. Otherwise
+    all take turns: those whose last step is longest ago come first, prefills included.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])
