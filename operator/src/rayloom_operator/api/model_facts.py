@@ -29,7 +29,7 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 
-class _Part(BaseModel):
+class _FactsPart(BaseModel):
     # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 

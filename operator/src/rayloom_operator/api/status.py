@@ -115,7 +115,7 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _Part(BaseModel):
+class _StatusPart(BaseModel):
     # Unknown fields are ignored: an operator of another version may have written the status.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -171,7 +171,7 @@ class InspectedModel(ModelFacts):
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class Figures(_Part):
+class SizedShape(_StatusPart):
     """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
@@ -214,7 +214,7 @@ class SizingStatus(SizedShape):
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
-def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
+def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
     """Returns the sizing in a status document; None if there is none, or it has values that no operator writes."""
     try:
         found = SizingStatus.model_validate(status["sizing"], strict=False)
@@ -223,7 +223,7 @@ def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
     return found if found.pipeline % found.pods == 0 else None
 
 
-def stored_model(status: Mapping[str, Any]) -> Model | None:
+def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
     """Returns the model in a status document. None if there is none, if a field is missing, or if a number is out of
     bounds.
     """

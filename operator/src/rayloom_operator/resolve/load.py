@@ -67,7 +67,7 @@ class Scale:
             known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
         return known
 
-    def _room(self, rank: Rank, memory: int | None, reserve: int) -> tuple[int, int, int]:
+    def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
         """Returns (number of KV blocks that the engine allocates, bytes of one block, bytes for all blocks) of a rank.
 
         `memory`: the rank's bytes, None if unknown. Its process takes `reserve` of them.

@@ -74,7 +74,7 @@ class Cut:
         self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
-    def ranks(self, stages: Stages) -> frozenset[Rank]:
+    def ranks(self, stages: Stages) -> frozenset[RankMemory]:
         """Returns the ranks of these stages, equal ones only once."""
         weights = self._weights
         kv = self._kv
