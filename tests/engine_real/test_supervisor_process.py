@@ -115,7 +115,7 @@ def test_a_core_that_keeps_dying_uses_up_the_budget_and_ends_the_server(tmp_path
         )
         server.children()["core"].kill()
         assert server.process.wait(ENDS_S) == 70
-        assert "restart budget of 1 spent" in server.log_text()
+        assert "restart budget of 1 exhausted" in server.log_text()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_a_short_run_measures_three_kinds_of_round_trips(tmp_path: Path, capsys:
     assert all(0 < median <= slow for median, slow in found.values())
 
 
-def test_the_table_says_which_goals_are_met() -> None:
+def test_the_table_marks_the_goals_that_are_met() -> None:
     shown = table({"shared memory": [100e-6], "TCP": [251e-6], RAY: [500e-6]}).splitlines()
     assert shown[-3].split()[-5:] == ["100.0", "0.200", "<=", "0.2", "met"]
     assert shown[-2].split()[-4:] == ["0.502", "<=", "0.5", "MISSED"]

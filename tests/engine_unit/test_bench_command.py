@@ -9,7 +9,7 @@ from rayloom_engine.cli.commands import run
 from rayloom_engine.common.process import EXIT_CONFIG
 
 
-def test_bench_without_its_package_says_what_to_install(
+def test_bench_without_its_package_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rayloom_bench", None)  # the import system then finds no such package

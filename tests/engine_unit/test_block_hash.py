@@ -14,7 +14,7 @@ from rt_scheduler import make_sequence
 extras = st.lists(st.tuples(st.sampled_from(["salt", "adapter", "image"]), st.binary(max_size=4)), max_size=3)
 
 
-def test_a_hash_depends_on_tokens_and_on_what_precedes_them() -> None:
+def test_a_hash_depends_on_tokens_and_on_the_tokens_before_them() -> None:
     assert block_hash(b"", [1, 2], b"") == block_hash(b"", [1, 2], b"")
     hashes = {
         block_hash(b"", [1, 2], b""),

@@ -1,4 +1,4 @@
-"""How many tokens of a prompt a step computes when contexts are long, and that short ones never wait for that."""
+"""The number of prompt tokens in a step when contexts are long, and that short prompts never wait for it."""
 
 from __future__ import annotations
 

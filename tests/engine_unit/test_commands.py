@@ -74,8 +74,9 @@ def test_every_setting_has_its_default_and_a_group(capsys: pytest.CaptureFixture
         "ports, keys and limits",
         "life of the processes",
     ]
-    assert "Longest prompt + output in tokens. Default: what the model's config says, or what fits." in " ".join(
-        text.split()
+    assert (
+        "Longest prompt + output in tokens. Default: the limit of the model's config, or the longest that fits."
+        in " ".join(text.split())
     )
 
 
@@ -111,7 +112,10 @@ def test_a_model_wins_over_the_document(tmp_path) -> None:
         (["--gpu-memory-utilization=0.9"], "--gpu-memory-utilization: there is no such flag; use --kv-cache-memory"),
         (["--api-key", "secret"], "--api-key: there is no such flag; use --api-key-file FILE or the variable RAYLOOM_"),
         (["m", "-tp", "2"], "-tp: there is no such flag; use --tensor-parallel-size"),
-        (["--max-model-len", "auto"], "'auto' is not a whole number; without --max-model-len: what the model's config"),
+        (
+            ["--max-model-len", "auto"],
+            "'auto' is not a whole number; without --max-model-len: the limit of the model's config",
+        ),
         (["--max-num-seqs", "auto"], "'auto' is not a whole number; without --max-num-seqs: 64\n"),
         (["--hang-seconds", "soon"], "'soon' is not a number\n"),
         (["--max-num-seq", "5"], "--max-num-seq: there is no such flag; did you mean --max-num-seqs?"),

@@ -1,4 +1,4 @@
-"""The EngineConfig document: what is accepted, and the sentence that each mistake gets."""
+"""The EngineConfig document: accepted values, and the message for each mistake."""
 
 from __future__ import annotations
 

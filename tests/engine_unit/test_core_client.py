@@ -28,7 +28,7 @@ def _sequence(name: str) -> ClientSequence:
     )
 
 
-def test_what_is_submitted_and_aborted_as_the_connection_comes_reaches_the_core_once(tmp_path: Path) -> None:
+def test_a_sequence_submitted_and_aborted_during_the_connection_reaches_the_core_once(tmp_path: Path) -> None:
     address, inbox = f"unix:{tmp_path}/core.sock", Inbox(deque(), threading.Event())
     io = CoreIo(address, "secret", inbox, CoreState(epoch=1, executor="uni").status)
     io.start()

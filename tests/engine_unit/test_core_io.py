@@ -63,7 +63,7 @@ def test_a_stranger_is_shown_the_door(address: str, io: CoreIo, inbox: Inbox, he
     assert inbox.take() == []
 
 
-def test_what_is_no_message_closes_only_that_connection(address: str, io: CoreIo, inbox: Inbox) -> None:
+def test_bytes_that_are_no_message_close_only_that_connection(address: str, io: CoreIo, inbox: Inbox) -> None:
     async def babble() -> bytes:
         reader, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
         await read_frame(reader)

@@ -91,7 +91,7 @@ def test_the_status_of_a_loss_has_rank_node_and_phases_until_a_step_has_passed_e
     assert all(phase.is_finished for phase in core.state.phases)
 
 
-def test_who_hears_that_an_engine_serves_hears_of_the_token_that_proves_it(tmp_path: Path) -> None:
+def test_a_status_that_serves_has_the_token_that_proves_it(tmp_path: Path) -> None:
     core = CoreUnderTest(tmp_path)
     told: list[float | None] = []
     flush, before = core.process._io.flush_status, core.state.last_token_at
@@ -126,7 +126,7 @@ def test_ranks_that_die_of_anything_end_the_engine_and_no_request_is_blamed(tmp_
     core.submit("innocent", 1, 2)
     core.wait_until(lambda: core.exit_codes == [EXIT_GIVEN_UP])
     said = read_failure(tmp_path)
-    assert "restart budget of 3 spent" in said
+    assert "restart budget of 3 exhausted" in said
     assert "memory" not in said, "what was killed before the first rank came is no fault of this engine"
     assert core.suspicion.condemned == []
 
@@ -137,7 +137,7 @@ def test_the_failure_of_an_engine_names_kills_for_want_of_memory(tmp_path: Path)
     core.submit("innocent", 1, 2)
     core.wait_until(lambda: core.exit_codes == [EXIT_GIVEN_UP])
     said = read_failure(tmp_path)
-    assert "restart budget of 2 spent. The kernel has killed processes on h for want of memory (2 so far)" in said
+    assert "restart budget of 2 exhausted. The kernel has killed processes on h for want of memory (2 so far)" in said
     assert "raise its memory limit" in said
 
 

@@ -1,6 +1,6 @@
-"""The costs of a model: their parts by hand, and how long the document of an inspection gets.
+"""The costs of a model: their parts by hand, and the length of the document of an inspection.
 
-That they are what the engine allocates is in tests/contract/test_sizing.py.
+The comparison with the engine's allocations is in tests/contract/test_sizing.py.
 """
 
 import json
@@ -62,7 +62,7 @@ def test_biases_of_sums_are_the_first_ranks():
 
 
 @given(st.lists(st.integers(0, 25), min_size=1, max_size=300))
-def test_run_lengths_say_every_layer_in_no_more_letters_than_layers(kinds):
+def test_run_lengths_encode_every_layer_in_no_more_letters_than_layers(kinds):
     text = run_lengths(kinds)
 
     assert len(text) <= len(kinds)

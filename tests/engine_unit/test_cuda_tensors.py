@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.target import Target
-from rayloom_engine.kv.cache import KvCache
+from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.model_part import whole_part
@@ -32,7 +32,7 @@ def forward(folder: Path, tables_on: torch.device) -> tuple[torch.Tensor, torch.
     shape = read_shape(folder)
     kernels = choose_kernels(Target(device=CUDA, compute_dtype=torch.bfloat16))
     model, _ = empty_model(shape, whole_part(shape.num_layers), kernels)
-    cache = KvCache.allocate(model.kv_layout, num_blocks=16, block_size=4, dtype=torch.bfloat16, device=CUDA)
+    cache = KvPages.allocate(model.kv_layout, num_blocks=16, block_size=4, dtype=torch.bfloat16, device=CUDA)
     batch = make_batch([1, 1, 5, 6], [9, 3, 12, 6], [[1, 2, 3], [4], [5, 6, 7], [8, 9]])
     batch = dataclasses.replace(
         batch, block_tables_SB=batch.block_tables_SB.to(tables_on), slot_mapping_T=batch.slot_mapping_T.to(CUDA)

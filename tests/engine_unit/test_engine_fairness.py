@@ -1,7 +1,7 @@
 """Two tenants on the real engine and scheduler, one of them flooding: the other one's time to its first token.
 
-Time is counted in what steps cost: `STEP` for each, and one for each computed token. The same with seconds and a model
-is in tests/engine_real/test_tenants.py.
+Time is counted in the cost of steps: `STEP` for each, and one for each computed token. The same with seconds and a
+model is in tests/engine_real/test_tenants.py.
 """
 
 from __future__ import annotations

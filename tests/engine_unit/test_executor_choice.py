@@ -1,4 +1,4 @@
-"""Which executor a config and an environment mean, and what is wrong with a job's environment."""
+"""The executor that follows from a config and an environment, and the faults of a job's environment."""
 
 from __future__ import annotations
 

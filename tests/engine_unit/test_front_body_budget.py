@@ -24,7 +24,7 @@ MIB = 1024 * KIB
 
 
 def held(budget: BodyBudget, tenant: str, num_bytes: int, times: int = 99) -> int:
-    """How many bodies of this size the tenant can hold beside what is held already."""
+    """Returns the number of bodies of this size that the tenant can hold beside the held ones."""
     for number in range(times):
         try:
             budget.share(tenant, 0).take(num_bytes)
@@ -34,7 +34,7 @@ def held(budget: BodyBudget, tenant: str, num_bytes: int, times: int = 99) -> in
     return times
 
 
-def test_each_tenant_gets_half_of_what_the_others_leave() -> None:
+def test_each_tenant_gets_half_of_the_rest() -> None:
     budget = BodyBudget(128 * MIB)
     assert [held(budget, tenant, 8 * MIB) for tenant in "abcde"] == [8, 4, 2, 1, 0]
     assert budget.num_bytes == 120 * MIB
@@ -77,7 +77,7 @@ def test_a_server_of_larger_bodies_has_room_for_four() -> None:
         shares[4].take(MIB)
 
 
-def test_turns_go_from_tenant_to_tenant() -> None:
+def test_the_lock_is_served_round_robin_by_tenant() -> None:
     async def scenario() -> list[str]:
         turns = Turns()
         order = []
@@ -99,7 +99,7 @@ def test_turns_go_from_tenant_to_tenant() -> None:
     assert asyncio.run(scenario()) == ["a1", "b1", "a3", "c1", "b2", "a4"]
 
 
-def test_a_turn_that_is_cancelled_when_it_comes_is_passed_on() -> None:
+def test_a_waiter_cancelled_as_it_gets_the_lock_hands_it_on() -> None:
     async def scenario() -> None:
         turns = Turns()
 

@@ -136,7 +136,7 @@ def test_a_stream_opens_with_the_role_and_ends_with_done(front: FrontUnderTest) 
     assert {event["id"] for event in received[:-1]} == {received[0]["id"]}
 
 
-def test_usage_comes_last_when_asked_for(front: FrontUnderTest) -> None:
+def test_usage_comes_last_when_requested(front: FrontUnderTest) -> None:
     with front.chat_stream(stream_options={"include_usage": True}) as stream:
         received = list(stream)
     assert received[-2]["choices"] == []
@@ -207,7 +207,7 @@ def test_streamed_choices_have_their_index(front: FrontUnderTest) -> None:
     assert [text_of(received, index) for index in range(3)] == ["choice 0", "choice 1", "choice 2"]
 
 
-def test_what_arrives_together_is_one_chunk(front: FrontUnderTest) -> None:
+def test_outputs_that_arrive_together_are_one_chunk(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "tokens_per_output", 100))
     with front.chat_stream() as stream:
         received = list(stream)
@@ -251,7 +251,7 @@ def test_text_parts_are_joined_and_developer_is_system(front: FrontUnderTest) ->
     assert text == b"system\nbe brief\nuser\nab\nassistant\n"
 
 
-def test_token_ids_are_returned_when_asked_for(front: FrontUnderTest) -> None:
+def test_token_ids_are_returned_when_requested(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", say("ok")))
     document = front.chat(return_token_ids=True).json()
     assert document["choices"][0]["token_ids"] == [*b"ok", 257]

@@ -250,7 +250,7 @@ def test_more_choices_than_the_queue_holds_are_refused(front: FrontUnderTest) ->
     assert "1152" in refused(front.complete(["x" * (512 * 12 + 1)] * 9, n=128), 400)
 
 
-def test_ids_that_the_tokenizer_knows_and_the_model_does_not_are_refused(front: FrontUnderTest) -> None:
+def test_ids_of_the_tokenizer_that_the_model_lacks_are_refused(front: FrontUnderTest) -> None:
     def shrink() -> None:
         text = front.service.text
         assert text is not None
@@ -268,7 +268,7 @@ def test_ids_that_the_tokenizer_knows_and_the_model_does_not_are_refused(front: 
         front.do(lambda: setattr(front.service, "text", whole))
 
 
-def test_what_cannot_be_encoded_is_refused_and_leaves_nothing_behind(front: FrontUnderTest) -> None:
+def test_a_text_that_cannot_be_encoded_is_refused_and_leaves_nothing_behind(front: FrontUnderTest) -> None:
     text = front.do(lambda: front.service.text)
 
     settings = {"request_id": "r", "prompts": [(1,), (10**30,)], "params": SamplingParams(), "caller": Caller()}
@@ -338,7 +338,7 @@ def test_request_ids_are_echoed_or_made(front: FrontUnderTest) -> None:
     assert len(made) == 32
 
 
-def test_tokenize_wants_either_prompt_or_messages(front: FrontUnderTest) -> None:
+def test_tokenize_needs_either_prompt_or_messages(front: FrontUnderTest) -> None:
     refused(front.http.post("/tokenize", json={"model": MODEL}), 400, "prompt")
     refused(front.http.post("/tokenize", json={"prompt": 5}), 400, "prompt")
     refused(front.http.post("/detokenize", json={"tokens": [999]}), 400, "tokens")

@@ -1,4 +1,4 @@
-"""The fields of requests: used, known to change nothing, or refused; and what OpenAI's schema allows beyond the usual.
+"""The fields of requests: used, known to change nothing, or refused; and unusual values that OpenAI's schema allows.
 
 Bad values of known fields are in test_front_errors.py and test_front_bad_values.py.
 """
@@ -100,17 +100,17 @@ def test_each_field_is_in_one_place() -> None:
 
 def test_an_unknown_field_is_refused_with_the_nearest_that_is_known() -> None:
     assert refusal(ChatRequest, temprature=0) == (
-        '"temprature" is not a field of this request; temperature is. Leave out what this server does not know'
+        '"temprature" is not a field of this request; temperature is. Leave out fields that this server does not know'
     )
     assert refusal(ChatRequest, best_off=1, qqq=1) == (
         '"best_off" is not a field of this request. "qqq" is not a field of this request. '
-        "Leave out what this server does not know"
+        "Leave out fields that this server does not know"
     )
     assert "but of /v1/chat/completions" in refusal(CompletionRequest, messages=[])
     assert "but of /v1/completions" in refusal(TokenizeRequest, best_of=1)
 
 
-def test_null_asks_for_nothing_whatever_the_field() -> None:
+def test_null_means_the_default_for_every_field() -> None:
     parse_request(ChatRequest, {**HI, "no_such_field": None, "temperature": None, "tools": None})
 
 
@@ -139,7 +139,7 @@ def test_a_number_without_a_fraction_is_an_integer(name: str, number: str, value
 
 
 @pytest.mark.parametrize("value", [4.5, "4", "4.0", True, [4], 1e-9])
-def test_what_is_no_whole_number_is_none(value: object) -> None:
+def test_a_value_that_is_no_whole_number_is_refused(value: object) -> None:
     assert "max_tokens must be an integer" in refusal(CompletionRequest, max_tokens=value)
 
 
@@ -156,7 +156,7 @@ def test_whole_numbers_everywhere(front: FrontUnderTest) -> None:
     assert front.http.post("/detokenize", json={"tokens": [72.5]}).status_code == 400
 
 
-def test_what_openai_allows_and_others_refuse(front: FrontUnderTest) -> None:
+def test_values_that_openai_allows_and_others_refuse(front: FrontUnderTest) -> None:
     for fields in ({"top_p": 0}, {"top_logprobs": 0}, {"stop": ""}, {"stop": ["", "x"]}, {"temperature": 2.5}):
         assert front.chat(**fields).status_code == 200, fields
     submits = front.do(lambda: list(front.core.submits))
@@ -206,13 +206,13 @@ def test_an_empty_prompt_without_special_tokens_stays_empty(front: FrontUnderTes
     ],
     ids=["custom", "function", "tool", "refusal", "refusal part"],
 )
-def test_roles_are_for_the_template_to_know(front: FrontUnderTest, messages: list[Any], expected: bytes) -> None:
+def test_the_template_decides_about_roles(front: FrontUnderTest, messages: list[Any], expected: bytes) -> None:
     assert front.chat(messages=messages, add_generation_prompt=False).status_code == 200
     submit = front.do(lambda: front.core.submits[0])
     assert bytes(token for token in submit.prompt_ids if token < 256) == expected
 
 
-def test_no_tokens_asked_for_is_a_prompt_that_is_scored(front: FrontUnderTest) -> None:
+def test_a_request_for_no_tokens_scores_the_prompt(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", say("cd")))
     document = front.complete("ab", max_tokens=0, logprobs=1, echo=True).json()
     choice = document["choices"][0]

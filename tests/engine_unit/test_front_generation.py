@@ -1,4 +1,4 @@
-"""How a request of many sequences begins: beside other requests, not instead of them."""
+"""The start of a request with many sequences: beside other requests, not instead of them."""
 
 from __future__ import annotations
 

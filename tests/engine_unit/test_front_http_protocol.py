@@ -93,7 +93,7 @@ def test_a_chunk_extension_without_an_end_is_refused(front: FrontUnderTest) -> N
     assert statuses(exchange(front, POST + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * 200_000)) == TOO_LARGE
 
 
-def test_what_is_no_http_gets_an_error_in_openais_format(front: FrontUnderTest) -> None:
+def test_bytes_that_are_no_http_get_an_error_in_openais_format(front: FrontUnderTest) -> None:
     [(status, document)] = exchange(front, b"hello\r\n\r\n")
     assert status == 400
     assert document["error"]["message"] == "Invalid HTTP request received; send HTTP/1.1"

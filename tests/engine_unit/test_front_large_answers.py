@@ -194,7 +194,7 @@ def test_a_request_beyond_the_bound_is_refused(front: FrontUnderTest) -> None:
     assert front.do(lambda: front.core.submits) == []
 
 
-def test_prompt_logprobs_are_asked_once_for_all_choices_of_a_prompt(front: FrontUnderTest) -> None:
+def test_prompt_logprobs_are_computed_once_for_all_choices_of_a_prompt(front: FrontUnderTest) -> None:
     choices = front.complete(["ab", "abc"], n=3, prompt_logprobs=1).json()["choices"]
     submits = front.do(lambda: list(front.core.submits))
     assert [submit.params.prompt_logprobs for submit in submits] == [1, None, None] * 2
@@ -245,5 +245,5 @@ def test_an_answer_of_megabytes_arrives_whole(front: FrontUnderTest) -> None:
     assert front.chat().headers["content-length"]
 
 
-def test_parts_have_the_size_that_was_asked_for() -> None:
+def test_parts_have_the_requested_size() -> None:
     assert list(parts(["abc", "d"], 4)) == [b'["ab', b'c","', b'd"]']

@@ -1,4 +1,4 @@
-"""How long running requests may take in a drain, by a clock that tests set."""
+"""The time for which requests may run in a drain, by a clock that tests set."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stop(lifecycle: Lifecycle) -> None:
         ([(100.0, lambda restarted: restarted.drain(True, 50.0)), (160.0, stop)], 10.0),
     ],
 )
-def test_the_time_of_a_drain_counts_from_the_first_of_asked_for_and_stopped(
+def test_the_time_of_a_drain_counts_from_the_first_of_drain_request_and_stop(
     monkeypatch: pytest.MonkeyPatch, steps: list[Step], left_s: float
 ) -> None:
     lifecycle, clock = Lifecycle(), SimpleNamespace(now=0.0)
@@ -51,7 +51,7 @@ def test_the_time_of_a_drain_counts_from_the_first_of_asked_for_and_stopped(
     assert lifecycle.drain_left_s(DRAIN_S) == left_s
 
 
-def test_what_is_idle_has_drained_also_with_no_time_left() -> None:
+def test_an_idle_front_has_drained_also_with_no_time_left() -> None:
     async def drained(num_requests: int) -> bool:
         lifecycle = Lifecycle()
         for _ in range(num_requests):

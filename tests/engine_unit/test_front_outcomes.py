@@ -47,7 +47,7 @@ def test_nothing_is_counted_before_the_first_request(front: FrontUnderTest) -> N
     assert set(requests["first_token_seconds"].values()) == {0}
 
 
-def test_a_request_that_succeeds_is_counted_once_whatever_it_asks_for(front: FrontUnderTest) -> None:
+def test_a_successful_request_of_any_kind_is_counted_once(front: FrontUnderTest) -> None:
     assert front.chat().status_code == 200
     assert counts(front) == (1, 0, 1)
     with front.chat_stream(n=3) as stream:
@@ -104,7 +104,7 @@ def test_a_failed_engine_fails_running_and_new_requests(front: FrontUnderTest) -
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
-def test_what_is_refused_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
+def test_a_refused_request_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
     assert front.chat(stream=stream, temperature=-1).status_code == 400
     assert (
         front.http.post("/v1/completions", content=b"{", headers={"Content-Type": "application/json"}).status_code
@@ -120,7 +120,7 @@ def test_what_is_refused_is_not_counted(front: FrontUnderTest, stream: bool) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "no stream"])
-def test_a_request_whose_client_leaves_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
+def test_a_request_whose_client_disconnects_is_not_counted(front: FrontUnderTest, stream: bool) -> None:
     front.do(lambda: setattr(front.core, "hold_after", 3))
     body: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "stream": stream}
     content = json.dumps(body).encode()

@@ -80,7 +80,7 @@ def test_a_drain_that_is_taken_back_keeps_connections_again(tmp_path: Path) -> N
         assert "connection" not in httpx.get(f"{front.url}/version").headers
 
 
-def test_what_does_not_finish_in_time_gets_an_error_event(tmp_path: Path) -> None:
+def test_a_stream_that_does_not_finish_in_time_gets_an_error_event(tmp_path: Path) -> None:
     with front_process(tmp_path, drain_seconds=0.1) as front:
         with front.chat_stream() as stream:
             received = [next(stream)]
@@ -104,7 +104,7 @@ def test_a_repeated_drain_keeps_its_age_and_a_new_drain_does_not(tmp_path: Path)
         assert asked_at("POST") > first
 
 
-def test_a_drain_that_was_asked_for_ends_nothing_and_a_stop_after_it_gives_no_second_term(
+def test_a_requested_drain_ends_nothing_and_a_stop_after_it_gives_no_second_term(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     drain_s = 1.0
@@ -134,7 +134,7 @@ def test_a_drained_front_lives_and_answers_until_its_stop_signal(tmp_path: Path)
         assert front.process.wait(30.0) == 0
 
 
-def test_what_does_not_finish_in_time_gets_an_error_with_a_status(tmp_path: Path) -> None:
+def test_a_request_that_does_not_finish_in_time_gets_an_error_with_a_status(tmp_path: Path) -> None:
     with front_process(tmp_path, drain_seconds=0.1) as front:
         answers: list[httpx.Response] = []
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
@@ -234,7 +234,7 @@ def test_a_client_that_is_still_sending_gets_its_refusal_whole(tmp_path: Path) -
         assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
-def test_an_asked_for_drain_survives_the_front(tmp_path: Path) -> None:
+def test_a_requested_drain_survives_the_front(tmp_path: Path) -> None:
     with front_process(tmp_path) as front:
         assert httpx.post(f"{front.admin_url}/drain", headers={"Origin": "https://a.example"}).status_code == 403
         assert httpx.post(f"{front.admin_url}/drain").status_code == 200

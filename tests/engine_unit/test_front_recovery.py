@@ -88,7 +88,7 @@ def test_a_request_that_comes_while_the_core_is_away_waits_for_it(front: FrontUn
     assert answers[0].json()["choices"][0]["message"]["content"] == "Hello there."
 
 
-def test_ready_stays_true_during_a_recovery_and_status_tells_it(front: FrontUnderTest) -> None:
+def test_ready_stays_true_during_a_recovery_and_status_shows_it(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "state", "starting"))
     front.do(front.core.die)
     front.wait_until(lambda: len(front.core.hellos) == 2, "the front is back")
@@ -216,7 +216,7 @@ def test_the_fronts_own_count_fills_the_queue_while_the_core_is_away(tmp_path: P
             assert refused.headers["retry-after"] == "1"
 
 
-def test_what_is_let_in_while_the_core_is_away_is_never_refused(front: FrontUnderTest) -> None:
+def test_a_request_accepted_while_the_core_is_away_is_never_refused(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "state", "starting"))
     front.do(front.core.die)
     front.wait_until(lambda: len(front.core.hellos) == 2, "the front is back")
@@ -285,7 +285,7 @@ def test_api_keys_guard_every_path_that_uses_the_model(tmp_path: Path) -> None:
         assert front.http.get("/metrics").status_code == 200
 
 
-def test_the_admin_port_wants_its_token(tmp_path: Path) -> None:
+def test_the_admin_port_requires_its_token(tmp_path: Path) -> None:
     (tmp_path / "admin-token").write_text("t0k")
     with running_front(tmp_path, admin_token_file=str(tmp_path / "admin-token")) as front:
         assert front.admin.get("/status").status_code == 401

@@ -79,7 +79,7 @@ def test_completions(
 
 
 def joined(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]] | None:
-    """One logprobs object from those of a stream's chunks."""
+    """Returns one logprobs object from those of a stream's chunks."""
     if not parts:
         return None
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
@@ -224,7 +224,7 @@ def test_models_and_errors_have_openai_shape(front: FrontUnderTest) -> None:
         (lambda body: body[:-1], "in the middle"),
     ],
 )
-def test_the_reader_finds_what_is_wrong(front: FrontUnderTest, change: Any, message: str) -> None:
+def test_the_reader_finds_faults(front: FrontUnderTest, change: Any, message: str) -> None:
     good = front.chat("Hi", stream=True)
     assert isinstance(read_stream(good, num_choices=1), Streamed)
     bad = httpx.Response(200, headers=dict(good.headers), content=change(good.content))
@@ -233,7 +233,7 @@ def test_the_reader_finds_what_is_wrong(front: FrontUnderTest, change: Any, mess
     assert message in str(caught.value)
 
 
-def test_the_schema_check_finds_what_is_wrong(front: FrontUnderTest) -> None:
+def test_the_schema_check_finds_faults(front: FrontUnderTest) -> None:
     document = front.chat("Hi").json()
     rt_openai_schema.check("CreateChatCompletionResponse", document)
     with pytest.raises(AssertionError, match=r"\$\.system_fingerprint: None is not of type 'string'"):

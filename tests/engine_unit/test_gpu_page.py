@@ -1,4 +1,4 @@
-"""docs/quickstart-gpu.md says of torch, CUDA and GPUs what the pinned torch is built for."""
+"""docs/quickstart-gpu.md names the CUDA version and GPUs for which the pinned torch is built."""
 
 import re
 from pathlib import Path

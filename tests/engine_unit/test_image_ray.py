@@ -57,7 +57,7 @@ def test_the_check_is_answered_as_soon_as_the_head_listens(image, head, tmp_path
         assert running.wait(timeout=20) == 0
 
 
-def test_the_check_gives_up_after_half_a_minute_and_says_why(image, head):
+def test_the_check_gives_up_after_half_a_minute_with_the_reason(image, head):
     with check(image, head, SECONDS="30") as running:
         assert running.wait(timeout=20) == 1
         assert "has not answered at localhost:" in running.stderr.read()
@@ -72,7 +72,7 @@ def test_everything_else_is_rays_own(image, arguments):
     assert (done.stdout, done.returncode) == (f"{' '.join(command[1:])}\ntyped", 7)
 
 
-def test_without_ray_the_command_says_where_it_looked(image, tmp_path):
+def test_without_ray_the_command_names_the_searched_paths(image, tmp_path):
     (tmp_path / "ray").unlink()
     path = f"{tmp_path}/first:/usr/bin:/bin"
     done = subprocess.run(["ray", "start"], env={"PATH": path}, capture_output=True, text=True, timeout=20)

@@ -1,4 +1,7 @@
-"""`rayloom-engine inspect` and the hub: what it reads, what it leaves as last words, and each way of being refused."""
+"""`rayloom-engine inspect` and the hub:
+
+the files that it reads, its termination messages, and each refusal of the hub.
+"""
 
 import json
 import os
@@ -77,7 +80,7 @@ REFUSALS = [
 
 @pytest.fixture(scope="module")
 def refused(model, tmp_path_factory):
-    """What `inspect` left for each of REFUSALS, and for a private model without, and with the wrong, token."""
+    """Results of `inspect` for each of REFUSALS, and for a private model without a token and with a wrong one."""
     with serve_hub("acme/tiny", model) as url, serve_hub("acme/tiny", model, token="hf_right") as private:
         asked = [(name, environ, url) for name, environ, _, _ in REFUSALS]
         asked += [("acme/tiny", {"HF_TOKEN": token}, private) for token in ("", "hf_wrong")]
@@ -108,7 +111,7 @@ def test_the_sentence_about_a_broken_hub_is_the_same_each_time(refused):
     assert "503" in words["error"]["message"] and "Request ID" not in words["error"]["message"]
 
 
-def test_a_missing_and_a_wrong_token_are_told_apart(refused):
+def test_a_missing_and_a_wrong_token_are_distinguished(refused):
     (_, missing, _), (_, wrong, _) = refused["acme/tiny", ""], refused["acme/tiny", "hf_wrong"]
 
     assert {missing["error"]["reason"], wrong["error"]["reason"]} == {"NoAccess"}
@@ -151,7 +154,7 @@ def test_two_processes_that_share_a_cache_fetch_each_file_once(model, tmp_path):
     assert len([each for each in seen if each.startswith("GET") and each.endswith(".safetensors")]) == 1
 
 
-def test_what_is_wrong_with_a_gguf_file_names_that_file(tmp_path):
+def test_the_fault_of_a_gguf_file_names_that_file(tmp_path):
     checkpoint = tiny_variant(tmp_path / "original", "llama")
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 3}))
@@ -184,7 +187,7 @@ def test_a_gguf_file_is_inspected_without_being_converted(tmp_path):
         ({"a.safetensors": "x", "config.json": '{"architectures": ["GPT2LMHeadModel"]}'}, "Unsupported"),
     ],
 )
-def test_what_is_wrong_with_a_folder_has_a_reason(tmp_path, files, fault):
+def test_the_fault_of_a_folder_has_a_reason(tmp_path, files, fault):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelError) as caught:

@@ -33,7 +33,7 @@ def test_values_are_written_as_json(value: object, expected: str) -> None:
     assert shown(value) == expected
 
 
-def test_what_is_longer_is_cut() -> None:
+def test_a_longer_text_is_cut() -> None:
     assert shown("a" * 78) == '"' + "a" * 78 + '"'
     assert shown("a" * 79) == '"' + "a" * 76 + "..."
     for value in ("x" * 10**6, list(range(10**6)), {str(key): "y" * 1000 for key in range(1000)}, 10**308):

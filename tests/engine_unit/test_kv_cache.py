@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from rayloom_engine.kernels.kv_write.plain import kv_write
-from rayloom_engine.kv.cache import KvCache, KvLayout
+from rayloom_engine.kv.cache import KvLayout, KvPages
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2)
 
 
-def make_cache() -> KvCache:
-    return KvCache.allocate(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
+def make_cache() -> KvPages:
+    return KvPages.allocate(LAYOUT, num_blocks=3, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_a_new_cache_is_zero_and_as_large_as_its_layout_says() -> None:
+def test_a_new_cache_is_zero_and_has_the_size_of_its_layout() -> None:
     cache = make_cache()
     assert (cache.num_blocks, cache.block_size, cache.num_bytes) == (3, 2, 2 * 2 * 3 * 2 * 2 * 4)
     assert cache.num_bytes == 3 * LAYOUT.block_bytes(2, 4)

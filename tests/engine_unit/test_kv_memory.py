@@ -34,7 +34,7 @@ def test_the_ranks_of_a_cpu_take_four_gib_together_at_most() -> None:
     assert "1.00 GiB (1 GiB cap on CPU, 16.00 GiB free)" in plan.explanation
 
 
-def test_a_gpu_keeps_a_tenth_or_what_a_step_needs() -> None:
+def test_a_gpu_keeps_a_tenth_or_the_memory_of_a_step() -> None:
     free = 10 * 1024 * MIB
     assert _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=1000 * MIB).num_blocks == 9216
     plan = _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=2048 * MIB)
@@ -55,7 +55,7 @@ def test_bytes_and_blocks_can_be_set() -> None:
     assert _plan(kv_cache_memory_bytes=600 * MIB, num_kv_blocks=7).num_blocks == 7
 
 
-def test_the_context_is_cut_to_what_fits_unless_it_was_asked_for() -> None:
+def test_the_context_is_cut_to_fit_unless_it_was_given() -> None:
     plan = _plan(num_kv_blocks=10)
     assert plan.max_model_len == 160
     assert "cut from 8192" in plan.explanation
@@ -63,7 +63,7 @@ def test_the_context_is_cut_to_what_fits_unless_it_was_asked_for() -> None:
         _plan(num_kv_blocks=10, max_model_len=161)
 
 
-def test_more_than_the_model_knows_is_refused() -> None:
+def test_more_than_the_models_positions_is_refused() -> None:
     with pytest.raises(ConfigError, match="9000 is more than the model's 8192"):
         _plan(max_model_len=9000)
 

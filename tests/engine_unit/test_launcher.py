@@ -71,7 +71,7 @@ def test_every_rank_is_started_and_one_that_ends_is_started_again_with_a_higher_
 def test_a_rank_that_keeps_ending_spends_the_budget() -> None:
     ranks = PaperRanks([], [(1, "SIGSEGV")], [(1, "SIGSEGV")])
     config = parse_config({"pipeline_parallel_size": 2, "executor": "mp", "restart_budget": 1})
-    with pytest.raises(EngineDead, match=r"rank 1 ended \(SIGSEGV\); restart budget of 1 spent"):
+    with pytest.raises(EngineDead, match=r"rank 1 ended \(SIGSEGV\); restart budget of 1 exhausted"):
         Launcher(config, ranks, PaperLine(), 100).run()  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def test_a_fence_ends_that_start_of_the_rank_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("cause", [NO_CORE, "SIGKILL"])
-def test_ends_that_the_core_asked_for_or_caused_spend_no_budget(cause: str) -> None:
+def test_ends_that_the_core_requested_or_caused_use_no_budget(cause: str) -> None:
     ranks = PaperRanks([], [(1, cause)])
     _run(ranks, *([] if cause == NO_CORE else [Fence(1, 101)]), budget=0)
 

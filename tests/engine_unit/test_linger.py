@@ -1,4 +1,4 @@
-"""How long the preStop hook of a pod with ranks waits. e2e/ tests it in Kubernetes."""
+"""The time for which the preStop hook of a pod with ranks waits. e2e/ tests it in Kubernetes."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""The Python API on a tiny random model: what crosses every layer between a user's wishes and the ranks."""
+"""The Python API on a tiny random model: settings that cross every layer between the user and the ranks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_prompt_logprobs_are_those_of_transformers_in_one_go_and_in_chunks(llm: 
     chunked.shutdown()
 
 
-def test_no_tokens_asked_for_gives_the_prompts_logprobs_alone(llm: LLM) -> None:
+def test_a_request_for_no_tokens_gives_the_prompts_logprobs_alone(llm: LLM) -> None:
     (output,) = _ask(llm, max_tokens=0, prompt_logprobs=0, temperature=0.0)
     (longer,) = _ask(llm, max_tokens=1, prompt_logprobs=0, temperature=0.0)
     assert [entry.logprob for entry in output.prompt_logprobs] == pytest.approx(

@@ -1,4 +1,4 @@
-"""Which ranks of an assembly are late: missing ones, and those whose loading stands still. By a clock of its own."""
+"""The late ranks of an assembly: missing ones, and those whose loading stands still. Tests set the clock."""
 
 from __future__ import annotations
 

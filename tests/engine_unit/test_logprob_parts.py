@@ -39,7 +39,7 @@ def test_other_outputs_of_a_step_stay_together() -> None:
     assert [output.sequence_id for output in last.outputs] == ["a", "s", "b"]
 
 
-def test_a_short_output_passes_untouched() -> None:
+def test_a_short_output_is_unchanged() -> None:
     output = _output(3)
     assert list(split_outputs(Outputs((output,)))) == [Outputs((output,))]
     assert LogprobParts().take(output) is output

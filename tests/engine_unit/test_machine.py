@@ -46,7 +46,7 @@ def test_a_memory_limit_counts_and_idle_page_cache_does_not(folder: Path, limit:
     assert machine.free_memory_bytes() == 500_000
 
 
-def test_no_memory_limit_leaves_what_the_machine_has(folder: Path) -> None:
+def test_without_a_memory_limit_the_machines_memory_counts(folder: Path) -> None:
     (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (folder / "memory.usage_in_bytes").write_text("700000\n")
     assert machine.free_memory_bytes() > 1_000_000
@@ -59,7 +59,7 @@ def test_no_memory_limit_leaves_what_the_machine_has(folder: Path) -> None:
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
     ],
 )
-def test_who_was_killed_for_want_of_memory_is_counted(folder: Path, name: str, content: str) -> None:
+def test_processes_killed_for_want_of_memory_are_counted(folder: Path, name: str, content: str) -> None:
     assert machine.num_oom_kills() == 0
     (folder / name).write_text(content)
     assert machine.num_oom_kills() == 2

@@ -256,7 +256,7 @@ THROUGH_PROCESSES = {
 
 
 @pytest.mark.parametrize("case", THROUGH_PROCESSES)
-def test_the_real_process_says_it_too(case: str, folder: Path) -> None:
+def test_the_real_process_prints_it_too(case: str, folder: Path) -> None:
     command, name, content, said = THROUGH_PROCESSES[case]
     put(folder / name, content)
     done = subprocess.run(

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from rayloom_engine.errors import ModelError
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import Model
+from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import read_shape
 from rt_tiny import (
     TinySequence,
@@ -27,7 +27,7 @@ from rt_tiny import (
 TOKEN_IDS = [5, 200, 17, 3, 3, 90, 41]
 
 
-def prompt_logits(model: Model) -> torch.Tensor:
+def prompt_logits(model: RankModel) -> torch.Tensor:
     sequence = TinySequence(TOKEN_IDS, block_table=[3, 1])
     return advance(model, make_cache(model.shape), [(sequence, len(TOKEN_IDS))])[0]
 

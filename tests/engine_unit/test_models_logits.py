@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayloom_engine.models.model import Model
+from rayloom_engine.models.model import RankModel
 from rt_tiny import (
     VARIANTS,
     VOCAB_SIZE,
@@ -29,7 +29,7 @@ NUM_TOKENS = 27  # seven blocks of 4, the last one not full; longer than every s
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Model]:
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankModel]:
     folder = tiny_variant(tmp_path_factory.mktemp(str(request.param)), str(request.param))
     return folder, load_tiny(folder)
 
@@ -44,7 +44,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tuple[Path, Model]) -> None:
+def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tuple[Path, RankModel]) -> None:
     folder, model = variant
     token_ids = tokens(1)
     expected = transformers_logits(folder, token_ids)
@@ -55,7 +55,7 @@ def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tu
         assert_close(logits, expected)
 
 
-def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Path, Model]) -> None:
+def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Path, RankModel]) -> None:
     folder, model = variant
     decoding = TinySequence(tokens(2), block_table=[7, 1, 30, 31, 4, 12, 50])
     late = TinySequence(tokens(3, 6), block_table=[2, 63])
@@ -78,7 +78,7 @@ def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Path, M
         assert_close(torch.cat(parts[id(sequence)]), transformers_logits(folder, sequence.token_ids))
 
 
-def test_a_copied_block_continues_like_the_original(variant: tuple[Path, Model]) -> None:
+def test_a_copied_block_continues_like_the_original(variant: tuple[Path, RankModel]) -> None:
     folder, model = variant
     prompt, ending = tokens(6, 10), tokens(7, 5)
     cache = make_cache(model.shape)

@@ -196,7 +196,7 @@ def test_a_size_may_be_a_whole_number_written_as_a_float(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_does_not_work_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_unsupported_feature_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         read_shape(folder_with(tmp_path, **changes))
 

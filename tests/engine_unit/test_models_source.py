@@ -56,7 +56,7 @@ def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path, own_cache: Pa
     assert [entry for entry in own_cache.iterdir() if entry.is_dir()] == []
 
 
-def test_what_a_killed_conversion_left_is_replaced(tmp_path: Path, own_cache: Path) -> None:
+def test_leftovers_of_a_killed_conversion_are_replaced(tmp_path: Path, own_cache: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, tiny_variant(tmp_path / "original", "llama"))
     complete = resolve(str(path)).path
@@ -189,7 +189,7 @@ def test_bytes_of_a_download_only_grow_although_the_library_counts_them_twice() 
     assert told == [("resolve", 60, 100, "bytes"), ("resolve", 70, 100, "bytes"), ("resolve", 100, 100, "bytes")]
 
 
-def test_who_needs_no_weights_fetches_none(tmp_path: Path) -> None:
+def test_a_rank_that_needs_no_weights_downloads_none(tmp_path: Path) -> None:
     original = tiny_variant(tmp_path / "original", "llama")
     script = (
         "import sys; from rayloom_engine.models.checkpoint.source import resolve; "
@@ -203,7 +203,7 @@ def test_who_needs_no_weights_fetches_none(tmp_path: Path) -> None:
     assert fetched == {"config.json", "generation_config.json"}
 
 
-def test_what_the_hub_refuses_is_explained(tmp_path: Path) -> None:
+def test_a_refusal_of_the_hub_is_explained(tmp_path: Path) -> None:
     with serve_hub("acme/tiny", tmp_path) as url:
         answers, _ = ask_hub(url, tmp_path / "home", ("acme/none", None), ("gated/model", None), ("acme/tiny", "nope"))
     for answer, message in zip(

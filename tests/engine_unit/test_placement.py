@@ -51,7 +51,7 @@ def test_nodes_hold_stages_when_a_placement_exists(
         ({"ray_resources_per_rank": {"CPU": 2, "a100": 0.01}}, 8, {"CPU": 2.0, "a100": 0.01}),
     ],
 )
-def test_what_a_rank_takes(document: dict[str, object], num_gpus: int, expected: dict[str, float]) -> None:
+def test_a_rank_takes_its_resources(document: dict[str, object], num_gpus: int, expected: dict[str, float]) -> None:
     assert rank_resources(parse_config(document), num_gpus) == expected
 
 
@@ -64,7 +64,7 @@ def _node(name: str, free: float | None = None, **total: float) -> Node:
     return Node(name=name, total=total, available=total if free is None else {"CPU": free})
 
 
-def test_what_is_missing_is_named_node_by_node() -> None:
+def test_missing_resources_are_named_node_by_node() -> None:
     config = parse_config({"tensor_parallel_size": 2, "pipeline_parallel_size": 3})
     text = shortage(config, [_node("a", CPU=4.0), _node("b", CPU=1.0, GPU=1.0)], {"CPU": 1.0, "GPU": 1.0}, 2.0)
     assert text == (
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named_node_by_node() -> None:
     )
 
 
-def test_nodes_that_hold_some_stages_but_not_all_say_how_many() -> None:
+def test_the_message_has_the_number_of_stages_for_which_nodes_have_room() -> None:
     config = parse_config({"pipeline_parallel_size": 3, "ray_placement_strategy": "STRICT_SPREAD"})
     text = shortage(config, [_node("a", CPU=2.0), _node("b", CPU=1.0)], {"CPU": 1.0}, 2.0)
     assert "3 x (1 CPU), each on a node of its own. The nodes have too little: a has 2 CPU, holds 2 stages;" in text

@@ -104,7 +104,7 @@ def test_the_start_is_where_the_slowest_rank_is(phases: dict[str, int], told: ob
     assert assembly.slowest_phase(beats) == told
 
 
-def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None:
+def test_a_restarted_core_requests_the_blocks_of_the_first(ranks: Ranks) -> None:
     ranks.start(0)
     second = ranks.start(1)
     ranks.assemble(num_blocks=33)
@@ -112,7 +112,7 @@ def test_a_restarted_core_asks_for_the_blocks_of_the_first(ranks: Ranks) -> None
 
 
 @pytest.mark.parametrize(("kind", "error"), [("config", ConfigError), ("model", ModelError)])
-def test_what_the_user_must_mend_is_not_tried_again(ranks: Ranks, kind: str, error: type[Exception]) -> None:
+def test_a_fault_that_the_user_must_fix_is_not_tried_again(ranks: Ranks, kind: str, error: type[Exception]) -> None:
     ranks.start(0)
     ranks.start(1, first=Failed(0, kind, "no such folder"))  # type: ignore[arg-type]
     with pytest.raises(error, match="no such folder"):
@@ -349,7 +349,7 @@ def test_a_start_that_was_given_up_cannot_push_out_the_newer_one(ranks: Ranks) -
         (TOKEN, Greeting(role="steps", proof="", rank=0)),  # without a control connection
     ],
 )
-def test_who_does_not_belong_is_refused(ranks: Ranks, token: str, greeting: Greeting) -> None:
+def test_a_connection_that_does_not_belong_is_refused(ranks: Ranks, token: str, greeting: Greeting) -> None:
     with pytest.raises(ChannelClosed):
         dial(f"127.0.0.1:{ranks.port}", token, greeting)
     assert ranks.pool.take_arrivals() == []

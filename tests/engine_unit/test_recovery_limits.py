@@ -1,4 +1,4 @@
-"""When a loss of a rank ends the engine: by time, by the restart budget, or because the ranks are a job's."""
+"""The losses of a rank that end the engine: by time, by the restart budget, or because the ranks are a job's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_deaths_count_in_the_budget_unless_they_leave_fewer_suspects() -> None:
     mended = limits()
     deaths = [False, True, False, True, True, False]
     spent = [mended.count_death(now, is_narrower=is_narrower) for now, is_narrower in enumerate(deaths)]
-    assert spent == ["", "", "", "", "", "restart budget of 2 spent"]
+    assert spent == ["", "", "", "", "", "restart budget of 2 exhausted"]
 
 
 @pytest.mark.parametrize("is_narrower", [True, False])
@@ -34,5 +34,5 @@ def test_the_first_loss_ends_a_job(is_narrower: bool) -> None:
     assert job.not_assembled() == "start the job again"
 
 
-def test_ranks_that_are_not_assembled_are_told_with_both_limits() -> None:
+def test_ranks_that_are_not_assembled_are_reported_with_both_limits() -> None:
     assert limits(rebuild_seconds=1.5).not_assembled() == "not mended within 1.5 s and 2 restarts"

@@ -92,7 +92,7 @@ def test_a_failure_in_a_later_plan_ends_the_wait_for_the_oldest(ranks: Ranks) ->
     never.set()
 
 
-def test_what_was_in_flight_at_a_loss_is_not_taken_for_a_new_result(ranks: Ranks) -> None:
+def test_a_result_in_flight_at_a_loss_is_not_taken_for_a_new_one(ranks: Ranks) -> None:
     ranks.start(0)
     ranks.start(1)
     ranks.assemble()

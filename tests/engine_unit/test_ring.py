@@ -18,7 +18,7 @@ def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 
 
-def test_a_message_that_went_another_way_is_counted_in_its_turn() -> None:
+def test_a_message_that_went_another_way_is_counted_in_order() -> None:
     writer = Ring(CAPACITY)
     assert [writer.place(10), writer.place(10)] == [0, None]
     writer.pass_by()

@@ -1,4 +1,4 @@
-"""SamplingParams: what is allowed, and what each choice of a request becomes.
+"""SamplingParams: the allowed values, and the parameters of each choice of a request.
 
 Refusals over HTTP are in test_front_errors.py.
 """
@@ -83,7 +83,7 @@ def test_without_max_tokens_the_context_or_the_server_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens"), [(100, None), (85, 16), (101, 1)])
-def test_what_does_not_fit_names_the_numbers(prompt_len: int, max_tokens: int | None) -> None:
+def test_a_request_that_does_not_fit_names_the_numbers(prompt_len: int, max_tokens: int | None) -> None:
     with pytest.raises(ContextTooLong, match=rf"100 tokens.*prompt has {prompt_len} and {max_tokens or 1} more"):
         decoding(SamplingParams(max_tokens=max_tokens), prompt_len=prompt_len)
 

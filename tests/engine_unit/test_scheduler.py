@@ -1,6 +1,7 @@
 """Scheduling decisions with exact plans. Blocks of 4 tokens, a budget of 8, at most 4 sequences, 11 blocks.
 
-Invariants over random histories are in test_scheduler_properties.py; what ranks do with a plan is in test_runner.py.
+Invariants over random histories are in test_scheduler_properties.py; the ranks' computation of a plan is in
+test_runner.py.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def test_a_request_ends_at_eos_a_stop_id_its_limit_or_the_context() -> None:
         assert outputs[-1].stop_token_id == (following[num - 1] if reason == "stop" else None)
 
 
-def test_eos_is_ignored_when_asked() -> None:
+def test_eos_is_ignored_when_requested() -> None:
     following = expected_ids((1, 2, 3), 4)
     params = DecodingParams(max_tokens=4, ignore_eos=True)
     scheduler = make_scheduler()

@@ -87,7 +87,7 @@ def test_an_abort_in_flight_gives_slot_and_blocks_to_the_next_and_drops_the_late
     assert ids_of(outputs, "b") == expected_ids((7, 8, 9), 2)
 
 
-def test_who_is_in_flight_is_not_preempted_and_the_older_one_waits_for_it() -> None:
+def test_a_sequence_in_flight_is_not_preempted_and_the_older_one_waits_for_it() -> None:
     scheduler, rank = make_scheduler(num_blocks=3, depth=2), SimulatedRank()
     scheduler.add(make_sequence("old", prompt=(1, 2, 3), max_tokens=4))
     scheduler.add(make_sequence("new", prompt=(4, 5, 6, 7), max_tokens=4))

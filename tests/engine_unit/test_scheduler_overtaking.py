@@ -55,7 +55,7 @@ def test_a_sequence_is_overtaken_by_max_num_seqs_others_at_most() -> None:
     assert finish_order(run_to_end(scheduler, rank)) == ["0", "1", "2", "runs", "long", "3"]
 
 
-def test_who_may_not_overtake_is_overtaken_itself_within_its_own_bound() -> None:
+def test_a_sequence_that_may_not_overtake_is_overtaken_within_its_own_bound() -> None:
     line = Line(max_overtakers=2)
     long, middle, short = (make_sequence(name, prompt=range(num)) for name, num in (("l", 10), ("m", 8), ("s", 2)))
     line.hold(long)
@@ -128,7 +128,7 @@ def test_a_budget_below_the_running_decodes_goes_round() -> None:
     ]
 
 
-def test_prefills_have_their_turn_among_decodes_that_fill_the_budget() -> None:
+def test_prefills_alternate_with_decodes_that_fill_the_budget() -> None:
     scheduler, rank = make_scheduler(100, max_num_batched_tokens=1, max_num_seqs=2), SimulatedRank()
     scheduler.add(make_sequence("a", prompt=(1,), max_tokens=40))
     scheduler.add(make_sequence("long", prompt=range(9), max_tokens=2))

@@ -69,7 +69,7 @@ def test_the_tenant_whose_last_admission_is_longer_ago_comes_first() -> None:
     assert finish_order(run_to_end(scheduler, rank)) == ["x0", "y0", "z0", "x1", "y1", "z1", "x2"]
 
 
-def test_a_tenant_that_returns_does_not_pass_one_that_waits() -> None:
+def test_a_tenant_that_returns_does_not_overtake_one_that_waits() -> None:
     """y and z send one request at a time, and x is not forgotten over them."""
     scheduler, rank = make_scheduler(max_num_seqs=1), SimulatedRank()
     _flood(scheduler, 3, max_tokens=1)

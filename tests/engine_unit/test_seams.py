@@ -23,7 +23,7 @@ from rayloom_engine.layers.schemes.dense import DenseSchemes
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import Model
+from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
@@ -36,7 +36,7 @@ GROUP = 16
 LOGGER = "rayloom_engine.worker.start"
 
 
-def logits_of(model: Model) -> torch.Tensor:
+def logits_of(model: RankModel) -> torch.Tensor:
     sequence = TinySequence(TOKEN_IDS, block_table=[3, 1, 6])
     cache = make_cache(model.shape)
     return torch.cat([advance(model, cache, [(sequence, count)])[0] for count in (6, 4, 1)])

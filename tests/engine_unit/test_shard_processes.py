@@ -32,7 +32,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 @pytest.mark.parametrize(
     "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen2-some-windows", "qwen3-biases"]
 )
-def test_shards_say_what_one_rank_says(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
+def test_shards_compute_the_tokens_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[variant]
     folder = tiny_checkpoint(tmp_path, architecture, **{**ODD_SIZES, **overrides})
     vocab_size = ODD_SIZES["vocab_size"]

@@ -130,7 +130,7 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_pat
         find_model(stage_config(folder, 3, tensor_parallel_size=3), no_progress)
 
 
-def test_too_few_accelerators_are_refused_with_what_needs_them(tmp_path: Path, monkeypatch) -> None:
+def test_too_few_accelerators_are_refused_with_the_settings_that_need_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("rayloom_engine.launcher.process_ranks.visible_devices", lambda *_: ["0", "1"])
     config = parse_config({"tensor_parallel_size": 2, "pipeline_parallel_size": 3})
     sentence = "tensor_parallel_size 2 x pipeline_parallel_size 3: 6 ranks need an accelerator each, .* machine has 2"

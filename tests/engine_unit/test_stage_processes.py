@@ -38,7 +38,7 @@ def stages(folder: Path) -> Iterator[RankProcesses]:
     processes.close()
 
 
-def test_a_group_that_is_left_and_joined_anew_says_the_same(
+def test_a_group_that_is_left_and_joined_again_computes_the_same(
     stages: RankProcesses, expected: dict[str, list[int]]
 ) -> None:
     ports = set()
@@ -63,7 +63,7 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
     assert stages.join(3)[1] == before
 
 
-def test_a_stage_goes_on_before_the_next_one_takes_what_it_sent_and_sees_its_end(stages: RankProcesses) -> None:
+def test_a_stage_continues_before_the_next_one_receives_and_notices_its_end(stages: RankProcesses) -> None:
     stages.join(1)
     params = DecodingParams(max_tokens=9, temperature=0.0)
 

@@ -91,7 +91,7 @@ def test_ranks_of_a_stage_are_neighbours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_stages_say_what_the_whole_model_says(variant: str, num_stages: int, tmp_path: Path) -> None:
+def test_stages_compute_the_tokens_of_the_whole_model(variant: str, num_stages: int, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[variant]
     folder = tiny_checkpoint(tmp_path, architecture, **{**overrides, "num_hidden_layers": 4})
     whole = make_engine(StagesInARow(load_stages(stage_config(folder))))

@@ -35,7 +35,7 @@ def test_the_rank_that_the_others_wait_for_is_blamed(beats: list[Beat], blamed: 
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=8))
-def test_who_waits_for_a_peer_is_blamed_only_when_all_do(ranks: list[tuple[int, bool]]) -> None:
+def test_a_rank_that_waits_for_a_peer_is_blamed_only_when_all_do(ranks: list[tuple[int, bool]]) -> None:
     beats = {rank: _beat("step", advance, waits) for rank, (advance, waits) in enumerate(ranks)}
     blamed = beats[rank_to_blame(beats)]
     assert not blamed.waits or all(beat.waits for beat in beats.values())
@@ -66,7 +66,7 @@ def test_time_in_which_nothing_was_due_does_not_count() -> None:
 
 
 def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
-    """When which rank is blamed; ranks in a step that do not advance, and burn so much of a core each."""
+    """Returns the first blame, as (time, rank): ranks in a step do not advance, and burn so much of a core each."""
     watch = Standstill()
     for tick in range(400):
         now = tick / 4

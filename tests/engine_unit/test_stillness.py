@@ -1,4 +1,7 @@
-"""When a thread counts as hung: blocked ones after the patience, busy ones at the cap, whatever the machine's load."""
+"""The time at which a thread counts as hung:
+
+blocked ones after the patience, busy ones at the cap, whatever the machine's load.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ PATIENCE = 4.0
 
 
 def _hung_at(share: float, seconds: int, until: float = float("inf")) -> float | None:
-    """When a thread without progress that burns `share` of a core `until` then counts as hung, to half a second."""
+    """Returns when a thread without progress counts as hung. It burns `share` of a core `until` then."""
     stillness = Stillness()
     for tick in range(2 * seconds + 1):
         now = tick / 2

@@ -59,7 +59,7 @@ def test_a_half_character_at_the_end_is_replaced_at_the_end(bytewise: Tokenizer)
     assert pieces(bytewise, [0x41, 0xC3]) == ["A", "", "\ufffd"]
 
 
-def test_special_tokens_are_left_out_unless_asked_for(bytewise: Tokenizer) -> None:
+def test_special_tokens_are_left_out_unless_requested(bytewise: Tokenizer) -> None:
     assert pieces(bytewise, [START, 72, END]) == ["", "H", "", ""]
     assert pieces(bytewise, [START, 72, END], skip=False) == ["<|im_start|>", "H", "<|im_end|>", ""]
 
@@ -81,7 +81,7 @@ def test_any_text_survives_the_round_trip(embedded: Tokenizer, text: str) -> Non
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(ids=st.lists(st.integers(0, 255), max_size=12))
-def test_any_bytes_give_what_the_library_gives(bytewise: Tokenizer, ids: list[int]) -> None:
+def test_any_bytes_give_the_text_of_the_library(bytewise: Tokenizer, ids: list[int]) -> None:
     assert "".join(pieces(bytewise, ids)) == bytewise.decode(ids)
 
 

@@ -14,7 +14,7 @@ def stop_strings(strings: list[str], *, include_in_output: bool = False) -> Stop
     return StopStrings(StopAutomaton(strings), include_in_output=include_in_output)
 
 
-def test_what_may_be_a_start_is_held_back() -> None:
+def test_a_text_that_may_be_a_start_is_held_back() -> None:
     stops = stop_strings(["END"])
     assert [stops.add(piece) for piece in ("a", "bE", "N", "x")] == ["a", "b", "", "ENx"]
     assert stops.found is None
@@ -56,7 +56,7 @@ def test_a_stop_that_ends_too_early_is_text() -> None:
     assert (stops.add("cab"), stops.found) == ("c", "ab")
 
 
-def test_without_stops_text_passes() -> None:
+def test_without_stops_text_is_let_through() -> None:
     assert stop_strings([]).add("anything") == "anything"
 
 

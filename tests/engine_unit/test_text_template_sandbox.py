@@ -38,7 +38,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS.keys())
-def test_what_computes_too_long_is_ended(source: str) -> None:
+def test_a_template_that_computes_too_long_is_ended(source: str) -> None:
     template = ChatTemplate(source, {})
     started_s = time.thread_time()
     with pytest.raises((TemplateTooSlow, RequestError)):
@@ -85,7 +85,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("source", LARGE.values(), ids=LARGE.keys())
-def test_what_makes_too_large_a_value_is_refused(source: str) -> None:
+def test_a_template_that_makes_too_large_a_value_is_refused(source: str) -> None:
     started_s = time.thread_time()
     with pytest.raises(RequestError, match="the model's chat template refuses these messages: it ") as caught:
         render(source)
@@ -118,7 +118,7 @@ USUAL = {
 
 
 @pytest.mark.parametrize(("source", "text"), USUAL.items())
-def test_what_templates_use_works_as_ever(source: str, text: str) -> None:
+def test_features_that_templates_use_still_work(source: str, text: str) -> None:
     assert render(source) == text
 
 

@@ -44,7 +44,7 @@ def test_no_step_needs_more_blocks_than_were_reckoned(start: int, num: int, wind
         ([None, 6], 1, (2, 2)),  # the token at 8 sees itself alone: nothing of before is needed
     ],
 )
-def test_a_prefix_counts_as_known_when_what_its_next_token_sees_is(known, window, hit) -> None:
+def test_a_prefix_counts_as_known_when_the_blocks_of_its_next_token_are(known, window, hit) -> None:
     assert longest_hit(known, window, 4) == hit
 
 

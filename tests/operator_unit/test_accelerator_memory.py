@@ -9,7 +9,7 @@ import pytest
 
 from rayloom_operator.api.accelerator_memory import MAX_MIB, AcceleratorNode, node_memory
 from rayloom_operator.api.sizing import Accelerator
-from rayloom_operator.api.status import Model, Sizing
+from rayloom_operator.api.status import InspectedModel, SizingStatus
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.observe.nodes import Nodes
@@ -94,7 +94,7 @@ def test_a_label_with_an_impossible_amount_counts_as_missing(label):
 
 def test_the_largest_amount_fits_into_a_status():
     assert memory(make_node(memory=MAX_MIB)).num_bytes == 1 << 60
-    field = Sizing.model_json_schema(by_alias=True)["properties"]["acceleratorMemory"]["anyOf"][0]
+    field = SizingStatus.model_json_schema(by_alias=True)["properties"]["acceleratorMemory"]["anyOf"][0]
     assert field["maximum"] == 1 << 60
 
 
@@ -162,7 +162,7 @@ def test_removing_a_memory_that_equals_the_labels_rolls_nothing():
 
 
 def test_engines_of_an_old_revision_are_recreated_with_their_old_sizing():
-    model = Model(source="hf://a/b", revision="", **dict(LLAMA31_8B))
+    model = InspectedModel(source="hf://a/b", revision="", **dict(LLAMA31_8B))
     found = resolved(service_without(), make_node(memory=24_564))
     document = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
     read = resolved_of(old_spec(found, revision(found), model), document, Hub())

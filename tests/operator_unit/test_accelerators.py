@@ -1,4 +1,4 @@
-"""Engines on accelerators: what pods ask Kubernetes for, what they tell Ray, what the engine is told."""
+"""Engines on accelerators: the resources that pods request, Ray's resources, and the engine's config."""
 
 import json
 
@@ -60,14 +60,14 @@ def test_stages_of_one_pod_are_placed_side_by_side():
     assert "ray_placement_strategy" not in engine_config(make(parallelism={"tensor": 8, "pipeline": 2}))
 
 
-def test_the_engine_is_told_its_device_because_a_gpu_may_join_ray_later():
+def test_the_config_names_the_device_because_a_gpu_may_join_ray_later():
     assert engine_config(make())["device"] == "cuda"
     assert engine_config(make_resolved())["device"] == "cpu"
     assert engine_config(make_resolved(engine={"args": {"device": "auto"}}))["device"] == "cpu"
     assert engine_config(make_resolved(engine={"args": {"device": "cuda"}}))["device"] == "cuda"
 
 
-def test_the_engine_is_told_the_computed_numbers():
+def test_the_config_has_the_computed_numbers():
     resolved = make(LLAMA31_8B, model={"source": MODEL["source"]}, accelerator={"memory": "24Gi"})
     document = engine_config(resolved)
 
@@ -94,7 +94,7 @@ def test_ranks_of_a_pod_have_shared_memory_for_nccl():
     assert limit(make_resolved(parallelism={"tensor": 3})) == "512Mi"
 
 
-def test_a_rank_on_a_cpu_asks_for_the_memory_of_its_weights():
+def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
     # 15,317 MiB of weights, 384 for the process and 168 for Ray; the small model needs less than the least.
     big = resolve(make_service(model=MODEL | {"maxModelLen": 8192}), "i", LLAMA31_8B)
 

@@ -1,4 +1,4 @@
-"""What is carried out although something was refused, and what is done again after that."""
+"""The applier: changes that are carried out although an object was refused, and changes that are repeated later."""
 
 import asyncio
 import contextlib
@@ -114,7 +114,7 @@ def test_after_an_error_everything_is_applied_again():
 
 
 @pytest.mark.parametrize(("share", "first_s"), [(0.5, 150), (0.9, 270), (0.0, 10)])
-def test_what_was_applied_is_applied_again_first_at_any_time_and_then_each_interval(monkeypatch, share, first_s):
+def test_an_applied_object_is_applied_again_first_at_any_time_and_then_each_interval(monkeypatch, share, first_s):
     async def story(kube, _, applier):
         monkeypatch.setattr(objects.random, "random", lambda: share)
         loop, planned = asyncio.get_running_loop(), Plan(wanted=(ACCOUNT, SERVICE))
@@ -163,7 +163,7 @@ WANTED = (ACCOUNT, SERVICE, disruption_budget(make_service()), NETWORK_POLICY)
     ],
     ids=["nothing", "what is theirs", "a field", "all of it", "an item"],
 )
-def test_a_new_operator_applies_what_was_changed_while_there_was_none(change, applied):
+def test_a_new_operator_applies_objects_that_were_changed_while_there_was_none(change, applied):
     async def story(kube, drift, applier):
         for each in WANTED:
             kube.put(each)
@@ -174,7 +174,7 @@ def test_a_new_operator_applies_what_was_changed_while_there_was_none(change, ap
         await applier.carry_out(KEY, planned, 300)
         assert [path.rpartition("/")[2] for _, path in kube.calls] == applied
         kube.calls.clear()
-        # From now on it is told of everything.
+        # From now on it gets every event.
         await applier.carry_out(KEY, planned, 300)
         told.clear()
         kube.put(NETWORK_POLICY | {"spec": {}})
@@ -188,7 +188,7 @@ def test_a_new_operator_applies_what_was_changed_while_there_was_none(change, ap
     with_applier(story, lambda _: told.set())
 
 
-def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
+def test_a_leftover_object_is_replaced_once_its_name_is_found_taken():
     async def story(kube, _, applier):
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
         await applier.carry_out(KEY, planned, 300)
@@ -204,7 +204,7 @@ def test_what_is_left_of_another_is_replaced_once_its_name_is_found_taken():
     with_applier(story)
 
 
-def test_it_is_told_which_clusters_were_made_or_may_have_been():
+def test_created_clusters_are_reported_and_those_that_may_have_been_created():
     async def story(kube, drift, _):
         told = []
         applier = Applier(kube, drift, lambda key, name: told.append(name), nobody)
@@ -219,7 +219,7 @@ def test_it_is_told_which_clusters_were_made_or_may_have_been():
     with_applier(story)
 
 
-def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatch):
+def test_drain_requests_are_reported_and_those_that_may_have_arrived(monkeypatch):
     answers = {"10.0.0.1": (200, b"{}"), "10.0.0.2": (409, b"no"), "10.0.0.4": (200, b"{}")}
 
     async def ask(ip, port, token, method, path):
@@ -239,7 +239,7 @@ def test_it_is_told_which_engines_were_told_to_drain_or_may_have_been(monkeypatc
     with_applier(story)
 
 
-def test_an_old_spec_of_a_deleted_service_is_made_anew():
+def test_an_old_spec_of_a_deleted_service_is_recreated():
     async def story(kube, _, applier):
         made = old_spec(make_resolved(), "0a0a0a0a", None)
         (owner,) = made["metadata"]["ownerReferences"]
@@ -256,7 +256,7 @@ def test_an_old_spec_of_a_deleted_service_is_made_anew():
 
 
 @pytest.mark.parametrize("manifest", [SECRET, old_spec(make_resolved(), "abcd", None)], ids=["Secret", "old spec"])
-def test_what_another_puts_in_the_place_of_remains_is_not_taken_for_ours(manifest):
+def test_a_foreign_object_in_the_place_of_a_leftover_is_not_taken_for_ours(manifest):
     async def story(kube, _, applier):
         theirs = manifest | {"metadata": manifest["metadata"] | {"uid": "theirs"}}
         kube.put(theirs)
@@ -303,7 +303,7 @@ def test_a_strangers_object_is_neither_changed_nor_deleted(manifest, owners):
     with_applier(story)
 
 
-def test_a_strangers_secret_is_never_deleted_and_soon_told_of(monkeypatch):
+def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
     async def story(kube, _, applier):
         theirs = kube.put(stranger(SECRET))
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
@@ -325,7 +325,7 @@ def test_a_strangers_secret_is_never_deleted_and_soon_told_of(monkeypatch):
 
 
 @pytest.mark.parametrize("made", [(CONFIG_MAP,), (CONFIG_MAP, SECRET)], ids=["ConfigMap", "and Secret"])
-def test_a_pass_that_was_interrupted_is_finished_by_the_next_operator(made):
+def test_an_interrupted_reconcile_is_finished_by_the_next_operator(made):
     async def story(kube, _, applier):
         for each in made:
             kube.put(each | {"data": {"of": "an operator that was killed"}})
@@ -365,7 +365,7 @@ def test_a_secret_beside_a_strangers_configmap_is_a_strangers_as_well():
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "LLMService", "name": "chat", "uid": "uid-0"}]])
-def test_what_a_backup_or_a_deleted_service_has_left_is_taken_over(owners):
+def test_leftovers_of_a_backup_or_a_deleted_service_are_adopted(owners):
     async def story(kube, _, applier):
         kube.put(NETWORK_POLICY | {"metadata": NETWORK_POLICY["metadata"] | {"ownerReferences": owners}, "spec": {}})
         await applier.carry_out(KEY, Plan(wanted=(NETWORK_POLICY,)), 300)

@@ -1,4 +1,4 @@
-"""The controller with a cluster that is a dictionary: what comes back, what is left alone, what is forgotten.
+"""The controller with a cluster that is a dictionary: objects that are recreated, left alone or dropped.
 
 Left out: engines, which need an address; the real API server's answers are those of the tests on a cluster.
 """
@@ -31,7 +31,7 @@ def test_a_service_gets_its_objects_and_the_cluster_last():
     with_world(story)
 
 
-def test_a_model_that_cannot_be_cut_as_asked_makes_no_pod():
+def test_a_model_that_does_not_allow_the_given_parallelism_creates_no_pod():
     async def story(world):
         world.ask_for(service(parallelism={"tensor": 2}))
         await world.until(lambda: world.reason() == "InvalidSpec")
@@ -97,7 +97,7 @@ def test_the_name_of_a_cluster_is_free_again_after_a_minute(monkeypatch):
     with_world(story)
 
 
-def test_a_service_made_anew_at_once_gives_no_name_again():
+def test_a_service_recreated_at_once_uses_no_name_again():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -110,7 +110,7 @@ def test_a_service_made_anew_at_once_gives_no_name_again():
     with_world(story)
 
 
-def test_a_restarted_operator_gives_no_name_again_of_which_pods_are_left():
+def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
     async def first(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -174,7 +174,7 @@ def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
-def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
+def test_a_missing_object_that_a_head_mounts_is_recreated(kind, monkeypatch):
     monkeypatch.setattr("rayloom_operator.decide.requeue._LATE_MOUNT_CHECK_S", 0.0)
 
     async def story(world):
@@ -189,7 +189,7 @@ def test_what_a_head_cannot_mount_is_made_again(kind, monkeypatch):
     with_world(story)
 
 
-def test_a_service_made_anew_takes_nothing_over():
+def test_a_recreated_service_adopts_nothing():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -230,7 +230,7 @@ def test_a_service_object_of_somebody_else_is_left_alone_and_named():
     with_world(story)
 
 
-def test_a_pod_that_is_refused_again_under_another_name_is_told_once():
+def test_a_pod_that_is_refused_again_under_another_name_is_one_event():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -317,7 +317,7 @@ def test_a_service_that_vanished_unseen_is_forgotten_when_its_status_cannot_be_w
     with_world(story)
 
 
-def test_late_news_of_a_service_is_no_news():
+def test_a_late_event_of_a_service_is_ignored():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")
@@ -334,7 +334,7 @@ def test_late_news_of_a_service_is_no_news():
     with_world(story)
 
 
-def test_why_a_model_cannot_be_mounted_is_asked_once_a_turn_and_the_newest_event_counts():
+def test_mount_events_are_read_once_per_interval_and_the_newest_counts():
     async def story(world):
         world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: world.kube.named("RayCluster"))

@@ -185,7 +185,7 @@ def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing
     with_world(story, prepare=lambda kube: kube.put(service()))
 
 
-def test_a_restarted_operator_writes_nothing_but_what_was_edited_in_the_meantime():
+def test_a_restarted_operator_writes_only_objects_that_were_edited_in_the_meantime():
     names = [f"chat-{number}" for number in range(40)]
 
     async def create(world):

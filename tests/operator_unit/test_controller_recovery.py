@@ -1,6 +1,6 @@
-"""The controller makes anew what nobody else brings back, and asks for no more than a cluster's answers.
+"""The controller recreates objects that nothing else recreates. The cluster is a dictionary.
 
-Left out: engines, which need an address; what is decided when is in test_recovery.
+Left out: engines, which need an address; decisions and their times are in test_recovery.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -46,7 +46,7 @@ def group(world, number=0):
     return next(each for each in world.kube.statuses[-1]["groups"] if each["name"].endswith(f"-{number}"))
 
 
-def test_an_engine_that_gave_up_is_made_anew_and_the_status_is_written_first():
+def test_an_engine_that_gave_up_is_recreated_and_the_status_is_written_first():
     async def story(world):
         world.ask_for(service(replicas=2))
         await world.until(lambda: len(uids(world)) == 2)
@@ -67,7 +67,7 @@ def test_an_engine_that_gave_up_is_made_anew_and_the_status_is_written_first():
     with_world(story)
 
 
-def test_an_engine_that_fails_again_waits_and_says_until_when():
+def test_an_engine_that_fails_again_waits_and_the_status_has_the_time():
     async def story(world):
         world.ask_for(service())
         for number in range(2):

@@ -167,7 +167,7 @@ def test_no_engine_drains_while_clients_find_it_although_the_watch_has_lost_its_
     with_world(story)
 
 
-def test_an_engine_that_was_asked_to_drain_gets_a_route_only_once_it_answers_that_it_serves(engines, patched):
+def test_a_draining_engine_gets_a_route_only_once_it_answers_that_it_serves(engines, patched):
     async def story(world):
         old = await serve(world)
         head = f"/api/v1/namespaces/team/pods/{old}-head"
@@ -271,7 +271,7 @@ def test_the_eviction_of_a_pod_that_tolerates_a_cordon_is_not_held(engines, patc
     with_world(story)
 
 
-def test_evictions_pass_while_the_spec_cannot_be_read(engines, patched):
+def test_evictions_are_allowed_while_the_spec_cannot_be_read(engines, patched):
     async def story(world):
         old = await serve(world)
         bad = service(model={"source": 7})

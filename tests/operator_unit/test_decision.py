@@ -1,6 +1,6 @@
-"""A decision is a pure function of the situation: what goes into it, and that nothing else does.
+"""A decision is a pure function of the situation: its inputs, and that it has no others.
 
-Which plan and which conditions a situation gives is in test_plan, test_recovery, test_held and test_status.
+The plan and the conditions of a situation are in test_plan, test_recovery, test_held and test_status.
 """
 
 import asyncio
@@ -137,7 +137,7 @@ def test_a_spec_that_is_not_allowed_makes_nothing_and_keeps_engines_reachable():
         ({"accepted": NOT_ALLOWED, "kuberay_problem": NO_KUBERAY}, "no quota", Reason.NOT_ALLOWED),
     ],
 )
-def test_what_is_wrong_with_the_spec_comes_before_refusals_and_those_before_the_cluster(facts, refusal, reason):
+def test_faults_of_the_spec_come_before_refusals_and_those_before_the_cluster(facts, refusal, reason):
     assert status(make_situation(**facts), refusal).conditions[0].reason is reason
 
 
@@ -150,7 +150,7 @@ def test_without_kuberay_no_replica_is_made_and_the_roll_stays_as_it_was_written
     assert [each.type for each in said.conditions if each.status == "True"] == ["ModelReady", "Scheduled", "Available"]
 
 
-def test_what_a_controller_gathers_is_decided_alike_twice(monkeypatch):
+def test_a_gathered_situation_is_decided_alike_twice(monkeypatch):
     gathered, gather = [], Gatherer.gather
 
     async def recorded_gather(self, key, document):

@@ -1,4 +1,4 @@
-"""The poller against a server on loopback: whatever an engine answers, it is asked again, and that is told."""
+"""The poller against a server on loopback: an engine is polled again after any answer, and changes are reported."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from rt_poller import GOOD, KEY, Counted, polled, until
         (b"x" * 2_000_000, "more than"),
     ],
 )
-def test_garbage_is_a_failed_answer_and_the_engine_is_asked_again(monkeypatch, body, words):
+def test_garbage_is_a_failed_answer_and_the_engine_is_polled_again(monkeypatch, body, words):
     async def run():
         answers = [body, json.dumps(GOOD).encode()]
 
@@ -73,7 +73,7 @@ def test_another_pod_at_the_same_address_is_another_engine(monkeypatch):
     asyncio.run(run())
 
 
-def test_seconds_that_pass_are_no_news(monkeypatch):
+def test_elapsed_seconds_are_no_event(monkeypatch):
     async def run():
         def say(number):
             return GOOD | {"state": "recovering", "reason": f"rank 0 has not advanced for {60 + number} s"}
@@ -86,7 +86,7 @@ def test_seconds_that_pass_are_no_news(monkeypatch):
     asyncio.run(run())
 
 
-def test_the_end_of_a_drain_is_news_and_fewer_requests_are_not(monkeypatch):
+def test_the_end_of_a_drain_is_an_event_and_fewer_requests_are_not(monkeypatch):
     async def run():
         requests, count = {"in_flight": 3}, 0
 
@@ -165,7 +165,7 @@ def test_a_container_that_was_started_again_is_another_engine(monkeypatch):
     ("num_engines", "seconds"),
     [(0, 1), (50, 1), (100, 2), (250, 5), (3000, 5), (6000, 10), (9000, 15), (50_000, 15)],
 )
-def test_many_engines_are_asked_more_slowly(num_engines, seconds):
+def test_many_engines_are_polled_more_slowly(num_engines, seconds):
     assert serving_interval_s(num_engines) == seconds
 
 
@@ -182,14 +182,14 @@ def test_engines_that_are_yet_to_be_found_slow_the_questions_to_those_that_are(m
     asyncio.run(run())
 
 
-def test_what_an_engine_said_before_it_was_told_to_drain_counts_no_more(monkeypatch):
+def test_answers_from_before_the_drain_request_count_no_more(monkeypatch):
     async def run():
         is_asked, is_released = asyncio.Event(), asyncio.Event()
         states = iter(("serving", "late", *("draining",) * 1000))
 
         async def answer(request):
             state = next(states)
-            if state == "late":  # it is on its way when the engine is told
+            if state == "late":  # the answer is under way when the drain request is sent
                 state = "serving"
                 is_asked.set()
                 await is_released.wait()
@@ -213,7 +213,7 @@ def test_what_an_engine_said_before_it_was_told_to_drain_counts_no_more(monkeypa
 
 
 @pytest.mark.parametrize("state", ["serving", "recovering"])
-def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeypatch, state):
+def test_an_engine_that_falls_silent_at_its_drain_request_has_served(monkeypatch, state):
     async def run():
         answers = [GOOD | {"state": state}]
 
@@ -226,7 +226,7 @@ def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeyp
             await until(lambda: poller.reading(KEY, "chat-0").failing_since)
             since, num_news = poller.reading(KEY, "chat-0").failing_since, len(news)
             poller.note_drain(KEY, "chat-0", True)
-            # A state that is not taken back by being told makes no news, or whoever tells each time would be told too.
+            # A drain request that changes no state is no event, or a caller that sends it each time would be requeued.
             assert len(news) - num_news == (state == "serving")
             num_failures = poller.num_failures
             await until(lambda: poller.num_failures > num_failures + 2)
@@ -238,7 +238,7 @@ def test_an_engine_that_falls_silent_when_it_is_told_to_drain_has_served(monkeyp
     asyncio.run(run())
 
 
-def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkeypatch):
+def test_engines_are_counted_and_those_without_an_answer_are_reported(monkeypatch):
     async def run():
         async def answer(request):
             return web.json_response(GOOD)
@@ -260,7 +260,7 @@ def test_engines_are_counted_and_those_that_nothing_was_heard_of_are_told(monkey
     asyncio.run(run())
 
 
-def test_an_engine_of_the_previous_key_is_asked_with_its_own_token(monkeypatch):
+def test_an_engine_of_the_previous_key_is_polled_with_its_own_token(monkeypatch):
     """The operator's key was changed, and engines keep what they were made with."""
 
     async def run():
@@ -280,7 +280,7 @@ def test_an_engine_of_the_previous_key_is_asked_with_its_own_token(monkeypatch):
     asyncio.run(run())
 
 
-def test_words_that_change_with_each_answer_are_news_now_and_then(monkeypatch):
+def test_messages_that_change_with_each_answer_are_an_event_now_and_then(monkeypatch):
     async def run():
         monkeypatch.setattr(engine_poller, "_WORDS_INTERVAL_S", 3600.0)
 

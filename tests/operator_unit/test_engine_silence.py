@@ -1,4 +1,4 @@
-"""Engines that do not answer: when they are asked again, when it is told, and when they are forgotten."""
+"""Engines that do not answer: the times at which they are polled again, reported and dropped."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def test_silence_is_no_progress_and_the_last_word_is_kept(monkeypatch):
     asyncio.run(run())
 
 
-def test_silence_is_news_when_it_begins_and_when_it_ends(monkeypatch):
+def test_silence_is_an_event_when_it_begins_and_when_it_ends(monkeypatch):
     async def run():
         answers = [GOOD]
 
@@ -75,7 +75,7 @@ def test_a_second_question_is_put_at_once_and_a_third_one_when_there_is_time(mon
 
 
 @pytest.mark.parametrize("num_turns", range(6))
-def test_an_engine_that_is_dropped_just_after_its_pod_changed_is_asked_no_more(monkeypatch, num_turns):
+def test_an_engine_that_is_dropped_just_after_its_pod_changed_is_polled_no_more(monkeypatch, num_turns):
     async def run():
         engine = Counted()
         async with polled(monkeypatch, engine.answer, num_expected=10_000) as (poller, _):
@@ -95,7 +95,7 @@ def test_an_engine_that_is_dropped_just_after_its_pod_changed_is_asked_no_more(m
 @pytest.mark.parametrize(
     ("num_failing", "seconds", "look_s"), [(1, 1, 1), (200, 1, 1), (1200, 6, 6), (6000, 15, 30), (60_000, 15, 300)]
 )
-def test_many_that_are_silent_are_asked_more_slowly_after_their_second_question(num_failing, seconds, look_s):
+def test_many_silent_engines_are_polled_more_slowly_after_their_second_request(num_failing, seconds, look_s):
     poller, silent = EnginePoller(lambda _: None), make_reading(failing_since=1.0)
     poller.num_failing = num_failing
     assert poller._interval_s(silent, True) == 1

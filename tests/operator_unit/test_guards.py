@@ -1,4 +1,4 @@
-"""What guards a service's pods, and what is made of an engine's number and of spec.recovery."""
+"""The guards of a service's pods, and the settings that follow from an engine's number and spec.recovery."""
 
 import pytest
 

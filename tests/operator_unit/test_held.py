@@ -53,7 +53,7 @@ def test_without_engines_nothing_is_made():
     assert held((), 1, planned) is planned
 
 
-def test_engines_that_run_keep_their_service_and_what_protects_them():
+def test_running_engines_keep_their_service_and_their_disruption_budget():
     found = held([serving(0)], 1)
 
     assert [each["kind"] for each in found.wanted] == [

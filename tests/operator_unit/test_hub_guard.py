@@ -13,7 +13,7 @@ TOKEN = {"name": "token", "key": "token"}
 
 
 def endpoints(hub, *, has_token=True):
-    """What each container of ours says of HF_ENDPOINT, in head, worker and inspection."""
+    """Returns HF_ENDPOINT of each of the operator's containers, in head, worker and inspection."""
     model = {"source": "hf://a/b"} | ({"tokenSecretRef": TOKEN} if has_token else {})
     template = {
         "head": {"spec": {"containers": [{"name": "engine", **FROM}]}},

@@ -47,7 +47,7 @@ def test_a_job_that_runs_is_waited_for(state):
     assert (seen.verdict.reason, seen.wanted, seen.look_again_s) == (Reason.INSPECTING, (), soon)
 
 
-def test_what_the_job_leaves_is_known_and_remembered():
+def test_the_result_of_the_job_is_read_and_stored():
     seen = look(ended(facts()))
 
     assert (seen.facts.commit, seen.facts.shape.num_layers, seen.facts.num_parameters) == (COMMIT, 2, 1688)
@@ -94,7 +94,7 @@ def test_the_event_of_a_job_without_a_pod_is_read_after_a_while_and_shown_withou
     assert "x7k2p" not in late.verdict.message
 
 
-def test_a_container_that_a_cluster_adds_says_nothing_about_the_model():
+def test_a_container_that_a_cluster_adds_is_no_evidence_about_the_model():
     service = make_service(model=HUB_MODEL)
     job = make_job(0, service)
     pod = make_job_pod(job, RUNNING)
@@ -179,7 +179,7 @@ def test_a_container_that_its_node_lost_has_failed_since_the_job_was_made():
     assert (look(state).verdict.reason, look(state, seconds=10).look_again_s) == (Reason.INSPECTION_FAILED, 20.0)
 
 
-def test_while_an_attempt_runs_the_one_before_it_says_what_is_wrong():
+def test_while_an_attempt_runs_the_one_before_it_gives_the_fault():
     before = look(ended(failure("NotFound"))).verdict
 
     assert look(ended(failure("NotFound")), PENDING).verdict == before
@@ -215,7 +215,7 @@ def test_the_termination_message_of_a_complete_job_is_waited_for():
     assert with_conditions(condition("Complete"), pods=[RUNNING]).verdict.reason is Reason.INSPECTING
 
 
-def test_what_keeps_the_pod_from_running_is_said():
+def test_the_reason_why_the_pod_does_not_run_is_in_the_message():
     missing = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}}
     pull = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
 

@@ -1,4 +1,4 @@
-"""A service whose model has to be looked at first: what the controller makes, waits for, says and remembers."""
+"""A service whose model must be inspected first: the controller's Jobs, waits, conditions and stored facts."""
 
 from datetime import UTC, datetime
 
@@ -48,7 +48,7 @@ def test_no_engine_is_made_before_its_model_is_known_and_then_it_loads_by_commit
     with_world(story)
 
 
-def test_what_is_known_needs_no_job_any_more_and_a_restarted_operator_makes_none():
+def test_an_inspected_model_needs_no_job_any_more_and_a_restarted_operator_makes_none():
     known = {}
 
     async def first(world):
@@ -73,7 +73,7 @@ def test_what_is_known_needs_no_job_any_more_and_a_restarted_operator_makes_none
     with_world(restarted)
 
 
-def test_a_model_that_is_not_there_is_said_and_told_once_and_looked_for_again_after_the_jobs_are_deleted():
+def test_a_missing_model_is_one_event_and_inspected_again_after_the_jobs_are_deleted():
     async def story(world):
         world.ask_for(service(model=HUB_MODEL))
         job = await job_of(world)
@@ -92,7 +92,7 @@ def test_a_model_that_is_not_there_is_said_and_told_once_and_looked_for_again_af
     with_world(story)
 
 
-def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(monkeypatch):
+def test_the_inspection_is_repeated_after_a_while_if_the_hub_does_not_answer(monkeypatch):
     monkeypatch.setattr("rayloom_operator.decide.inspection._FIRST_RETRY_S", 0.05)
 
     async def story(world):
@@ -108,7 +108,7 @@ def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(monkeypatch):
     with_world(story)
 
 
-def test_an_engine_that_runs_goes_on_while_the_next_model_is_looked_for():
+def test_a_running_engine_stays_while_the_next_model_is_inspected():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -176,7 +176,7 @@ def test_a_typo_that_is_taken_back_replaces_no_engine():
 
 
 @pytest.mark.parametrize("name", ["model", "hub-ca"])
-def test_what_the_jobs_pod_cannot_mount_is_read_from_events(name):
+def test_a_mount_failure_of_the_jobs_pod_is_read_from_events(name):
     async def story(world):
         world.ask_for(service(model={"source": "file:///models/x"}))
         job = await job_of(world)

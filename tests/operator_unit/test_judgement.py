@@ -1,6 +1,6 @@
-"""What one engine does: the table of what is seen of it and what is said.
+"""The verdict on an engine: the table of observations and their reasons and messages.
 
-Left out: how things are seen (reflectors, poller); that needs an API server.
+Left out: the observation itself (reflectors, poller), which needs an API server.
 """
 
 import math
@@ -60,7 +60,7 @@ def worker(**kwargs):
         (make_group(make_pod(), worker()), Reason.STARTING, "starts"),
     ],
 )
-def test_before_the_engine_speaks_pods_say_what_is_wrong(group, reason, words):
+def test_before_the_engine_answers_pods_show_the_fault(group, reason, words):
     verdict = judge(group, NOW)
 
     assert verdict.reason is reason
@@ -97,7 +97,7 @@ def test_an_engine_with_the_route_serves_once_clients_find_it():
     assert (verdict.reason, verdict.is_loaded) == (Reason.STARTING, True)
 
 
-def test_a_starting_engine_says_what_it_does_or_what_keeps_its_ranks_away():
+def test_the_message_of_a_starting_engine_has_its_phase_or_the_fault_of_its_ranks():
     starting = make_reading(make_said("starting", None, startup=(LOADING,)))
     blocked = worker(node="", conditions=UNSCHEDULABLE)
 
@@ -173,7 +173,7 @@ def test_a_rank_that_stands_still_is_no_lost_rank_and_its_seconds_are_not_said()
     assert (lost.reason, lost.is_loaded) == (Reason.RECOVERING, False)
 
 
-def test_what_keeps_the_replacement_of_a_rank_away_is_said():
+def test_the_fault_of_a_ranks_replacement_is_in_the_message():
     recovering = make_reading(make_said("recovering"))
     blocked = worker(node="", conditions=UNSCHEDULABLE)
 
@@ -195,7 +195,7 @@ def test_pods_that_the_api_server_refuses_are_not_kuberays_fault():
     assert "quota" in refused.message
 
 
-def test_too_little_memory_says_which_limit_to_raise():
+def test_the_message_for_too_little_memory_names_the_limit_to_raise():
     killed = crashed(137)
     killed["lastState"]["terminated"]["reason"] = "OOMKilled"
     ended = "ended (OOMKilled, exit code 137): it left no message; see its log. Raise "
@@ -209,7 +209,7 @@ def test_too_little_memory_says_which_limit_to_raise():
     )
 
 
-def test_an_image_that_cannot_be_pulled_is_looked_for_in_the_field_that_has_it():
+def test_the_message_for_a_failed_pull_names_the_field_of_the_image():
     document = make_pod_document(engine=waiting("ErrImagePull"))
     assert "Check spec.engine.image and" in pod(document).fault.message
 
@@ -219,7 +219,7 @@ def test_an_image_that_cannot_be_pulled_is_looked_for_in_the_field_that_has_it()
 
 @pytest.mark.parametrize(
     ("volume", "sentence"),
-    [("certificates", "cannot mount what the spec names"), ("model", "cannot mount the model")],
+    [("certificates", "cannot mount a volume that the spec names"), ("model", "cannot mount the model")],
 )
 def test_a_volume_of_a_pod_template_that_cannot_be_mounted_is_not_called_the_model(volume, sentence):
     document = make_pod_document(volumes=[{"name": "model"}, {"name": "certificates"}])
@@ -252,12 +252,12 @@ def test_an_engine_that_answered_and_fell_silent_does_not_start():
     assert judge(make_group(head, reading=unheard), NOW).reason is Reason.STARTING
 
 
-def test_a_head_that_is_gone_for_good_is_told_from_one_that_comes():
+def test_a_lost_head_is_distinguished_from_one_that_is_being_created():
     assert judge(make_group(worker(), is_headless=True), NOW).reason is Reason.HEAD_LOST
     assert judge(make_group(worker(), is_headless=False), NOW).reason is Reason.PODS_PENDING
 
 
-def test_a_pod_that_has_failed_says_why():
+def test_the_message_for_a_failed_pod_has_the_reason():
     failed = make_pod(phase="Failed", engine=waiting("ContainerCreating"))
 
     assert judge(make_group(failed), NOW).message == "pod head has failed (Failed: )"
@@ -277,5 +277,5 @@ def test_a_pod_that_has_failed_says_why():
         (worker(), make_reading(make_said()), False),
     ],
 )
-def test_well_is_who_could_take_all_requests(head, reading, expected):
+def test_an_engine_is_well_if_it_could_take_all_requests(head, reading, expected):
     assert is_well(make_group(head, reading=reading), NOW) is expected

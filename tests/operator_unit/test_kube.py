@@ -123,7 +123,7 @@ def test_a_process_that_was_stopped_while_it_connected_sends_nothing(monkeypatch
         ([409], "", "409", ["PATCH"]),
     ],
 )
-def test_a_refused_status_is_told_from_a_recreated_object_by_its_uid(codes, uid, raised, methods, monkeypatch):
+def test_a_refused_status_is_distinguished_from_a_recreated_object_by_its_uid(codes, uid, raised, methods, monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):
             server.codes, server.found = codes, MANIFEST | {"metadata": MANIFEST["metadata"] | {"uid": uid}}

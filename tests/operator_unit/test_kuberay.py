@@ -46,7 +46,7 @@ UNKNOWN = KubeError(404, "the server could not find the requested resource")
     ],
     ids=["1.6", "two versions", "none", "v1alpha1 only", "1.5.0", "1.5.1", "a field less", "on its way out"],
 )
-def test_the_definition_tells_whether_kuberay_can_be_used(definition, says):
+def test_the_definition_shows_whether_kuberay_can_be_used(definition, says):
     cure = "Install KubeRay 1.6 or newer, with its definitions (Helm does not update those)."
     assert problem(definition) == (says + cure if says else "")
 

@@ -336,7 +336,7 @@ def test_the_admin_token_is_another_for_another_key_service_or_group():
     assert len(others | {token}) == 4
 
 
-def test_the_longest_name_fits_what_kuberay_takes():
+def test_the_longest_name_fits_kuberays_limit():
     manifest = ray_cluster(make_resolved("a" * 40), REVISION)
 
     assert len(manifest["metadata"]["name"]) <= 53

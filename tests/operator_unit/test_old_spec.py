@@ -1,10 +1,10 @@
-"""What engines of a revision are made from can be read back, and says nothing of what it cannot read."""
+"""The resolved spec of a revision can be read back from its ControllerRevision; an unreadable one gives None."""
 
 import asyncio
 
 import pytest
 
-from rayloom_operator.api.status import Model
+from rayloom_operator.api.status import InspectedModel
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
@@ -46,9 +46,9 @@ def test_an_old_spec_makes_the_same_engines_again(spec):
     assert (read.image, read.shape, read.service.spec) == ("engine:of-then", resolved.shape, resolved.service.spec)
 
 
-def test_what_was_computed_for_a_model_of_the_hub_is_kept_with_its_commit():
+def test_the_computed_numbers_of_a_hub_model_are_kept_with_its_commit():
     service = make_service(model={"source": "hf://a/b", "revision": "main"}, accelerator=GPU)
-    facts = Model(source="hf://a/b", revision="main", **dict(FACTS.model_copy(update={"commit": "c0ffee"})))
+    facts = InspectedModel(source="hf://a/b", revision="main", **dict(FACTS.model_copy(update={"commit": "c0ffee"})))
     resolved = resolve(service, "engine:1", facts)
     read = resolved_of(old_spec(resolved, revision(resolved), facts), DOCUMENT, Hub())
 
@@ -56,7 +56,7 @@ def test_what_was_computed_for_a_model_of_the_hub_is_kept_with_its_commit():
     assert revision(read) == revision(resolved)
 
 
-def test_of_what_cannot_be_read_nothing_is_made():
+def test_an_unreadable_revision_creates_no_engine():
     found = old_spec(make_resolved(), "00000000", None)
 
     assert resolved_of(found | {"data": {"image": "a"}}, DOCUMENT, Hub()) is None

@@ -1,4 +1,4 @@
-"""Host paths and a hub of one's own are refused unless the operator's settings allow them; what runs does not end."""
+"""Host paths and a hub of one's own are refused unless the operator's settings allow them; running engines stay."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_by_default_no_path_of_a_node_is_mounted(model, field):
         ("/etc/models", False),
     ],
 )
-def test_a_list_allows_its_folders_and_what_is_in_them(path, is_allowed):
+def test_a_list_allows_its_folders_and_their_contents(path, is_allowed):
     found = problems(Permissions(host_paths=("/models", "/data/hub/")), model={"source": f"file://{path}"})
 
     assert (found == ()) is is_allowed
@@ -84,7 +84,7 @@ def test_a_flag_that_cannot_be_used_is_named(value, capsys):
 ALLOWED, FORBIDDEN = {"source": "file:///models/x"}, {"source": "file:///etc"}
 
 
-def test_no_pod_mounts_what_is_not_allowed():
+def test_no_pod_mounts_a_path_that_is_not_allowed():
     async def story(world):
         world.ask_for(service(model=FORBIDDEN))
         await world.until(lambda: world.reason("Accepted") == "NotAllowed")
@@ -96,7 +96,7 @@ def test_no_pod_mounts_what_is_not_allowed():
     with_world(story)
 
 
-def test_what_runs_when_the_setting_changes_goes_on(monkeypatch):
+def test_running_engines_stay_when_the_setting_changes(monkeypatch):
     kube = FakeKube()
 
     async def allowed(world):

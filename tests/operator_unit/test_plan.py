@@ -1,4 +1,4 @@
-"""What is made, what is deleted, and which engines take requests."""
+"""The plan: objects to create, objects to delete, and the engines that get requests."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -131,14 +131,14 @@ def test_fewer_replicas_take_away_one_that_does_not_serve():
 
 
 @pytest.mark.parametrize(("numbers", "wanted"), [((0, 2), "-3"), ((0, 8), "-9"), ((0, 99), "-1"), ((), "-0")])
-def test_numbers_go_up_to_99_and_then_begin_anew(numbers, wanted):
+def test_numbers_go_up_to_99_and_then_continue_from_the_lowest_free(numbers, wanted):
     one_more = make_resolved(replicas=len(numbers) + 1)
     found = turn(one_more, [make_serving(one_more, number) for number in numbers])
 
     assert made(found) == [wanted]
 
 
-def test_a_place_whose_group_went_gets_another_name_and_what_was_left_of_the_group_goes():
+def test_a_place_whose_cluster_is_gone_gets_another_name_and_leftovers_are_deleted():
     two = make_resolved(replicas=2)
     gone = f"chat-{revision(two)}-0"
     before = turn(two, [make_serving(two, 0), make_serving(two, 1)]).document
@@ -208,7 +208,7 @@ def test_pods_on_a_lost_node_are_taken_away_at_once():
     ]
 
 
-def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_goes():
+def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_is_deleted():
     # Else KubeRay would make others in their place. Pods on a node that is not ready are not, either.
     pods = (make_pod("head0", ready=False), make_pod("worker0", is_head=False, node="n2", ready=False))
     found = turn(ONE, [make_serving(ONE, pods=pods)], lost_nodes=frozenset({"n1", "n2"}))
@@ -223,7 +223,7 @@ def test_a_service_whose_spec_cannot_be_used_still_loses_pods_on_lost_nodes():
     assert deleted(found) == ["worker0"]
 
 
-def test_what_runs_is_not_restarted_by_a_number_of_replicas():
+def test_running_engines_are_not_restarted_by_a_change_of_replicas():
     found = turn(make_resolved(replicas=2), [make_serving(ONE)])
 
     assert (made(found), found.plan.deletions) == (["-1"], ())

@@ -1,4 +1,4 @@
-"""`rayloom-operator plan`: what it prints of a manifest, and how it refuses one."""
+"""`rayloom-operator plan`: its output for a manifest, and its refusals."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def facts():
     return str(ROOT / "examples" / "facts" / "qwen2.5-72b.json")
 
 
-def test_the_table_marks_the_chosen_way_and_says_why_the_others_are_none(facts, capsys):
+def test_the_table_marks_the_choice_and_gives_reasons_against_the_others(facts, capsys):
     assert main(["plan", "-f", str(EXAMPLE), "--facts", facts]) == 0
     lines = capsys.readouterr().out.splitlines()
 
@@ -36,14 +36,14 @@ def test_the_table_marks_the_chosen_way_and_says_why_the_others_are_none(facts, 
     assert "TP8xPP2: tensor and pipeline as given. Worker pods: 2, ranks in each: 8." in lines
 
 
-def test_the_document_shows_what_is_printed(facts, capsys):
+def test_the_document_shows_the_printed_lines(facts, capsys):
     main(["plan", "-f", str(EXAMPLE), "--facts", facts])
     printed = capsys.readouterr().out.partition("\nObjects")[0]
 
     assert printed in (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8")
 
 
-def test_the_page_on_gpus_shows_what_is_printed(capsys):
+def test_the_page_on_gpus_shows_the_printed_lines(capsys):
     examples = ROOT / "examples"
     main(["plan", "-f", str(examples / "qwen3-8b-gpu.yaml"), "--facts", str(examples / "facts" / "qwen3-8b.json")])
     printed = capsys.readouterr().out.partition("\nObjects")[0]
@@ -90,7 +90,7 @@ def test_facts_of_an_engine_of_an_earlier_version_are_refused(tmp_path, capsys):
     assert "has no costs, so an engine of an earlier version wrote it" in capsys.readouterr().err
 
 
-def test_memory_that_is_left_out_is_asked_for_where_there_is_no_cluster(tmp_path, capsys):
+def test_without_a_cluster_the_message_for_missing_memory_names_the_field(tmp_path, capsys):
     path = tmp_path / "no-memory.yaml"
     path.write_text((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text().replace("    memory: 24Gi\n", ""))
 
@@ -117,7 +117,7 @@ def test_a_built_in_model_needs_no_facts_and_objects_are_named(capsys):
     ]
 
 
-def test_yaml_is_what_kubectl_takes_but_for_the_secrets_content(capsys):
+def test_the_yaml_can_be_applied_except_for_the_secrets_content(capsys):
     assert main(["plan", "-f", str(SMALL), "-o", "yaml"]) == 0
     objects = {each["kind"]: each for each in yaml.safe_load_all(capsys.readouterr().out)}
 
@@ -126,7 +126,7 @@ def test_yaml_is_what_kubectl_takes_but_for_the_secrets_content(capsys):
     assert "config.json" in objects["ConfigMap"]["data"]
 
 
-def test_pods_are_printed_with_their_templates_and_what_an_operator_must_allow(tmp_path, capsys):
+def test_pods_are_printed_with_their_templates_and_the_settings_that_they_need(tmp_path, capsys):
     manifest = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
     security = {"capabilities": {"add": ["IPC_LOCK"]}}
     volume = {"name": "data", "hostPath": {"path": "/data"}}
@@ -158,7 +158,7 @@ def test_pods_are_printed_with_their_templates_and_what_an_operator_must_allow(t
         ),
     ],
 )
-def test_what_cannot_be_planned_ends_with_2_and_a_sentence(arguments, sentence, capsys):
+def test_an_unusable_manifest_ends_with_2_and_a_sentence(arguments, sentence, capsys):
     assert main(["plan", "-f", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
@@ -182,7 +182,7 @@ def test_the_advice_can_be_typed(model, advice, tmp_path, capsys):
     assert advice in capsys.readouterr().err
 
 
-def test_what_does_not_fit_ends_with_2_and_what_does(facts, tmp_path, capsys):
+def test_a_model_that_does_not_fit_ends_with_2_and_a_choice_that_does(facts, tmp_path, capsys):
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     document["spec"]["parallelism"] = {"tensor": 8, "pipeline": 1}
     path = tmp_path / "x.yaml"
@@ -236,7 +236,7 @@ def test_the_document_shows_the_steps_that_are_printed(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("changes", [{"recovery": {"hangSeconds": 99}}, {"drainSeconds": 31}, {"replicas": 1}])
-def test_a_change_that_makes_no_engine_anew_makes_no_roll(changes, changed, capsys):
+def test_a_change_that_recreates_no_engine_starts_no_rollout(changes, changed, capsys):
     assert main(["plan", "--rollout", changed("old"), changed("new", **changes)]) == 0
     assert capsys.readouterr().out.startswith("Nothing to do: both are revision ")
 
@@ -273,7 +273,7 @@ def test_two_models_need_the_facts_of_both(facts, changed, tmp_path, capsys):
     assert main(["plan", "--rollout", changed("small"), new, "--facts", facts]) == 0
 
 
-def test_what_is_no_change_of_one_service_is_refused(changed, capsys):
+def test_manifests_that_are_no_change_of_one_service_are_refused(changed, capsys):
     assert main(["plan", "--rollout", changed("old"), str(SMALL)]) == 2
     assert "a rollout is a change of one" in capsys.readouterr().err
     assert main(["plan", "--rollout", changed("old"), changed("new"), "-o", "yaml"]) == 2

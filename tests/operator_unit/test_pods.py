@@ -1,4 +1,4 @@
-"""What a manifest says about its pods reaches all of them: sources, Secrets, caches, places."""
+"""The manifest's settings for pods reach all pods: sources, Secrets, caches, scheduling."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def config(**spec):
     return pod_engine_config(resolve(make_service(**spec), "image"))
 
 
-def test_the_token_is_for_those_who_read_the_model_alone():
+def test_only_containers_that_read_the_model_get_the_token():
     found = pods(model=PRIVATE)
 
     for container in readers(found).values():
@@ -104,7 +104,7 @@ def test_a_cache_is_where_ranks_fetch_to_and_no_part_of_the_inspection(cache, pl
     ("source", "path"),
     [("pvc://claim", "file:///models"), ("pvc://claim/", "file:///models"), ("pvc://claim/a/b", "file:///models/a/b")],
 )
-def test_a_claim_is_mounted_read_only_where_the_engine_looks(source, path):
+def test_a_claim_is_mounted_read_only_at_the_engines_path(source, path):
     found = pods(model={"source": source})
 
     assert config(model={"source": source})["model"] == path

@@ -1,4 +1,4 @@
-"""Which engines are made anew, when, and what is remembered of it.
+"""The engines that are recreated, the times at which they are, and the records of it in the status.
 
 The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
 """
@@ -80,7 +80,7 @@ def cause(*pods, reading=None, lost=(), **facts):
         ((make_pod(), worker()), {"num_new_pods": 10}, Reason.CONTAINER_FAILED),
     ],
 )
-def test_what_nobody_else_brings_back_is_made_anew(pods, facts, reason):
+def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, reason):
     assert cause(*pods, **facts) is reason
 
 
@@ -137,9 +137,9 @@ def hung(seconds, said=None, started="2026-01-01T00:00:00Z"):
     return make_serving(ONE, pods=pods, reading=silent(seconds, said))
 
 
-def test_a_new_operator_learns_from_the_status_that_a_silent_engine_had_served():
+def test_a_new_operator_reads_from_the_status_that_a_silent_engine_had_served():
     serving = turn(ONE, [make_serving(ONE)])
-    # Twice the hang limit of 10 s, through two operators: none of them has heard the engine.
+    # Twice the hang limit of 10 s, through two operators: neither of them has an answer of the engine.
     for seconds in (0, 19.9, 0, 19.9):
         serving = turn(ONE, [hung(seconds)], previous=serving.document)
         assert (serving.status.groups[0].state, serving.status.groups[0].restarts) == ("Recovering", 0)
@@ -156,7 +156,7 @@ def test_a_new_operator_learns_from_the_status_that_a_silent_engine_had_served()
         (make_serving(ONE), "2026-01-02T03:04:06Z"),
     ],
 )
-def test_what_nobody_saw_serve_has_all_its_time_to_start(before, started):
+def test_an_engine_that_was_never_seen_serving_has_all_its_time_to_start(before, started):
     found = turn(ONE, [hung(100, started=started)], previous=turn(ONE, [before]).document).status.groups[0]
 
     assert (found.state, found.restarts) == ("Starting", 0)
@@ -168,7 +168,7 @@ def test_an_engine_that_never_left_its_start_is_not_said_to_recover():
     assert (found.state, found.reason) == ("Failed", "EngineUnreachable")
 
 
-def test_the_last_lines_of_what_ended_are_kept():
+def test_the_last_lines_of_an_ended_container_are_kept():
     group = make_serving(ONE, pods=(make_pod(engine=gave_up()),), reading=None)
     (found,) = turn(ONE, [group]).status.groups
 
@@ -204,7 +204,7 @@ def test_a_failure_is_written_down_before_it_is_acted_on_and_counted_once():
     assert second.document["groups"][0]["restarts"] == 1
 
 
-def test_an_engine_is_made_anew_under_another_name_when_its_time_has_come():
+def test_an_engine_is_recreated_under_another_name_at_its_retry_time():
     second = turn(ONE, [failing("b")], previous=turn(ONE, [failing("a")]).document)
     name = second.status.groups[0].name
     ending = turn(ONE, previous=second.document, taken=frozenset({name}))
@@ -250,7 +250,7 @@ def test_a_cache_that_lags_does_not_bring_back_an_engine_that_has_a_successor():
     assert {each["name"][-2:]: each["restarts"] for each in late.document["groups"]} == {"-0": 0, "-1": 1}
 
 
-def test_an_engine_whose_head_was_told_to_go_is_made_anew_without_a_mark():
+def test_an_engine_whose_head_was_evicted_is_recreated_without_a_restart():
     def told(**facts):
         worker = make_pod("worker", is_head=False)
         return make_serving(ONE, uid="a", pods=(worker,), reading=None, is_head_evicted=True, **facts)
@@ -271,7 +271,7 @@ def test_an_engine_whose_head_was_told_to_go_is_made_anew_without_a_mark():
     assert "failure" not in fifth.document["groups"][0]
 
 
-def test_an_engine_that_gave_up_beside_a_pod_that_lacked_memory_says_so():
+def test_an_engine_that_gave_up_beside_a_pod_that_lacked_memory_has_that_reason():
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     worker = make_pod("worker", is_head=False, engine={"state": {"running": {}}, "lastState": ended})
     (head,) = failing("a").pods
@@ -289,7 +289,7 @@ def test_the_cause_that_was_first_stays():
     assert second.document["groups"][0]["failure"]["uid"] == "b"
 
 
-def test_an_engine_made_anew_is_degraded_until_it_serves():
+def test_a_recreated_engine_is_degraded_until_it_serves():
     first = turn(ONE, [failing("a")])
     starting = make_serving(ONE, uid="b", reading=make_reading(make_said("starting", None)))
     second = turn(ONE, [starting], previous=first.document)
@@ -357,7 +357,7 @@ def test_another_revision_begins_with_a_clean_record():
     assert "RayCluster" in [each["kind"] for each in changed.plan.wanted]
 
 
-def test_what_cannot_be_read_is_not_remembered():
+def test_an_unreadable_status_entry_is_dropped():
     good = turn(ONE, [make_serving(ONE)]).document
     odd = {"groups": [*good["groups"], {"name": "x", "state": "OfALaterVersion"}, {}]}
 
@@ -392,7 +392,7 @@ def test_words_of_a_newer_operator_cost_no_engine_its_record():
     assert again.status.groups[0].failure.uid == "a"
 
 
-def test_an_unusable_spec_forgets_nothing_of_what_runs():
+def test_an_unusable_spec_keeps_the_records_of_running_engines():
     failed = turn(ONE, [failing("a")])
     found = turn(None, [failing("a")], problems=("spec.model: no",), previous=failed.document)
 

@@ -1,11 +1,10 @@
-"""Engines, pods, nodes and operators that fail at random while specs change: what holds in every turn, and that it
-ends well.
+"""Invariants while engines, pods, nodes and operators fail at random and specs change, and that every run ends well.
 
-In every turn: no RayCluster is made while one of its name is there or was within a minute, or beyond replicas +
-maxSurge, or of a revision that failed. None that serves loses its route unless it is written that it goes, enough
-others serve, and it is one too many or the new revision has served; none is deleted while clients find it or before it
-drained, unless it is beyond help. Force is used on lost nodes alone. And no engine is made more often than its back-off
-allows.
+In every reconcile: no RayCluster is created while one of its name exists or existed within the last minute, or beyond
+replicas + maxSurge, or of a revision that failed. A serving engine loses its route only if the status has it as
+terminating, enough others serve, and it is one too many or the new revision has served. An engine is deleted only after
+clients do not find it and it has drained, unless it has failed for good. Force is used on lost nodes alone. And no
+engine is created more often than its back-off allows.
 """
 
 from hypothesis import Phase, settings
@@ -39,7 +38,7 @@ class Recovery(RuleBasedStateMachine):
         self.world.run(36, 3)
 
     def engine(self, pick):
-        """One of the engines that are to stay; None where there is none."""
+        """Returns an engine that shall stay; None if there is none."""
         found = self.world.there
         return found[pick % len(found)] if found else None
 

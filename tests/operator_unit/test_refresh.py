@@ -104,7 +104,7 @@ def test_an_image_of_a_service_is_tried_once_by_a_process_whatever_its_job_found
     assert refreshes.may_start(SERVICES[0], "i", 1e6)
 
 
-def test_jobs_of_the_operator_before_count_until_their_service_says_that_they_ended():
+def test_jobs_of_the_previous_operator_count_until_their_service_reports_their_end():
     refreshes = Refreshes()
     refreshes.found(SERVICES[:4], 0.0)
 
@@ -113,7 +113,7 @@ def test_jobs_of_the_operator_before_count_until_their_service_says_that_they_en
     assert refreshes.may_start(SERVICES[5], "i", 1.0)
 
 
-def test_a_job_of_which_nothing_is_known_any_more_counts_no_longer_than_its_deadline():
+def test_a_job_without_a_report_counts_no_longer_than_its_deadline():
     refreshes = Refreshes()
     refreshes.found(SERVICES[:4], 0.0)
 
@@ -212,7 +212,7 @@ def test_an_old_spec_of_before_makes_the_same_engines_again():
     assert revision(resolved_of(found, {"metadata": meta}, Hub())) == revision(before)
 
 
-def test_an_engine_of_an_earlier_version_is_refused_where_something_is_to_be_computed_and_says_how_to_go_on():
+def test_an_engine_of_an_earlier_version_is_refused_where_numbers_are_computed_with_the_cure():
     found = without_costs(LLAMA31_70B)
 
     with pytest.raises(SpecError) as caught:
@@ -275,7 +275,7 @@ def jobs_of(kube):
     return {each["metadata"]["labels"]["rayloom.dev/service"]: each for each in jobs}
 
 
-def test_an_upgrade_starts_four_jobs_at_a_time_stores_what_they_find_and_rolls_nothing():
+def test_an_upgrade_starts_four_jobs_at_a_time_stores_their_results_and_rolls_nothing():
     async def story(world):
         names = [f"chat-{number}" for number in range(10)]
         for name in names:

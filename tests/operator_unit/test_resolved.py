@@ -1,9 +1,12 @@
-"""What a spec leaves open: computed from the model, kept while its inputs are the same, and part of the revision."""
+"""Values that a spec leaves out:
+
+computed from the model, kept while its inputs are the same, and part of the revision.
+"""
 
 import pytest
 
 from rayloom_operator.api.base import amount
-from rayloom_operator.api.status import Sizing
+from rayloom_operator.api.status import SizingStatus
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
@@ -40,7 +43,7 @@ def test_stages_that_fit_on_a_node_share_a_pod():
     assert (found.num_pods, found.ranks_per_pod) == (1, 8)
 
 
-def test_only_a_context_that_was_cut_is_told_to_the_engine():
+def test_only_a_context_that_was_cut_is_in_the_config():
     assert resolved(LLAMA31_8B, length=None).max_model_len is None
     assert resolved(LLAMA31_8B, length=None, memory="24Gi").max_model_len == 54_560
     assert resolved(LLAMA31_8B, length=4096).max_model_len == 4096
@@ -48,7 +51,7 @@ def test_only_a_context_that_was_cut_is_told_to_the_engine():
     assert make_resolved(parallelism={"pipeline": 2}).max_model_len is None
 
 
-def test_on_a_cpu_it_is_one_rank_unless_more_are_asked_for():
+def test_on_a_cpu_there_is_one_rank_unless_the_spec_gives_more():
     found = make_resolved(engine={"resources": {"limits": {"memory": "2Gi"}}})
 
     assert (found.shape, found.num_pods, found.stages_per_pod) == ("TP1xPP1", 1, 1)
@@ -56,7 +59,7 @@ def test_on_a_cpu_it_is_one_rank_unless_more_are_asked_for():
     assert make_resolved(parallelism={"pipeline": 2}).num_pods == 2
 
 
-def test_without_facts_a_cpu_takes_what_is_asked_and_an_accelerator_waits():
+def test_without_facts_a_cpu_uses_the_specs_numbers_and_an_accelerator_waits():
     service = make_service(model={"source": SOURCE}, parallelism={"tensor": 2})
 
     assert resolve(service, "i").shape == "TP2xPP1"
@@ -86,14 +89,14 @@ def test_the_choice_of_another_version_stays_while_its_inputs_are_the_same():
     assert resolved(previous={"sizing": {"tensor": "x"}}) == before
 
 
-def test_what_the_status_says_is_read_back_as_it_was():
+def test_a_sizing_is_read_back_from_the_status_as_it_was():
     found = resolved()
 
-    assert Sizing.model_validate(written(found)["sizing"], strict=False) == found.sizing
+    assert SizingStatus.model_validate(written(found)["sizing"], strict=False) == found.sizing
     assert resolved(previous=written(found)) == found
 
 
-def test_the_revision_follows_what_was_computed_and_not_what_it_was_computed_from():
+def test_the_revision_follows_the_computed_numbers_and_not_their_inputs():
     base = revision(resolved())
 
     assert base == revision(resolved(parallelism={"tensor": 4, "pipeline": 1}))
@@ -107,7 +110,7 @@ def test_the_revision_follows_what_was_computed_and_not_what_it_was_computed_fro
     )
 
 
-def test_pinning_what_runs_rolls_nothing():
+def test_pinning_the_running_numbers_rolls_nothing():
     def on_hub(commit="c" * 40, **model):
         service = make_service(model={"source": SOURCE, **model})
         return revision(resolve(service, "i", LLAMA31_8B.model_copy(update={"commit": commit})))
@@ -122,7 +125,7 @@ def test_pinning_what_runs_rolls_nothing():
     assert (pinned.max_model_len, revision(pinned)) == (fitting.max_model_len, revision(fitting))
 
 
-def test_without_a_commit_the_revision_that_was_asked_for_counts():
+def test_without_a_commit_the_specs_revision_counts():
     def asking(**model):
         return revision(resolve(make_service(model={"source": SOURCE, **model}), "i"))
 
@@ -139,7 +142,7 @@ def test_a_device_that_is_used_anyway_rolls_nothing():
     assert on_cpu(maxNumSeqs=4) != on_cpu()
 
 
-def test_what_does_not_fit_is_refused_before_any_pod():
+def test_a_model_that_does_not_fit_is_refused_before_any_pod():
     with pytest.raises(DoesNotFit, match="use tensor 4 and pipeline 1, which fit"):
         resolved(parallelism={"tensor": 1, "pipeline": 1})
     with pytest.raises(DoesNotFit, match=r"raise spec\.engine\.resources\.limits\.memory"):

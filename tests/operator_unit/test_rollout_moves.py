@@ -72,7 +72,7 @@ def test_every_node_is_emptied_while_all_replicas_serve(replicas):
     assert (world.stored.step, world.num_available()) == ("Complete", replicas)
 
 
-def test_an_engine_whose_node_comes_back_before_another_serves_stays():
+def test_an_engine_whose_node_is_uncordoned_before_another_serves_stays():
     world = serving(replicas=2)
     cordon(world, "a-0")
     world.run(5)
@@ -82,7 +82,7 @@ def test_an_engine_whose_node_comes_back_before_another_serves_stays():
     assert (world.stored.step, [each.name for each in world.running]) == ("Complete", ["a-0", "a-1"])
 
 
-def test_an_engine_whose_node_comes_back_while_it_drains_is_one_too_many():
+def test_an_engine_whose_node_is_uncordoned_while_it_drains_is_one_too_many():
     world = serving(replicas=2)
     cordon(world, "a-0")
     while not world.engines["a-0"].is_drained:
@@ -164,7 +164,7 @@ def test_while_a_moved_engine_is_deleted_those_that_stay_are_held():
     assert found == {(True, 2), (True, 3)}, "before and after, and while there are three"
 
 
-def test_without_surge_nothing_moves_and_evictions_pass():
+def test_without_surge_nothing_moves_and_evictions_are_allowed():
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     cordon(world, "a-0")
 

@@ -98,7 +98,7 @@ def world(cluster):
     return server, start()
 
 
-def test_it_leads_works_and_gives_the_lease_back_when_it_is_asked_to_stop(world):
+def test_it_leads_works_and_releases_the_lease_when_it_is_stopped(world):
     server, operator = world
     kube = server.kube
     operator.until(operator.leads)
@@ -143,7 +143,7 @@ def test_a_standby_reads_services_only_once_it_leads(cluster):
     assert kube.lists.count(SERVICES) > num_lists
 
 
-def test_a_standby_that_is_asked_to_stop_ends_without_a_warning(cluster):
+def test_a_standby_that_is_stopped_ends_without_a_warning(cluster):
     _, start = cluster
     first = start()
     first.until(first.leads)

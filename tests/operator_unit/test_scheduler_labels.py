@@ -1,4 +1,4 @@
-"""Queues and batch schedulers see a RayCluster with the labels of its LLMService; what waits in a queue is said so."""
+"""Queues and batch schedulers see a RayCluster with the labels of its LLMService; the status names queued clusters."""
 
 import pytest
 
@@ -46,14 +46,14 @@ def test_pods_get_none_of_them_from_the_operator():
     assert found["workerGroupSpecs"][0]["template"] == plain["workerGroupSpecs"][0]["template"]
 
 
-def test_without_them_the_object_is_what_it_was():
+def test_without_them_the_object_is_unchanged():
     assert ray_cluster(labelled(), "00000000") == ray_cluster(labelled({"team": "a"}, {"note": "b"}), "00000000")
 
 
 @pytest.mark.parametrize(
     "label", ["ray.io/cluster", "ray.io/node-type", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"]
 )
-def test_what_kuberay_finds_objects_by_is_not_passed_on(label):
+def test_labels_by_which_kuberay_finds_objects_are_not_copied(label):
     assert label not in metadata_of(labelled({label: "x"}))["labels"]
 
 
@@ -96,7 +96,7 @@ def test_a_raycluster_that_its_queue_holds_is_suspended():
 
 
 @pytest.mark.parametrize("is_head_evicted", [False, True])
-def test_what_waits_in_a_queue_is_no_fault_and_waits_for_capacity(is_head_evicted):
+def test_a_queued_cluster_is_no_fault_and_waits_for_capacity(is_head_evicted):
     # KubeRay deletes the pods that one has which is suspended later.
     group = make_group(is_suspended=True, is_head_evicted=is_head_evicted)
     verdict = judge(group, NOW)

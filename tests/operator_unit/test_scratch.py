@@ -42,7 +42,7 @@ def of_head(**changes):
     return disk(pods(**changes)[0], "engine", "engine-scratch")
 
 
-def test_a_worker_that_fetches_asks_for_the_weights_and_a_margin():
+def test_a_worker_that_downloads_requests_the_weights_and_a_margin():
     assert of_worker() == (REQUEST_70B, None, LIMIT_70B)
 
 
@@ -72,7 +72,7 @@ def test_an_8b_model_in_float32_takes_the_bytes_of_the_checkpoint():
         {"model": {"source": "pvc://models/a.gguf"}, "engine": {"env": [{"name": "RAYLOOM_CACHE", "value": "/x"}]}},
     ],
 )
-def test_who_writes_nothing_into_scratch_asks_for_nothing(spec):
+def test_a_pod_that_writes_nothing_into_scratch_requests_nothing(spec):
     assert of_worker(**spec) == of_head(**spec) == (None, None, None)
 
 
@@ -90,7 +90,7 @@ def test_a_folder_that_the_pod_template_names_is_not_scratch():
     assert of_worker(model=model, podTemplate=template) == (REQUEST_70B, None, LIMIT_70B)
 
 
-def test_the_volume_of_the_head_holds_what_the_pod_template_allows():
+def test_the_volume_of_the_head_holds_the_pod_templates_limit():
     limits = {"ephemeral-storage": "400Gi"}
     template = {"head": {"spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]}}}
 
@@ -105,7 +105,7 @@ def test_each_pod_has_room_for_a_gguf_file_that_it_converts(source):
     assert of_head(model={"source": source}) == (REQUEST_70B, None, LIMIT_70B)
 
 
-def test_what_the_manifest_asks_for_wins_and_the_volume_holds_the_larger():
+def test_the_manifests_request_wins_and_the_volume_holds_the_larger():
     def given(**resources):
         kinds = {kind: {"ephemeral-storage": quantity} for kind, quantity in resources.items()}
         return of_worker(engine={"resources": kinds})
@@ -117,14 +117,14 @@ def test_what_the_manifest_asks_for_wins_and_the_volume_holds_the_larger():
     assert given(requests="10Gi", limits="400Gi") == ("10Gi", "400Gi", "409600Mi")
 
 
-def test_a_built_in_model_and_one_that_is_not_known_have_what_they_had():
+def test_a_built_in_model_and_an_uninspected_one_keep_their_requests():
     assert disk(ray_cluster(make_resolved(), "00000000")["spec"]["workerGroupSpecs"][0]["template"]["spec"],
                 "ray-worker", "scratch") == (None, None, None)  # fmt: skip
     assert resolve(make_service(model=HUB), "i").checkpoint_bytes is None
     assert scratch_volume("scratch", 0, {}) == {"name": "scratch", "emptyDir": {}}
 
 
-def test_the_revision_knows_nothing_of_it():
+def test_the_revision_does_not_depend_on_it():
     service = make_service(model=HUB | {"revision": "main"})
     small = LLAMA31_8B.model_copy(update={"num_parameters": 1})
 
@@ -140,7 +140,7 @@ def test_the_revision_knows_nothing_of_it():
         ("0/3 nodes are available: 3 Insufficient memory.", "Add nodes, or lower spec.engine.resources."),
     ],
 )
-def test_a_pod_without_a_node_with_room_says_what_would_give_it_one(cause, cure):
+def test_the_message_for_a_pod_without_room_names_the_cure(cause, cure):
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": cause}
     fault = make_pod("w", is_head=False, node="", conditions=[unplaced]).fault
 

@@ -1,4 +1,7 @@
-"""Which cut of a model is chosen, and the bytes behind it. Figures follow from config.json and are checked by hand."""
+"""The choice of parallelism for a model, and the bytes behind it.
+
+Figures follow from config.json and are checked by hand.
+"""
 
 import pytest
 
@@ -131,7 +134,7 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
     assert size(make_question(SMOLLM2, None, None, tensor=3, pipeline=1)).kv_tokens == 11_650 * 16
 
 
-def test_on_a_cpu_half_of_what_a_memory_limit_leaves():
+def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
     # 2048 - 384 - 168 MiB less 269,030,016 bytes of weights are 1,299,639,680; half of it holds 1762 blocks.
     assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1762 * 16
 
@@ -239,7 +242,7 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(kind, arguments, changes, sentence):
+def test_an_impossible_number_is_refused_with_the_possible_ones(kind, arguments, changes, sentence):
     assert refusal(kind, *arguments, **changes) == sentence
 
 

@@ -59,7 +59,7 @@ def sized(question):
 
 @settings(deadline=None, print_blob=True)
 @given(questions())
-def test_what_is_chosen_can_be_and_nothing_cheaper_fits(question):
+def test_the_choice_is_possible_and_nothing_cheaper_fits(question):
     found = sized(question)
     ways = candidates(question)
     if found is None:
@@ -97,7 +97,7 @@ def test_no_two_ways_cost_the_same(question):
 
 @settings(deadline=None, print_blob=True)
 @given(questions())
-def test_what_fits_leaves_room_for_weights_and_a_step(question):
+def test_a_candidate_that_fits_leaves_room_for_weights_and_a_step(question):
     found = sized(question)
     if found is not None:
         step = GPU_STEP_TOKENS * question.costs.step.token.elements[question.costs.tensor.index(found.tensor)] * 2
@@ -106,7 +106,7 @@ def test_what_fits_leaves_room_for_weights_and_a_step(question):
 
 @settings(deadline=None, print_blob=True)
 @given(models(), st.data())
-def test_no_stage_has_more_than_what_its_ranks_are_sized_for(facts, data):
+def test_no_stage_has_more_than_its_ranks_are_sized_for(facts, data):
     """Held to every stage of the split, layer by layer."""
     costs = facts.costs
     pipeline = data.draw(st.integers(1, costs.num_layers))

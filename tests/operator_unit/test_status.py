@@ -57,7 +57,7 @@ def test_a_serving_service_in_full():
     assert group.name == f"chat-{status.current_revision}-0"
 
 
-def test_equal_facts_give_equal_bytes_and_a_time_moves_only_with_what_it_is_of():
+def test_equal_facts_give_equal_bytes_and_a_time_moves_only_with_its_field():
     first = turn(TWO, [make_serving(TWO)]).document
     later = CLOCK + timedelta(hours=1)
 
@@ -79,7 +79,7 @@ def test_one_engine_of_two_that_serves_is_enough_to_be_available():
     assert found.status.conditions[4].message == f"{broken.name}: no model"
 
 
-def test_an_engine_on_its_way_is_better_news_than_a_broken_one():
+def test_a_starting_engine_outranks_a_failed_one():
     broken = make_serving(TWO, 0, pods=(make_pod("head0", engine=crashed(78, "no model")),), reading=None)
     starting = make_serving(TWO, 1, reading=make_reading(make_said("starting", None)))
     said = conditions(turn(TWO, [broken, starting]).document)
@@ -101,7 +101,7 @@ def test_a_start_is_no_degradation_and_a_recovery_is(group, degraded):
     assert conditions(turn(ONE, [group]).document)["Degraded"] == degraded
 
 
-def test_pods_without_a_node_are_told_of():
+def test_pods_without_a_node_are_reported():
     head, worker = make_pod("head"), make_pod("worker", is_head=False, node="", conditions=UNSCHEDULABLE)
     stuck = turn(ONE, [make_serving(ONE, pods=(head, worker), reading=None)])
     waiting = turn(ONE, [make_serving(ONE, pods=(head,), reading=None)])
@@ -118,7 +118,7 @@ def test_a_lost_node_is_named():
     assert found.status.conditions[4].message.startswith("Node n2 not ready")
 
 
-def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
+def test_an_unusable_spec_is_refused_and_leaves_running_engines_alone():
     groups = [make_serving(TWO), make_serving(TWO, 1)]
     previous = turn(TWO, groups).document
     found = turn(None, groups, problems=("spec.replicas: no", "spec.model: no"), previous=previous)
@@ -129,7 +129,7 @@ def test_an_unusable_spec_is_refused_and_leaves_what_runs_alone():
     assert (found.plan.wanted, found.plan.deletions) == ((), ())
 
 
-def test_an_unusable_spec_with_nothing_running_says_so():
+def test_an_unusable_spec_without_engines_is_in_every_condition():
     found = turn(None, problems=("spec.replicas: no",))
 
     assert conditions(found.document) == {
@@ -152,14 +152,14 @@ def test_pods_that_are_not_there_have_no_node():
         assert message in found.status.conditions[2].message
 
 
-def test_what_the_api_server_refuses_is_said():
+def test_a_refusal_of_the_api_server_is_in_the_condition():
     said = turn(ONE, refusal="quota").status.conditions
 
     assert (said[0].reason, said[0].status) == (Reason.APPLY_REFUSED, "False")
     assert (said[3].reason, said[3].message) == (Reason.APPLY_REFUSED, "quota")
 
 
-def test_what_runs_is_judged_while_its_successor_is_refused():
+def test_running_engines_are_judged_while_their_successor_is_refused():
     previous = turn(ONE, [make_serving(ONE)]).document
     changed = make_resolved(engine={"args": {"maxNumSeqs": 9}})
     found = turn(changed, [make_serving(ONE)], previous=previous, refusal="quota")
@@ -178,7 +178,7 @@ def test_what_runs_is_judged_while_its_successor_is_refused():
     assert found.status.updated_replicas == 0
 
 
-def test_events_name_what_is_new_and_are_the_same_when_said_again():
+def test_events_name_the_change_and_are_equal_when_repeated():
     broken = make_serving(ONE, pods=(make_pod(engine=crashed(78, "no model")),), reading=None)
     found = turn(ONE, [broken])
     written = SERVICE | {"status": found.document}
@@ -217,7 +217,7 @@ def test_no_sentence_is_longer_than_the_definition_allows():
     assert (read.restarts, len(read.failure.message), len(read.nodes)) == (3, 4096, 4096)
 
 
-def test_what_is_healed_is_an_event_and_what_was_never_broken_is_none():
+def test_a_recovery_is_an_event_and_a_first_healthy_state_is_none():
     sick = turn(TWO, [make_serving(TWO), make_serving(TWO, 1, reading=make_reading(make_said("recovering")))])
     well = turn(TWO, [make_serving(TWO), make_serving(TWO, 1)], previous=sick.document)
 
@@ -226,13 +226,13 @@ def test_what_is_healed_is_an_event_and_what_was_never_broken_is_none():
     assert [each["reason"] for each in events(SERVICE, well.status, CLOCK)] == ["Serving"]
 
 
-def test_what_passes_by_itself_is_no_fault():
+def test_a_state_that_ends_by_itself_is_no_fault():
     assert not FAULTS & {Reason.SERVING, Reason.STARTING, Reason.HEALTHY, Reason.SCHEDULED, Reason.RECOVERING}
     assert {Reason.GROUP_BACK_OFF, Reason.NODE_LOST, Reason.HEAD_LOST, Reason.ENGINE_STUCK} <= FAULTS
 
 
 def test_an_engine_that_serves_is_available_whatever_its_revision():
-    # Changed and changed back: the first engine failed, and the second serves until it is made anew.
+    # Changed and changed back: the first engine failed, and the second serves until it is recreated.
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2
@@ -263,7 +263,7 @@ def test_no_deadline_counts_and_nothing_is_held_while_nothing_can_be_planned():
     assert found["rollout"]["enginesPerRevision"] == previous["rollout"]["enginesPerRevision"]
 
 
-def test_what_is_to_go_and_finishes_its_requests_is_said_to_drain():
+def test_a_terminating_engine_with_requests_is_draining():
     none = make_resolved(replicas=0)
     unrouted = make_serving(none, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
     first = turn(none, [unrouted])

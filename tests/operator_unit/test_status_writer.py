@@ -38,7 +38,7 @@ def test_words_alone_wait_and_all_else_is_written_at_once():
         assert await write(said("", state="serving")) is None
         conditions = {each["type"]: each["status"] for each in kube.objects[SERVICE]["status"]["conditions"]}
         assert conditions["Available"] == "True"
-        # A service that was deleted and made anew begins anew.
+        # A service that was deleted and recreated starts without a history.
         writer.forget(KEY)
         assert await write(said("rank 3 is gone")) is None
         assert await write(said("rank 4 is gone")) is None

@@ -21,13 +21,13 @@ WORTH_A_LOOK |= {"DeadlineExceeded"}
 
 
 def rows(head):
-    """Of the table that begins with `head`: the word in the first column -> the other columns."""
+    """Returns the table that begins with `head`: the word in the first column -> the other columns."""
     table = PAGE.split(head)[1].split("\n\n")[0]
     cells = (line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `"))
     return {re.fullmatch(r"`(\w+)`", first.strip())[1]: [each.strip() for each in rest] for first, *rest in cells}
 
 
-def test_every_reason_has_a_row_that_says_whether_it_is_an_event():
+def test_every_reason_has_a_row_with_its_event_or_none():
     found = rows("| reason | Event |")
 
     assert found.keys() | rows("| reason of a rollout | Event |").keys() == {str(each) for each in Reason} | OF_ROLLS
@@ -38,7 +38,7 @@ def test_every_reason_has_a_row_that_says_whether_it_is_an_event():
         assert meaning
 
 
-def test_what_is_wrong_has_something_to_do():
+def test_every_fault_has_an_action():
     found = rows("| reason | Event |") | rows("| reason of a rollout | Event |")
 
     assert [str(reason) for reason in FAULTS | WORTH_A_LOOK if not found[str(reason)][2]] == []

@@ -1,6 +1,7 @@
-"""Which fields of the spec make engines anew: each field of the schema is sorted in here, and stands so in the docs.
+"""The fields of the spec whose change recreates engines: each field of the schema is sorted in here and in the docs.
 
-A field that is new fails the first test until CHANGES shows what a change of it does, and the last until the page does.
+A field that is new fails the first test until CHANGES has the effect of a change of it, and the last until the page
+does.
 """
 
 import re
@@ -37,7 +38,7 @@ SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
 
 @dataclass(frozen=True)
 class Change:
-    """Of one field from one value to another, None for left out, in a spec that is otherwise `spec`."""
+    """The change of a field from one value to another, None for left out, in a spec that is otherwise `spec`."""
 
     before: Any
     after: Any
@@ -191,7 +192,7 @@ def field_of(path):
 
 
 def template_change(path):
-    """Of one field of a pod template, in one that has no more than the field needs."""
+    """The change of a field of a pod template that has no more than the field needs."""
     *names, last = path.split(".")
     pod = names[1]
     part = spec = {"model": CPU["model"], "podTemplate": {pod: {"spec": {}}}}
@@ -243,7 +244,7 @@ def verdict(path):
 
 
 def rows():
-    """Of the page's first table: pattern of a field's path, and what the second column says."""
+    """Returns the page's first table: pattern of a field's path, and the text of the second column."""
     for line in PAGE.split("| field of `spec` |")[1].split("\n\n")[0].splitlines():
         if line.startswith("| `"):
             names, says, _ = (cell.strip() for cell in line.strip("|").split("|"))
@@ -270,7 +271,7 @@ def test_a_change_rolls_or_does_not(path, change):
     assert (revision_of(before) != revision_of(after)) is change.rolls
 
 
-def test_what_the_page_says_of_each_field_is_so():
+def test_the_page_is_right_about_each_field():
     table = list(rows())
     said = {path: [says for pattern, says in table if covers(pattern, path)] for path in CHANGES}
 

@@ -136,7 +136,7 @@ def test_the_earlier_of_two_requeues_counts():
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_requeue_that_is_due_at_once_may_be_asked_for_again(loop_factory):
+def test_a_requeue_that_is_due_at_once_may_be_repeated(loop_factory):
     async def run():
         queue, turns = WorkQueue(), []
 
@@ -215,7 +215,7 @@ def test_an_empty_queue_drains_at_once():
     asyncio.run(run())
 
 
-def test_as_many_reconciles_run_at_once_as_the_limit_says_at_that_time():
+def test_as_many_reconciles_run_at_once_as_the_limit_allows_at_that_time():
     async def run():
         limit, working, ends = 1, [], []
         queue = WorkQueue(lambda: limit)

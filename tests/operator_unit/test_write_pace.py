@@ -1,4 +1,4 @@
-"""How often a status is written, by a clock that the tests hold."""
+"""The interval of status writes, by a clock that the tests control."""
 
 from rayloom_operator.reconcile.write_pace import WritePace, without_words
 
@@ -21,7 +21,7 @@ def test_words_alone_are_written_every_5_seconds():
     assert pace.wait_s(("team", "other"), status(message="a"), status(message="b"), 105.0) == 0
 
 
-def test_what_programs_decide_by_is_written_at_once():
+def test_fields_by_which_programs_decide_are_written_at_once():
     pace = WritePace()
 
     assert pace.wait_s(KEY, status(), status(message="b"), 100.0) == 0

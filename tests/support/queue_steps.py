@@ -16,5 +16,5 @@ async def stop(workers):
 
 
 def is_at_rest(queue):
-    """Nothing is left to do but what time or news will start."""
+    """No work is left except work that time or an event will start."""
     return not queue._working and not queue.depth

@@ -29,12 +29,12 @@ class Block:
 
     @property
     def is_server(self) -> bool:
-        """Whether it starts the server and goes on until Ctrl-C."""
+        """True if it starts the server and runs until Ctrl-C."""
         return self.commands[0].split()[:2] == ["make", "run"]
 
     @property
     def is_engine(self) -> bool:
-        """Whether it starts an engine without a manifest, which goes on until Ctrl-C."""
+        """True if it starts an engine without a manifest, which runs until Ctrl-C."""
         return " serve" in self.commands[-1] and self.commands[-1].startswith(".venv/bin/")
 
     @property

@@ -105,7 +105,7 @@ class World:
     def __init__(self):
         self.kube = Cluster()
         self.controller = Controller(self.kube, SETTINGS)
-        self.passes = []  # seconds from the news of a well service to the end of its pass
+        self.passes = []  # seconds from the event of a well service to the end of its reconcile
         self._began = {}
         self._addresses = {"bad": iter(range(1, 255)), "well": iter(range(1, 255))}
         reconcile = self.controller._reconcile

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
-# `local` looks for the engine beside this Python, so it is told of a Python that stands beside the fake.
+# `local` looks for the engine beside this Python, so its sys.executable is a Python beside the fake.
 # Tests that run under nohup would hand on that a closed terminal ends nothing.
 PROGRAM = """
 import signal, sys

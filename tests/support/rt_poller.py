@@ -22,7 +22,7 @@ GOOD = {
 
 @contextlib.asynccontextmanager
 async def polled(monkeypatch, answer, num_expected=0):
-    """A poller that follows one engine, whose answers `answer(request)` gives; the list of news."""
+    """A poller that follows one engine, whose answers `answer(request)` gives; the list of its events."""
     monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)

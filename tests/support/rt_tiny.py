@@ -14,9 +14,9 @@ import torch
 from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
 from rayloom_engine.kernels.target import Backend, Target
-from rayloom_engine.kv.cache import KvCache, KvLayout
+from rayloom_engine.kv.cache import KvLayout, KvPages
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import Model
+from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.parallel.tensor_group import OneRank
 
@@ -158,12 +158,12 @@ def cpu_kernels(compute_dtype: torch.dtype = torch.float32, backend: Backend = "
     return choose_kernels(Target(device=torch.device("cpu"), compute_dtype=compute_dtype, backend=backend))
 
 
-def load_tiny(folder: Path, backend: Backend = "auto") -> Model:
+def load_tiny(folder: Path, backend: Backend = "auto") -> RankModel:
     return load_model(folder, read_shape(folder), cpu_kernels(backend=backend), dtype=torch.float32).model
 
 
-def make_cache(shape: ModelShape, num_blocks: int = 64, block_size: int = BLOCK_SIZE) -> KvCache:
-    return KvCache.allocate(
+def make_cache(shape: ModelShape, num_blocks: int = 64, block_size: int = BLOCK_SIZE) -> KvPages:
+    return KvPages.allocate(
         KvLayout(num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim),
         num_blocks=num_blocks,
         block_size=block_size,
@@ -203,7 +203,7 @@ class TinySequence:
     num_computed: int = 0
 
 
-def advance(model: Model, cache: KvCache, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
+def advance(model: RankModel, cache: KvPages, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
     """Computes some more tokens of each sequence in one forward call; returns each one's logits, [tokens, V]."""
     query_lens = [count for _, count in steps]
     context_lens = [sequence.num_computed + count for sequence, count in steps]

@@ -84,7 +84,7 @@ def served_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """What the ranks have memory for."""
+    """The sizes for which the ranks have memory."""
 
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens

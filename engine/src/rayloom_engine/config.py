@@ -43,7 +43,8 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: what the model's config says, or what fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config, or the longest that"
+        " fits.",
     )
 
     tensor_parallel_size: int = Field(
@@ -52,7 +53,7 @@ class EngineConfig(BaseModel):
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
     executor: Executor = Field(
         "auto",
-        description="How ranks are started: uni = in the core's process (one rank), mp = as processes of this machine, "
+        description="Starter of ranks: uni = in the core's process (one rank), mp = as processes of this machine, "
         "ray = as Ray actors, external = by torchrun. auto: external or ray where the environment or ray_address names "
         "one, uni for one rank, else mp.",
     )
@@ -71,10 +72,10 @@ class EngineConfig(BaseModel):
         "of your own choose among mixed nodes. Default: a CPU, and a GPU where it computes on one.",
     )
     ray_placement_strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = Field(
-        "SPREAD", description="How Ray puts stages on nodes; the ranks of a stage always share one."
+        "SPREAD", description="Ray's strategy of placing stages on nodes; the ranks of a stage always share a node."
     )
     placement_seconds: float = Field(
-        2.0, gt=0, strict=False, description="How long Ray may take to find room for every rank at the first start."
+        2.0, gt=0, strict=False, description="Seconds for which Ray may search room for every rank at the first start."
     )
     rank_port: int = Field(
         0,
@@ -93,7 +94,10 @@ class EngineConfig(BaseModel):
         "is replaced.",
     )
     rebuild_seconds: float = Field(
-        600.0, ge=1, strict=False, description="How long lost ranks may take to come back before the engine gives up."
+        600.0,
+        ge=1,
+        strict=False,
+        description="Seconds after which the engine gives up if lost ranks have not attached again.",
     )
 
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
@@ -142,10 +146,13 @@ class EngineConfig(BaseModel):
     )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body; more gets 413.")
     max_output_tokens: int | None = Field(
-        None, ge=1, description="Upper bound of a request's max_tokens. Default: what the context leaves."
+        None, ge=1, description="Upper bound of a request's max_tokens. Default: the rest of the context."
     )
     drain_seconds: float = Field(
-        30.0, ge=0, strict=False, description="How long requests may finish after SIGTERM before they are ended."
+        30.0,
+        ge=0,
+        strict=False,
+        description="Seconds for which requests may finish after SIGTERM before they are aborted.",
     )
     restart_budget: int = Field(
         5,

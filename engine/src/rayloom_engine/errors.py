@@ -23,7 +23,7 @@ class EngineError(Exception):
 
 
 class ConfigError(EngineError, ValueError):
-    """A setting that cannot be used. The message names the field, what was given and what is allowed."""
+    """A setting that cannot be used. The message names the field, its value and the allowed values."""
 
 
 class ModelError(EngineError, ValueError):

@@ -38,7 +38,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
-    """One generated choice."""
+    """A generated choice."""
 
     index: int
     text: str
@@ -50,7 +50,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """One prompt and its choices."""
+    """A prompt and its choices."""
 
     prompt: str | None  # None if the prompt was given as ids
     prompt_token_ids: tuple[int, ...]

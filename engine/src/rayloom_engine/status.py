@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict, Field
 State = Literal["starting", "serving", "recovering", "draining", "failed"]
 
 
-class _Part(BaseModel):
+class _StatusPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Phase(_Part):
+class Phase(_StatusPart):
     name: str
     seconds: float
     done: int = Field(description="Units done, of `total`.")
@@ -35,7 +35,7 @@ class Phase(_Part):
     finished: bool
 
 
-class Model(_Part):
+class Model(_StatusPart):
     name: str = Field(description="Name in the API.")
     source: str
     commit: str | None
@@ -47,7 +47,7 @@ class Model(_Part):
     max_model_len: int
 
 
-class Rank(_Part):
+class Rank(_StatusPart):
     rank: int
     node: str = Field(description="The Kubernetes node, or the host's name.")
     host: str = Field(description="The host's name; in Kubernetes the pod's.")
@@ -57,57 +57,68 @@ class Rank(_Part):
     step: int
     memory_bytes: int = Field(description="Resident memory of the rank's process.")
     advance: int = Field(description="Parts of layers computed in this epoch; stands still when the rank does.")
-    communication_seconds: float = Field(description="Spent waiting for other ranks since the process started.")
-    weight_bytes_read: int = Field(description="From files, since the process started; a survivor reads none again.")
+    communication_seconds: float = Field(description="Time of waiting for other ranks since the process started.")
+    weight_bytes_read: int = Field(
+        description="Bytes read from files since the process started; a rank that survives a loss reads no "
+        "weights again."
+    )
 
 
-class Requests(_Part):
+class Requests(_StatusPart):
     in_flight: int = Field(description="Accepted HTTP requests not yet answered in full.")
     running: int = Field(description="Sequences in the running batch.")
     waiting: int = Field(description="Sequences in the core's queue.")
     finished: int = Field(
-        description="That ended, well or not, since the front started; not those refused, nor whose client left."
+        description="HTTP requests that ended, with or without an error, since the front started; without refused "
+        "requests and those whose client disconnected."
     )
     failed: int = Field(
-        description="Of `finished`: ended in an error of the engine's, as HTTP 5xx or as an error event in the stream. "
-        "A request that a drain or a full queue refuses is none."
+        description="Requests of `finished` that ended in an error of the engine's, as HTTP 5xx or as an error event "
+        "in the stream; without those that a drain or a full queue refuses."
     )
     first_token_seconds: dict[str, int] = Field(
         description="Seconds, +Inf for all -> requests since the front started whose first token took no longer."
     )
 
 
-class KvCache(_Part):
+class KvCache(_StatusPart):
     num_blocks: int
     num_free_blocks: int
     block_size: int
     usage: float = Field(ge=0, le=1)
 
 
-class RecoveryPhase(_Part):
-    name: str = Field(description="suspect (who is to blame), then those of a start, then replay (the first step).")
+class RecoveryPhase(_StatusPart):
+    name: str = Field(
+        description="suspect (the search for the failed process), then the phases of a start, then replay (the first "
+        "step)."
+    )
     seconds: float
 
 
-class Recovery(_Part):
+class Recovery(_StatusPart):
     cause: str
     process: str = Field(description="core, front or rank N.")
-    node: str = Field(description="Where that was: the Kubernetes node, or the host's name.")
+    node: str = Field(description="Place of the loss: the Kubernetes node, or the host's name.")
     at: float = Field(description="Unix time at which the loss was noticed.")
     seconds: float | None = Field(description="Until tokens could flow again; null while it lasts.")
     replayed_requests: int
-    phases: list[RecoveryPhase] = Field(description="Of the rebuild, in order; empty while it lasts, and for a front.")
+    phases: list[RecoveryPhase] = Field(
+        description="Phases of the rebuild, in order; empty while it lasts, and for a front."
+    )
 
 
-class EngineStatus(_Part):
+class EngineStatus(_StatusPart):
     version: Literal["v1"] = "v1"
     engine_version: str
     state: State
-    reason: str = Field(description="Why this state; empty when serving.")
-    executor: str = Field(description="How ranks are started: uni, mp, ray or external; empty until the core answers.")
+    reason: str = Field(description="Reason of the state; empty when serving.")
+    executor: str = Field(description="Starter of ranks: uni, mp, ray or external; empty until the core answers.")
     epoch: int = Field(description="Raised by every rebuild.")
     step: int
-    last_token_age_seconds: float | None = Field(description="Since a token passed through every rank; null before.")
+    last_token_age_seconds: float | None = Field(
+        description="Since a token went through every rank; null before the first."
+    )
     last_work_age_seconds: float | None = Field(
         default=None, description="Since a rank that computes advanced or burned CPU time; null while none computes."
     )

@@ -11,10 +11,10 @@ _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
 # Flag of vLLM or SGLang -> what to use here instead, or why there is nothing.
 _ELSEWHERE = {
-    "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes what "
-    "is free",
-    "--mem-fraction-static": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes what is "
-    "free",
+    "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes the "
+    "free memory",
+    "--mem-fraction-static": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes the "
+    "free memory",
     "--num-gpu-blocks-override": "use --num-kv-blocks",
     "--api-key": "use --api-key-file FILE or the variable RAYLOOM_API_KEYS, so that no key is in the list of processes",
     "--model-path": "use --model",

@@ -177,7 +177,7 @@ class Scheduler:
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences
-        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of turn"
+        assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for part in result.prompt_logprobs:

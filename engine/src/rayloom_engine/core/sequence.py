@@ -27,7 +27,7 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who sent a sequence. Decides its order in the queue, and which cached prefixes it may reuse."""
+    """The sender of a sequence. Decides its order in the queue, and which cached prefixes it may reuse."""
 
     priority: int = 0  # lower runs first, among the sequences of a tenant
     arrival: float = 0.0  # Unix time; decides the order within a priority

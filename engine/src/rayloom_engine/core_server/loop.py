@@ -29,7 +29,7 @@ _POISON = (
 
 
 class Core:
-    """Turns messages of fronts into sequences and step outputs into messages to fronts."""
+    """Makes sequences of the messages of fronts, and messages to fronts of step outputs."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ from rayloom_engine.core_server.context import CoreContext
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.core_server.ranks.stillness import Stillness
-from rayloom_engine.core_server.recovery import Recovery
+from rayloom_engine.core_server.recovery import RecoveryMachine
 from rayloom_engine.core_server.run_folder import KeptSizes, RunFolder
 from rayloom_engine.core_server.sockets import CoreIo, Inbox
 from rayloom_engine.core_server.state import CoreState
@@ -80,7 +80,7 @@ class CoreProcess:
             if pool is None:
                 self._serve_alone(model)
             else:
-                Recovery(self._context(), pool, model, self._epoch).run()
+                RecoveryMachine(self._context(), pool, model, self._epoch).run()
         except (ModelError, ConfigError) as error:
             return self._fail(error, EXIT_CONFIG)
         except EngineDead as error:

@@ -92,10 +92,10 @@ class RecoveryLimits:
             return "start the job again"
         if is_narrower or self.budget.wait_after_death(now) is not None:
             return ""
-        return f"restart budget of {self.config.restart_budget} spent"
+        return f"restart budget of {self.config.restart_budget} exhausted"
 
 
-class Recovery:
+class RecoveryMachine:
     """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:

@@ -33,7 +33,7 @@ class KvLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class KvCache:
+class KvPages:
     """The keys and values of every layer: `pages[layer]` is [N, P, 2, H, D]. A token's keys precede its values.
 
     Keys and values lie next to each other, because the number of calls decides the speed of a small step: one call
@@ -46,7 +46,7 @@ class KvCache:
     @classmethod
     def allocate(
         cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> KvCache:
+    ) -> KvPages:
         """Returns a cache of zeros. On CPU its memory is taken only when blocks are first written."""
         shape = (num_blocks, block_size, 2, layout.num_kv_heads, layout.head_dim)
         return cls(pages=[_zeros(shape, dtype, device) for _ in range(layout.num_layers)])

@@ -29,7 +29,7 @@ class SequenceBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDemand:
-    """What settings and model require of the cache."""
+    """The requirements of settings and model for the cache."""
 
     block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     sequence: SequenceBlocks
@@ -94,7 +94,7 @@ def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
         f"{num_blocks * demand.block_bytes / GIB:.2f} GiB ({reason}); max_model_len {length}"
     )
     if length < wanted_len:
-        explanation += f" (cut from {wanted_len} to what fits)"
+        explanation += f" (cut from {wanted_len} to the longest that fits)"
     return KvPlan(num_blocks=num_blocks, max_model_len=length, block_bytes=demand.block_bytes, explanation=explanation)
 
 

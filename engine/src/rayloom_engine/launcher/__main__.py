@@ -97,7 +97,7 @@ class Launcher:
                 self._fenced.discard(rank)
                 if wait is None:
                     budget = self._config.restart_budget
-                    raise EngineDead(f"rank {rank} ended ({cause}); restart budget of {budget} spent")
+                    raise EngineDead(f"rank {rank} ended ({cause}); restart budget of {budget} exhausted")
                 logger.warning("rank %d (start %d) ended (%s), starting it again", rank, incarnation, cause)
                 self._due[rank] = time.monotonic() + wait
             while self._line.fences:

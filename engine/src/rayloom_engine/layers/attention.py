@@ -14,7 +14,7 @@ import torch
 from rayloom_engine.kernels.attention import AttentionPlan
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kernels.rotary import RotaryTables
-from rayloom_engine.kv.cache import KvCache
+from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.layers.linear import Linear
 
 
@@ -25,7 +25,7 @@ class AttentionStep:
     rotary_tables: RotaryTables
     plans: Mapping[int | None, AttentionPlan]  # window -> plan
     slot_mapping_T: torch.Tensor  # int64: each token's position in the cache, block id * block size + offset
-    cache: KvCache
+    cache: KvPages
 
 
 @dataclass(slots=True, kw_only=True)

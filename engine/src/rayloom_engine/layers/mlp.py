@@ -1,4 +1,4 @@
-"""One layer's gated MLP, with gate and up fused into one matrix."""
+"""The gated MLP of a layer, with gate and up fused into one matrix."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LayerKind(_Document):
 class StepCosts(_Document):
     """Memory of the largest step of a rank, beside weights and KV cache."""
 
-    token: Amounts = Field(description="Of one token.")
+    token: Amounts = Field(description="Memory of one token.")
     sequence_bytes: int = Field(description="Bytes of one sequence, for any number of ranks.")
 
 
@@ -59,15 +59,17 @@ class Costs(_Document):
     tensor: tuple[int, ...] = Field(
         description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists."
     )
-    embedding: Amounts = Field(description="What the first of several stages has beside its layers.")
-    head: Amounts = Field(description="What the last of several stages has beside its layers: final norm and head.")
-    both: Amounts = Field(description="What an only stage has beside its layers; a matrix with two uses is there once.")
+    embedding: Amounts = Field(description="Weights of the first of several stages, beside its layers.")
+    head: Amounts = Field(description="Weights of the last of several stages, beside its layers: final norm and head.")
+    both: Amounts = Field(
+        description="Weights of an only stage, beside its layers; a matrix with two uses counts once."
+    )
     kinds: tuple[LayerKind, ...] = Field(description="The kinds of layers; the first is called a, the second b.")
     layers: str = Field(max_length=MAX_LAYERS, description="The kind of each layer, run-length coded: 5ab is aaaaab.")
     head_layers: float = Field(
         ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."
     )
-    step: StepCosts = Field(description="What a step holds.")
+    step: StepCosts = Field(description="Memory of the largest step of a rank.")
     checkpoint_bytes: int = Field(ge=1, description="Bytes of the weights as a folder of safetensors holds them.")
 
 

@@ -17,7 +17,7 @@ import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
 from rayloom_engine.kernels.kernel_set import KernelSet
-from rayloom_engine.kv.cache import KvCache, KvLayout
+from rayloom_engine.kv.cache import KvLayout, KvPages
 from rayloom_engine.layers.attention import Attention, AttentionStep
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
@@ -71,7 +71,7 @@ class DecoderWeights:
 
 
 class CausalLM:
-    """Implements Model, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
+    """Implements RankModel, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
 
     def __init__(self, shape: ModelShape, part: ModelPart, kernels: KernelSet, weights: DecoderWeights) -> None:
         stage = part.stage
@@ -106,7 +106,7 @@ class CausalLM:
         inputs: torch.Tensor,
         positions_T: torch.Tensor,
         batch: AttentionBatch,
-        cache: KvCache,
+        cache: KvPages,
         group: TensorGroup = _ONE_RANK,
     ) -> torch.Tensor:
         weights = self._weights
@@ -139,7 +139,7 @@ class CausalLM:
         assert head is not None, f"stage {self.part.stage.index} has no head"
         return head(hidden_ND).float()
 
-    def _plan(self, batch: AttentionBatch, cache: KvCache, window: int | None) -> AttentionPlan:
+    def _plan(self, batch: AttentionBatch, cache: KvPages, window: int | None) -> AttentionPlan:
         return self.kernels.plan_attention(
             batch,
             num_heads=self._weights.layers[0].attention.num_heads,

@@ -35,11 +35,11 @@ _MAX_MESSAGE = 700  # characters
 _MAX_BYTES = 4095
 
 
-class _Part(BaseModel):
+class _InspectionPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Shape(_Part):
+class Shape(_InspectionPart):
     """A description of a decoder-only model, as its config.json gives it. Readers show it and compute with `costs`."""
 
     architecture: str = Field(description="Class of the model, such as LlamaForCausalLM.")
@@ -62,12 +62,12 @@ class Shape(_Part):
     )
 
 
-class Fault(_Part):
+class Fault(_InspectionPart):
     reason: ModelFault = Field(description="The kind of fault, as one word of a closed list.")
-    message: str = Field(description="The fault as a sentence that says what to do.")
+    message: str = Field(description="The fault and the change that is needed, as a sentence.")
 
 
-class Inspection(_Part):
+class Inspection(_InspectionPart):
     """Either `error`, or everything else."""
 
     version: Literal["v2"] = Field("v2", description="Version of this document's schema. Documents of v1 had no costs.")

@@ -20,7 +20,7 @@ from rayloom_engine.layers.destination import Destination
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.empty import empty_model
-from rayloom_engine.models.model import Model
+from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 
@@ -32,7 +32,7 @@ _MAX_NAMES = 5  # names in one message
 class LoadedModel:
     """A model with its weights in place."""
 
-    model: Model
+    model: RankModel
     num_bytes_read: int  # bytes of weights read from files, in the files' types
 
 

@@ -1,4 +1,4 @@
-"""Model: what a rank's runner needs of the module that computes the rank's part of a model.
+"""RankModel: what a rank's runner needs of the module that computes the rank's part of a model.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -12,14 +12,14 @@ import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet
-from rayloom_engine.kv.cache import KvCache, KvLayout
+from rayloom_engine.kv.cache import KvLayout, KvPages
 from rayloom_engine.layers.schemes import WeightScheme
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
-class Model(Protocol):
+class RankModel(Protocol):
     """A rank's part of a model. Its only state is its weights, so it can be kept when its runner is replaced."""
 
     @property
@@ -48,7 +48,7 @@ class Model(Protocol):
         inputs: torch.Tensor,
         positions_T: torch.Tensor,
         batch: AttentionBatch,
-        cache: KvCache,
+        cache: KvPages,
         group: TensorGroup,
     ) -> torch.Tensor:
         """Returns hidden states [T, D]: the last stage after its final norm, earlier stages their residual stream.

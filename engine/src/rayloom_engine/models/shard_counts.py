@@ -1,4 +1,4 @@
-"""Which numbers of ranks can share a layer of a model evenly. Pure."""
+"""The numbers of ranks that can share a layer of a model evenly. Pure."""
 
 from __future__ import annotations
 

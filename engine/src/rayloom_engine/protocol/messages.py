@@ -82,7 +82,7 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front must know of the model before it can accept requests. Known once the engine is built."""
+    """Facts of the model that a front needs before it can accept requests. Known once the engine is built."""
 
     path: str  # folder with config.json and tokenizer.json
     architecture: str

@@ -1,4 +1,4 @@
-"""Where messages lie in a ring of bytes. Pure: writer and reader compute the same positions independently."""
+"""The positions of messages in a ring of bytes. Pure: writer and reader compute the same positions independently."""
 
 from __future__ import annotations
 

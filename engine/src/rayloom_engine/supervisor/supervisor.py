@@ -210,7 +210,10 @@ class Supervisor:
                 logger.warning("%s died (%s), restarting", child.name, cause_of(code))
             else:
                 logger.error(
-                    "%s died (%s); restart budget of %d spent", child.name, cause_of(code), self._config.restart_budget
+                    "%s died (%s); restart budget of %d exhausted",
+                    child.name,
+                    cause_of(code),
+                    self._config.restart_budget,
                 )
                 self._exit_code = EXIT_GIVEN_UP
 

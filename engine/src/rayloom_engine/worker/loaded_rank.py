@@ -6,7 +6,7 @@ import torch
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.kv.cache import KvCache
+from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.memory import GIB, KvPlan
 from rayloom_engine.models.loader import LoadedModel
 from rayloom_engine.parallel.process_group import StageGroup
@@ -32,7 +32,7 @@ class LoadedRank:
         self.activity = Activity()
         self._model = loaded.model
         self._choice = choice
-        self._cache: KvCache | None = None
+        self._cache: KvPages | None = None
 
     @property
     def stage(self) -> Stage:
@@ -82,9 +82,9 @@ class LoadedRank:
             group = WatchedGroup(group or OneRank(), self.activity)
         return Runner(self._model, self._cache, epoch, watched, group)
 
-    def _allocate(self, num_blocks: int) -> KvCache:
+    def _allocate(self, num_blocks: int) -> KvPages:
         try:
-            return KvCache.allocate(
+            return KvPages.allocate(
                 self._model.kv_layout,
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,

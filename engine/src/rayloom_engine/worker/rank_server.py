@@ -66,7 +66,7 @@ class RankPlace:
 
 
 class RankServer:
-    """One rank, over all its connections to cores."""
+    """A rank, over all its connections to cores."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
         """`exit_code`: set for a rank of a job. Once its core is gone, the process exits with it, even if it hangs."""

@@ -13,8 +13,8 @@ from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, SlotStep, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
-from rayloom_engine.kv.cache import KvCache
-from rayloom_engine.models.model import Model
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
@@ -30,8 +30,8 @@ class Runner:
 
     def __init__(
         self,
-        model: Model,
-        cache: KvCache,
+        model: RankModel,
+        cache: KvPages,
         epoch: int,
         link: StageLink | None = None,
         group: TensorGroup | None = None,

@@ -10,7 +10,7 @@ from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 
 
 class Slot:
-    """One sequence on a rank. `token_ids[:num_tokens]` and `block_table[:num_blocks]` are valid."""
+    """A sequence on a rank. `token_ids[:num_tokens]` and `block_table[:num_blocks]` are valid."""
 
     __slots__ = (
         "block_table",

@@ -26,7 +26,7 @@ from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
 
 if TYPE_CHECKING:
-    from rayloom_engine.models.model import Model
+    from rayloom_engine.models.model import RankModel
     from rayloom_engine.worker.device import DeviceChoice
     from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
@@ -130,7 +130,7 @@ def load_rank(
 
 
 def _plan_cache(
-    config: EngineConfig, model: Model, choice: DeviceChoice, num_step_tokens: int, ranks_on_host: int
+    config: EngineConfig, model: RankModel, choice: DeviceChoice, num_step_tokens: int, ranks_on_host: int
 ) -> KvPlan:
     """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError."""
     import torch

@@ -1,4 +1,4 @@
-"""What the API's models share: their base class, CEL rules, quantities and other types of fields."""
+"""Common parts of the API's models: their base class, CEL rules, quantities and other types of fields."""
 
 from __future__ import annotations
 

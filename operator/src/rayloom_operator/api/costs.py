@@ -56,7 +56,7 @@ class LayerKind(CostsPart):
 
 
 class StepCosts(CostsPart):
-    token: Amounts = Field(description="What one token of a step takes beside weights and KV cache.")
+    token: Amounts = Field(description="Memory of one token of a step, beside weights and KV cache.")
     sequence_bytes: Count = Field(description="Bytes that one sequence of a step takes.")
 
 
@@ -66,9 +66,9 @@ class Costs(CostsPart):
         max_length=_MAX_NUMBERS,
         description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists.",
     )
-    embedding: Amounts = Field(description="What the first of several stages has beside its layers.")
-    head: Amounts = Field(description="What the last of several stages has beside its layers.")
-    both: Amounts = Field(description="What an only stage has beside its layers.")
+    embedding: Amounts = Field(description="Weights of the first of several stages, beside its layers.")
+    head: Amounts = Field(description="Weights of the last of several stages, beside its layers.")
+    both: Amounts = Field(description="Weights of an only stage, beside its layers.")
     kinds: Annotated[tuple[LayerKind, ...], Field(strict=False)] = Field(
         min_length=1, max_length=_MAX_KINDS, description="The kinds of layers; the first is called a, the second b."
     )
@@ -83,7 +83,7 @@ class Costs(CostsPart):
         allow_inf_nan=False,
         description="The head's work, in layers; it decides how stages are cut.",
     )
-    step: StepCosts = Field(description="What the largest step of a rank takes.")
+    step: StepCosts = Field(description="Memory of the largest step of a rank.")
     checkpoint_bytes: Annotated[int, Field(ge=1, le=_MAX_BYTES)] = Field(
         description="Bytes of the weights as a folder of safetensors holds them."
     )

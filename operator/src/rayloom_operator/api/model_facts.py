@@ -29,12 +29,12 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Heads = Annotated[int, Field(ge=1, le=MAX_HEADS)]
 
 
-class _Part(BaseModel):
+class _FactsPart(BaseModel):
     # Fields are in snake_case in the engine's document, and in camelCase in the status.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
-class ModelShape(_Part):
+class ModelShape(_FactsPart):
     """Description of a decoder, in the engine's names."""
 
     architecture: str = Field(max_length=256, description="Class of the model, such as LlamaForCausalLM.")
@@ -62,7 +62,7 @@ class ModelShape(_Part):
     )
 
 
-class ModelFacts(_Part):
+class ModelFacts(_FactsPart):
     shape: ModelShape = Field(description="Sizes, as the model's configuration gives them.")
     num_parameters: int = Field(ge=1, le=MAX_PARAMETERS, description="Weights of the model.")
     version: str | None = Field(

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
 
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -16,16 +16,16 @@ _TOLERATION_IN_WORDS = (
 )
 
 
-class SecretKey(_Part):
+class SecretKey(Part):
     name: str = Field(pattern=_NAME, max_length=253, description="Name of a Secret in the service's namespace.")
     key: str = Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, description="Key in the Secret's data.")
 
 
-class LocalObject(_Part):
+class LocalObject(Part):
     name: str = Field(pattern=_NAME, max_length=253, description="Name of an object in the service's namespace.")
 
 
-class ModelCache(_Part):
+class ModelCache(Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(("has(self.persistentVolumeClaim) != has(self.hostPath)", _ONE_CACHE_IN_WORDS))
     )
@@ -52,13 +52,13 @@ class ModelCache(_Part):
         return self
 
 
-class Auth(_Part):
+class Auth(Part):
     api_key_secret_ref: SecretKey = Field(
         description="API keys that clients may use, one per line. An engine reads them when it starts."
     )
 
 
-class Toleration(_Part):
+class Toleration(Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(
             (
@@ -93,7 +93,7 @@ class Toleration(_Part):
         return self
 
 
-class Scheduling(_Part):
+class Scheduling(Part):
     node_selector: dict[str, str] = Field(
         default_factory=dict, description="Labels that a node must have to run any pod of the service."
     )

@@ -88,7 +88,7 @@ def _given(value: object) -> str:
 
 
 def _alternatives(expected: str) -> str:
-    """Turns pydantic's "'a', 'b' or 'c'" into "one of a, b, c"."""
+    """Returns pydantic's "'a', 'b' or 'c'" as "one of a, b, c"."""
     values = [value.strip("'") for value in expected.replace(" or ", ", ").split(", ")]
     return values[0] if len(values) == 1 else "one of " + ", ".join(values)
 

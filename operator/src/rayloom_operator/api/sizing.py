@@ -29,7 +29,7 @@ class Accelerator(Part):
         "nvidia.com/gpu",
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
         max_length=253,
-        description="Name by which pods ask Kubernetes for one. It must be a CUDA device to the engine.",
+        description="Extended resource that pods request, such as nvidia.com/gpu. It must be a CUDA device.",
     )
     per_node: int = Field(
         1, ge=1, le=64, description="Accelerators of one node. The ranks of a stage share a node, stages need not."
@@ -37,7 +37,7 @@ class Accelerator(Part):
     memory: Quantity | None = Field(
         None,
         description="Memory of one accelerator as its driver shows it, such as 80Gi or 81559Mi. Text, with its unit. "
-        "Left out: the least of the nodes that have one, by their labels, such as nvidia.com/gpu.memory.",
+        "Default: the least of the nodes that have one, from their labels, such as nvidia.com/gpu.memory.",
     )
 
 
@@ -46,5 +46,6 @@ class Sizing(Part):
         1,
         ge=1,
         le=4096,
-        description="Requests of maxModelLen tokens that must have room in the KV cache at once, or it does not fit.",
+        description="Requests of maxModelLen tokens for which the KV cache must have room at once; otherwise the model "
+        "does not fit.",
     )

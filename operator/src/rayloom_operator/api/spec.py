@@ -14,8 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rayloom_operator.api.base import Part as _Part
-from rayloom_operator.api.base import Quantity
+from rayloom_operator.api.base import Part, Quantity
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
@@ -60,7 +59,7 @@ _HUB_ONLY_IN_WORDS = (
 )
 
 
-class Metadata(_Part):
+class Metadata(Part):
     name: str = Field(
         pattern=_NAME_PATTERN,
         max_length=_MAX_NAME,
@@ -73,7 +72,7 @@ class Metadata(_Part):
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
 
 
-class Model(_Part):
+class Model(Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(
             (
@@ -121,7 +120,8 @@ class Model(_Part):
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: the limit of the model's config, or what fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config, or the longest "
+        "that fits.",
     )
 
     @field_validator("source")
@@ -153,7 +153,7 @@ class Model(_Part):
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
-class EngineArgs(_Part):
+class EngineArgs(Part):
     """Settings that are passed to the engine as they are. Left out: the engine's default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
@@ -183,7 +183,7 @@ class EngineArgs(_Part):
     )
 
 
-class EnvVar(_Part):
+class EnvVar(Part):
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         max_length=256,
@@ -200,7 +200,7 @@ class EnvVar(_Part):
         return name
 
 
-class Resources(_Part):
+class Resources(Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
         description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu "
@@ -213,7 +213,7 @@ class Resources(_Part):
     )
 
 
-class Engine(_Part):
+class Engine(Part):
     image: str | None = Field(
         None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
     )
@@ -257,7 +257,7 @@ _HEAD = "self.podTemplate.head.spec.containers"
 _CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
 
 
-class Spec(_Part):
+class Spec(Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(
             (
@@ -344,7 +344,7 @@ class Spec(_Part):
         return self
 
 
-class LLMService(_Part):
+class LLMService(Part):
     """A model and how to serve it."""
 
     model_config = ConfigDict(

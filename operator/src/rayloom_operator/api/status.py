@@ -115,69 +115,71 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _Part(BaseModel):
+class _StatusPart(BaseModel):
     # Unknown fields are ignored: an operator of another version may have written the status.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Condition(_Part):
+class Condition(_StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
-        "every pod has a node. Available: a token passed through every rank of an engine a moment ago, and requests "
-        "reach it. Degraded: something is broken, though others may serve meanwhile. Progressing: engines are made, "
-        "replaced or deleted. RolledBack: the spec's revision failed, and the one before it runs. Paused: "
-        "spec.rollout.paused stops a rollout."
+        "every pod has a node. Available: a token went through every rank of an engine a moment ago, and requests "
+        "reach it. Degraded: a rank, engine or node has failed, though other engines may serve. Progressing: engines "
+        "are created, replaced or deleted. RolledBack: the spec's revision failed, and the revision before it runs. "
+        "Paused: spec.rollout.paused stops a rollout."
     )
-    status: Literal["True", "False"] = Field(description="Whether the condition holds.")
+    status: Literal["True", "False"] = Field(description="Status of the condition.")
     reason: ReasonText = Field(description="The cause, as one word of a closed list.")
-    message: Message = Field(description="The cause, as a sentence, and what to do.")
+    message: Message = Field(description="The cause and the action that is needed, as sentences.")
     observed_generation: int = Field(description="metadata.generation of the spec that the condition is about.")
     last_transition_time: str = Field(
-        description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+        description="Time at which `status` last changed.", json_schema_extra={"format": "date-time"}
     )
 
 
-class Failure(_Part):
+class Failure(_StatusPart):
     uid: str = Field(description="uid of the RayCluster that failed last; empty if it served again without a new one.")
     reason: ReasonText = Field(description="Cause of the first failure since the engine last served for 10 minutes.")
     message: Message = Field(description="The cause as a sentence, with the last lines of a container that ended.")
     time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
-class GroupStatus(_Part):
+class GroupStatus(_StatusPart):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(description="Hash of the spec and the resolved inputs that a rollout replaces engines for.")
     state: StoredState = Field(description="State of the engine.")
     reason: ReasonText = Field(description="Cause of the state, as one word.")
     last_transition_time: str = Field(
-        description="When `state` last changed.", json_schema_extra={"format": "date-time"}
+        description="Time at which `state` last changed.", json_schema_extra={"format": "date-time"}
     )
-    restarts: int = Field(0, description="Number of times it was recreated since it last served for 10 minutes.")
+    restarts: int = Field(
+        0, description="Number of times the engine was recreated since it last served for 10 minutes."
+    )
     next_retry_time: str | None = Field(
         None,
-        description="Time at which it is recreated; only while it waits for that.",
+        description="Time at which the engine is recreated; only while it waits for that.",
         json_schema_extra={"format": "date-time"},
     )
-    failure: Failure | None = Field(None, description="Its failure; absent while `restarts` is 0.")
+    failure: Failure | None = Field(None, description="Failure of the engine; absent while `restarts` is 0.")
     nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
         (), max_length=_MAX_NODES, description="Nodes that hold its ranks, in the order of the ranks."
     )
 
 
-class Model(ModelFacts):
+class InspectedModel(ModelFacts):
     source: str = Field(description="spec.model.source that was inspected.")
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class Figures(_Part):
+class SizedShape(_StatusPart):
     """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
     pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
     pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
-    nodes: int = Field(description="Nodes that these pods fill, at the least; on CPU one a pod.")
+    nodes: int = Field(description="Least number of nodes for these pods; on CPU one for each pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
-    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; where memory is unknown, at most.")
+    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; the most where memory is unknown.")
     max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
     concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
 
@@ -190,18 +192,19 @@ class Figures(_Part):
         return self.tensor * self.pipeline
 
 
-class Candidate(Figures):
-    fits: bool = Field(description="Whether the model fits.")
-    why_not: Message = Field("", description="Why the model does not fit; empty when it does.")
+class Candidate(SizedShape):
+    fits: bool = Field(description="True if the model fits.")
+    why_not: Message = Field("", description="Reason why the model does not fit; empty when it does.")
 
 
-class Sizing(Figures):
+class SizingStatus(SizedShape):
     advice: Message = Field("", description="A better use of the accelerators; empty when there is none.")
     accelerator_memory: int | None = Field(
         None,
         ge=1,
         le=1 << 60,
-        description="Bytes of one accelerator by the nodes' labels; absent where spec.accelerator.memory is given.",
+        description="Bytes of one accelerator according to the nodes' labels; absent where the spec gives "
+        "accelerator.memory.",
     )
     accelerator_nodes: str | None = Field(
         None,
@@ -211,21 +214,21 @@ class Sizing(Figures):
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
-def stored_sizing(status: Mapping[str, Any]) -> Sizing | None:
+def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
     """Returns the sizing in a status document; None if there is none, or it has values that no operator writes."""
     try:
-        found = Sizing.model_validate(status["sizing"], strict=False)
+        found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
         return None
     return found if found.pipeline % found.pods == 0 else None
 
 
-def stored_model(status: Mapping[str, Any]) -> Model | None:
+def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
     """Returns the model in a status document. None if there is none, if a field is missing, or if a number is out of
     bounds.
     """
     try:
-        return Model.model_validate(status["model"])
+        return InspectedModel.model_validate(status["model"])
     except (KeyError, ValidationError):
         return None
 
@@ -238,7 +241,7 @@ def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
         return RolloutState()
 
 
-class Status(_Part):
+class Status(_StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
@@ -247,11 +250,13 @@ class Status(_Part):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
-    model: Model | None = Field(
+    model: InspectedModel | None = Field(
         None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
     )
-    sizing: Sizing | None = Field(None, description="How the shape was chosen. Absent until the model is known.")
-    ready: str = Field("", description="Engines that serve, of those asked for, such as 1/1.")
+    sizing: SizingStatus | None = Field(
+        None, description="The inputs and results by which the shape was chosen. Absent until the model is known."
+    )
+    ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(
         None,
         description="Bytes that the first starting engine has loaded, such as 41 of 131 GB; a moment old. Absent while "
@@ -261,7 +266,7 @@ class Status(_Part):
     replicas: int = Field(0, description="Engines that exist.")
     ready_replicas: int = Field(0, description="Engines that take requests.")
     available_replicas: int = Field(
-        0, description="Engines that serve: tokens pass through every rank, and requests reach them."
+        0, description="Engines that serve: tokens go through every rank, and requests reach them."
     )
     updated_replicas: int = Field(0, description="Engines of the spec's revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")

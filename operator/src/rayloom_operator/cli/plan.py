@@ -19,7 +19,7 @@ from rayloom_operator.api.pod_template.privileges import host_paths, privileges
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.shipped_facts import known_facts
 from rayloom_operator.api.spec import LLMService, Model
-from rayloom_operator.api.status import Candidate, Figures, Sizing
+from rayloom_operator.api.status import Candidate, SizedShape, SizingStatus
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
@@ -173,7 +173,7 @@ def _advice(model: Model) -> str:
     return f"`{shlex.join(command)} > facts.json` {where}"
 
 
-def _table(sizing: Sizing) -> list[str]:
+def _table(sizing: SizingStatus) -> list[str]:
     ways = sorted([sizing, *sizing.alternatives], key=cost)
     rows = [_COLUMNS, *map(_row, ways)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -184,7 +184,7 @@ def _table(sizing: Sizing) -> list[str]:
     ]
 
 
-def _row(way: Figures) -> tuple[str, ...]:
+def _row(way: SizedShape) -> tuple[str, ...]:
     figures = (way.kv_tokens, way.max_model_len, way.concurrent_requests)
     note = way.why_not if isinstance(way, Candidate) else ""
     sizes = (way.shape, str(way.num_ranks), str(way.nodes), in_words(way.weights_bytes_per_rank))

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import LLMService
-from rayloom_operator.api.status import Model, Reason, stored_model
+from rayloom_operator.api.status import InspectedModel, Reason, stored_model
 from rayloom_operator.decide.refresh import Refresh
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
@@ -58,7 +58,7 @@ _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job inspects the mode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     facts: ModelFacts | None = None  # None while they are unknown
-    model: Model | None = None  # for the status to store
+    model: InspectedModel | None = None  # for the status to store
     verdict: Verdict | None = None  # why the facts are unknown
     wanted: tuple[Manifest, ...] = ()  # objects to create now
     look_again_s: float | None = None  # seconds until the result may change without an event
@@ -159,7 +159,7 @@ def _refreshed(
     service: LLMService,
     image: str,
     hub: Hub,
-    known: Model,
+    known: InspectedModel,
     tried: Tried,
     may_start: bool,
 ) -> Inspection:
@@ -182,10 +182,10 @@ def _refreshed(
     return Inspection(facts=known, model=known, refresh=Refresh.ENDED)
 
 
-def _model(service: LLMService, facts: ModelFacts) -> Model:
+def _model(service: LLMService, facts: ModelFacts) -> InspectedModel:
     """The facts as the status stores them."""
     model = service.spec.model
-    return Model(source=model.source, revision=model.revision or "", **dict(facts))
+    return InspectedModel(source=model.source, revision=model.revision or "", **dict(facts))
 
 
 def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
@@ -208,7 +208,7 @@ def _stem(job: Manifest) -> str:
 
 
 def _without_pod(
-    job: Manifest, known: Model | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
+    job: Manifest, known: InspectedModel | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
 ) -> Inspection:
     """Returns the inspection while its Job has no pod: not yet, or because of a quota or an admission rule."""
     meta = job["metadata"]

@@ -17,7 +17,8 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.errors import NotAllowed
 
 _HOST_PATHS = (
-    "use an hf:// or pvc:// source and a persistentVolumeClaim, or let whoever runs the operator set allowHostPaths"
+    "use an hf:// or pvc:// source and a persistentVolumeClaim, or ask the operator's administrator to set "
+    "allowHostPaths"
 )
 
 

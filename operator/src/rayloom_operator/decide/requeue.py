@@ -18,7 +18,7 @@ _REAPPLY_S = 1800.0
 # ConfigMap or Secret that the head pod mounts may have been deleted.
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
-_MOUNT_NEWS_S = 60.0
+_EARLY_MOUNT_S = 60.0
 # A failure is written to the status first and acted on in the next reconcile.
 _NEXT_RECONCILE_S = 0.2
 
@@ -62,7 +62,7 @@ def _is_well(situation: Situation) -> bool:
 
 def _mounts(situation: Situation) -> Iterator[float]:
     if situation.mounting_s is not None:
-        yield _MOUNT_CHECK_S if situation.mounting_s < _MOUNT_NEWS_S else _LATE_MOUNT_CHECK_S
+        yield _MOUNT_CHECK_S if situation.mounting_s < _EARLY_MOUNT_S else _LATE_MOUNT_CHECK_S
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:

@@ -40,11 +40,11 @@ Text = Annotated[str, AfterValidator(_bounded)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 
-class _Part(BaseModel):
+class _EngineStatusPart(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Phase(_Part):
+class Phase(_EngineStatusPart):
     """A named part of start-up. `done` and `total` are in `unit`; `total` is 0 if the phase counts nothing."""
 
     name: str = Field(max_length=64)
@@ -55,7 +55,7 @@ class Phase(_Part):
     finished: bool
 
 
-class ServedModel(_Part):
+class ServedModel(_EngineStatusPart):
     architecture: Text
     num_parameters: Count
     dtype: Text
@@ -63,11 +63,11 @@ class ServedModel(_Part):
     max_model_len: Count  # tokens
 
 
-class Rank(_Part):
+class Rank(_EngineStatusPart):
     node: str = Field(max_length=253)
 
 
-class Requests(_Part):
+class Requests(_EngineStatusPart):
     """Numbers of HTTP requests. Engines of older versions leave some of them out."""
 
     in_flight: Count = 0  # accepted and not yet answered in full
@@ -76,7 +76,7 @@ class Requests(_Part):
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
 
 
-class EngineStatus(_Part):
+class EngineStatus(_EngineStatusPart):
     state: str = Field(max_length=32)  # starting, serving, recovering, draining or failed
     reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)

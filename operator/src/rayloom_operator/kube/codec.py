@@ -14,14 +14,14 @@ _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class ListPage(msgspec.Struct):
-    """One page of a list."""
+    """A page of a list."""
 
     metadata: dict[str, Any]
     items: list[msgspec.Raw] | None
 
 
 class WatchEvent(msgspec.Struct):
-    """One line of a watch."""
+    """A line of a watch."""
 
     type: str
     object: msgspec.Raw

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import API_VERSION, KIND, parse
-from rayloom_operator.api.status import Model, stored_model
+from rayloom_operator.api.status import InspectedModel, stored_model
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest, metadata, object_path
 from rayloom_operator.resolve.resolved import Hub, Resolved, resolve
@@ -30,7 +30,7 @@ def old_spec_path(namespace: str, service: str, revision: str) -> str:
     return object_path(API_OF_OLD_SPECS, KIND_OF_OLD_SPECS, namespace, old_spec_name(service, revision))
 
 
-def old_spec(resolved: Resolved, revision: str, model: Model | None) -> Manifest:
+def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) -> Manifest:
     """The ControllerRevision of `revision`; `model` is the inspection's result, None for a built-in model."""
     service = resolved.service
     data: dict[str, Any] = {

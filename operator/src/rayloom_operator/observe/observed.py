@@ -29,7 +29,7 @@ def refused_pod(message: str) -> Verdict:
     cause = head(plain(message), MAX_MESSAGE)
     return Verdict(
         reason=Reason.CONTAINER_FAILED,
-        message=f"the API server refused a pod: {cause} Change the spec, or what forbids it.",
+        message=f"the API server refused a pod: {cause} Change the spec, or the rule that forbids it.",
     )
 
 
@@ -82,7 +82,7 @@ class EngineReplica:
     revision: str
     uid: str
     pods: tuple[Pod, ...]
-    refusal: str  # why KubeRay could not create a pod; empty if it could
+    refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # its head pod existed and is gone; KubeRay does not recreate it
     num_new_pods: int  # pods that were created for it within the last NEW_POD_S, including deleted ones
     reading: Reading | None  # None until the poller has an answer, or has failed to get one

@@ -136,7 +136,7 @@ def _unmountable(name: str, spec: Manifest, mount_failure: str) -> Verdict | Non
     if any(f'"{volume}"' in mount_failure for volume in _volumes_beside_the_model(spec)):
         return Verdict(
             reason=Reason.CONTAINER_FAILED,
-            message=f"pod {name} cannot mount what the spec names: {cause}. Make it, or change the spec.",
+            message=f"pod {name} cannot mount a volume that the spec names: {cause}. Make it, or change the spec.",
         )
     return Verdict(
         reason=Reason.MODEL_NOT_FOUND,

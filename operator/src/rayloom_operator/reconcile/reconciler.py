@@ -70,7 +70,7 @@ class Reconciler:
         return await self._observer.forget(key, datetime.now(UTC))
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
-        """Brings the cluster one step closer to what the LLMService in `document` asks for.
+        """Brings the cluster one step closer to the spec of the LLMService in `document`.
 
         Returns the seconds until the next reconcile, unless an event comes before. Raises Refused if the API server
         refuses an object until a user changes something, and other OperatorErrors if a retry may help.

@@ -54,7 +54,7 @@ class StatusWriter:
         self._unsent: dict[ServiceKey, dict[str, Manifest]] = {}  # Events to create, by name
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._pace.forget(key)
         self._unsent.pop(key, None)
 

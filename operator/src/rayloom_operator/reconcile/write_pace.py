@@ -34,7 +34,7 @@ class WritePace:
         self._paces: dict[ServiceKey, _Pace] = {}
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._paces.pop(key, None)
 
     def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:

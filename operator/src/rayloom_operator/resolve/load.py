@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.model_facts import ELEMENT_BYTES
 from rayloom_operator.resolve.question import GPU_STEP_TOKENS, Question
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, Rank, in_words, step_bytes
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
 from rayloom_operator.resolve.stage_split import Stages, stages
 
 # The engine gives KV blocks at most these shares of the memory that is free after the weights are loaded, and on CPU at
@@ -67,7 +67,7 @@ class Scale:
             known = self._known[each] = self._weigh(each, has_several_ranks=self._tensor * pipeline > 1)
         return known
 
-    def _room(self, rank: Rank, memory: int | None, reserve: int) -> tuple[int, int, int]:
+    def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
         """Returns (number of KV blocks that the engine allocates, bytes of one block, bytes for all blocks) of a rank.
 
         `memory`: the rank's bytes, None if unknown. Its process takes `reserve` of them.

@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankMemory:
     weights: int  # bytes
     kv_block: int  # bytes of one KV block, for the rank's layers and heads
 
@@ -74,20 +74,20 @@ class Cut:
         self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
-    def ranks(self, stages: Stages) -> frozenset[Rank]:
+    def ranks(self, stages: Stages) -> frozenset[RankMemory]:
         """Returns the ranks of these stages, equal ones only once."""
         weights = self._weights
         kv = self._kv
         found = set()
         if stages.only:
-            found.add(Rank(weights.total + self._both, kv.total))
+            found.add(RankMemory(weights.total + self._both, kv.total))
         if stages.first:
-            found.add(Rank(weights.first(stages.first) + self._embedding, kv.first(stages.first)))
+            found.add(RankMemory(weights.first(stages.first) + self._embedding, kv.first(stages.first)))
         for number in (stages.longer, stages.shorter):
             if number:
-                found.add(Rank(weights.heaviest(number), kv.heaviest(number)))
+                found.add(RankMemory(weights.heaviest(number), kv.heaviest(number)))
         if stages.last:
-            found.add(Rank(weights.last(stages.last) + self._head, kv.last(stages.last)))
+            found.add(RankMemory(weights.last(stages.last) + self._head, kv.last(stages.last)))
         return frozenset(found)
 
 

@@ -12,7 +12,7 @@ from rayloom_operator.api.base import amount
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.api.spec import LLMService
-from rayloom_operator.api.status import Sizing, stored_sizing
+from rayloom_operator.api.status import SizingStatus, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.sizing import places, size
@@ -45,7 +45,7 @@ class Resolved:
     commit: str = ""  # of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
     checkpoint_bytes: int | None = None  # of the stored weights; None while the model is not inspected
-    sizing: Sizing | None = None  # how the parallelism was chosen; None if it was not computed
+    sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
 
     @property
@@ -153,7 +153,7 @@ def _as_given(service: LLMService, image: str, hub: Hub) -> Resolved:
 
 def _stored_choice(
     service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
-) -> tuple[Sizing | None, Question]:
+) -> tuple[SizingStatus | None, Question]:
     """Returns the last written sizing, and the current question with the accelerator memory of that sizing."""
     sizing = stored_sizing(previous)
     is_same = sizing is not None and sizing.accelerator_nodes == _nodes_to_ask(service)

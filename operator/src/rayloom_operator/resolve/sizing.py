@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from rayloom_operator.api.status import Candidate, Figures, Sizing
+from rayloom_operator.api.status import Candidate, SizedShape, SizingStatus
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.resolve.load import Load, Scale, why_not
 from rayloom_operator.resolve.question import Question
@@ -21,7 +21,7 @@ _MAX_ALTERNATIVES = 8
 _MOST = (1 << 63) - 1
 
 
-def size(question: Question) -> Sizing:
+def size(question: Question) -> SizingStatus:
     """Returns the cheapest candidate that fits, among those with the numbers that the spec gives.
 
     `question` must have costs. Raises SpecError if the model does not support the spec's numbers, and DoesNotFit if
@@ -47,7 +47,7 @@ def size(question: Question) -> Sizing:
         )
     rest = [] if question.is_cpu else sorted({*considered, *others} - {chosen}, key=cost)
     figures = chosen.model_dump(exclude={"fits", "why_not"})
-    return Sizing(**figures, advice=advice, inputs=question.inputs, alternatives=tuple(rest[-_MAX_ALTERNATIVES:]))
+    return SizingStatus(**figures, advice=advice, inputs=question.inputs, alternatives=tuple(rest[-_MAX_ALTERNATIVES:]))
 
 
 def candidates(question: Question) -> list[Candidate]:
@@ -153,6 +153,6 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
 
 
-def cost(way: Figures) -> tuple[int, int, int]:
+def cost(way: SizedShape) -> tuple[int, int, int]:
     """Returns the sort key of candidates: accelerators, nodes, stages. It differs between any two candidates."""
     return way.num_ranks, way.nodes, way.pipeline

@@ -71,8 +71,8 @@ class Metrics:
         )
         self._queue_seconds = Histogram(
             f"{_PREFIX}_queue_seconds",
-            "Seconds a service waited for a reconcile. `news`: an engine or pod changed; `known`: spec change or "
-            "regular resync; `new`: first seen.",
+            "Seconds for which a service waited for a reconcile. `news`: an event of an engine or pod; `known`: a "
+            "change of the spec or the regular resync; `new`: a service without an earlier reconcile.",
             LABELS["queue_seconds"],
             buckets=_WAIT_SECONDS,
             registry=self._registry,

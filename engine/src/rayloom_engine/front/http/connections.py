@@ -37,7 +37,7 @@ def connection_room(max_files: int) -> ConnectionRoom:
 
 
 class Connection(Protocol):
-    """What ConnectionTable needs of a connection."""
+    """The part of a connection that ConnectionTable uses."""
 
     def evict(self) -> None:
         """Closes the connection at once. Called only if it has no unanswered request."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request, as far as the scheduler needs to know."""
+    """The sender of a request, as the scheduler sees it."""
 
     tenant: str = ""  # empty if the server has one key or none
     priority: int = 0  # compared among the tenant's requests; the lowest runs first

@@ -67,7 +67,7 @@ def _unknown(unknown: list[str], declared: set[str], model: type[object], prefix
         sentences.append(sentence)
     if len(unknown) > MAX_NAMED:
         sentences.append(f"{len(unknown) - MAX_NAMED} more are not known either")
-    return ". ".join(sentences) + ". Leave out what this server does not know"
+    return ". ".join(sentences) + ". Leave out fields that this server does not know"
 
 
 def _cut(name: str) -> str:

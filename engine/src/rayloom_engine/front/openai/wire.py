@@ -99,7 +99,7 @@ class GenerationRequest(Wire):
     max_tokens: Whole | None = Field(
         None,
         description="Tokens of the answer, at least 1 in a chat. 0 is for a prompt's log-probabilities alone. "
-        "Default: 16, in a chat what the context leaves.",
+        "Default: 16, in a chat the rest of the context.",
     )
     max_completion_tokens: Whole | None = Field(
         None, description="OpenAI's newer name of max_tokens; where both are given, it counts."
@@ -111,7 +111,7 @@ class GenerationRequest(Wire):
     skip_special_tokens: bool | None = Field(None, description="Special tokens are left out of the text.")
     include_stop_str_in_output: bool | None = Field(None, description="The text keeps the stop string that ended it.")
     add_special_tokens: bool | None = Field(
-        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+        None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
     stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream; it has fields of its own.")
@@ -250,7 +250,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Any = Field(
         None,
         description="A string, a list of strings, a list of token ids or a list of such lists. An empty string, or "
-        "none, is the beginning of a document: what the tokenizer puts in front of a text, else the token "
+        "none, is the beginning of a document: the tokens that the tokenizer puts in front of a text, else the token "
         "`<|endoftext|>`, else the model's beginning or end token.",
         json_schema_extra={"type": "string or list"},
     )
@@ -287,7 +287,7 @@ class TokenizeRequest(TemplateFields, Wire):
     prompt: str | None = Field(None, description="A text.")
     messages: list[Any] | None = Field(None, description="A conversation instead, as in a chat.")
     add_special_tokens: bool | None = Field(
-        None, description="Whether the tokenizer adds its own. Default: true for prompts, false for chats."
+        None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
     return_token_strs: bool | None = Field(
         None, description="The vocabulary's spelling of each token too. Default: false."

@@ -75,7 +75,9 @@ class Metrics:
             ),
         }
         self.recoveries = counter(
-            "recoveries_total", "Losses of core, front or rank that were recovered from, by what was lost.", "cause"
+            "recoveries_total",
+            "Losses of processes from which the engine has recovered, by process: core, front or rank.",
+            "cause",
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
         self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)

@@ -37,7 +37,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class FrontStart:
-    """Which start of the front this is: the supervisor starts a new one when a front dies."""
+    """The number of this start of the front: the supervisor starts a new one when a front dies."""
 
     number: int = 1  # from 1; higher numbers are restarts
     server_started: float | None = None  # Unix time of the first front's start; None: this is the first

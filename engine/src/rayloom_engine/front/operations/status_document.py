@@ -34,7 +34,7 @@ class ReceivedStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontFigures:
-    """What the front itself contributes to the document."""
+    """The front's own part of the document."""
 
     engine_version: str
     state: status.State

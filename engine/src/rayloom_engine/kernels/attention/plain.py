@@ -54,7 +54,7 @@ class _Decode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prefill:
-    """One sequence with several new tokens."""
+    """A sequence with several new tokens."""
 
     rows_n: slice  # its rows in T
     gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share it without a copy
@@ -124,7 +124,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What is the same for all sequences of a plan."""
+    """The values that all sequences of a plan share."""
 
     pages: torch.Tensor
     num_heads: int

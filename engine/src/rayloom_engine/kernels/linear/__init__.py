@@ -17,7 +17,7 @@ from rayloom_engine.kernels.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearKernel:
-    """One backend of the product.
+    """A backend of the product.
 
     `multiply(x, weight, bias)` returns [..., out] from x [..., in], weight [out, in] (plain or packed) and bias [out]
     or None, all in the compute type. `pack(weight)` returns the [out, in] weight in the backend's layout. If the plain

@@ -33,7 +33,7 @@ _QWEN2_SPLIT = rf"{_WORDS}|\p{{N}}|{_REST}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scheme:
-    """How to tokenise for a name in `tokenizer.ggml.pre`."""
+    """The tokenisation for a name in `tokenizer.ggml.pre`."""
 
     pre_tokenizer: pre_tokenizers.PreTokenizer
     ignore_merges: bool = False  # a word that is itself a token is not split further

@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from rayloom_operator.api.base import MAP_BY_NAME, Free, Quantity
-from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import MAP_BY_NAME, Free, Part, Quantity
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS, OWN_FOLDERS, OWN_VOLUMES, SEALED_FOLDERS
@@ -62,7 +61,7 @@ def _of_containers(fields: tuple[str, ...], cure: str) -> str:
     return f"{subject} {'are' if len(fields) > 1 else 'is'} the operator's own: {cure}"
 
 
-class TemplateEnvVar(_Part):
+class TemplateEnvVar(Part):
     model_config = ConfigDict(
         json_schema_extra=_rules(("!(has(self.value) && has(self.valueFrom))", _ONE_VALUE_IN_WORDS))
     )
@@ -82,30 +81,30 @@ class TemplateEnvVar(_Part):
         return self
 
 
-class EnvFrom(_Part):
+class EnvFrom(Part):
     prefix: str | None = Field(None, description="Prefix of each name.")
     config_map_ref: Free | None = Field(None, description="A ConfigMap. Each of its keys becomes a variable.")
     secret_ref: Free | None = Field(None, description="A Secret. Each of its keys becomes a variable.")
 
 
-class VolumeMount(_Part):
+class VolumeMount(Part):
     name: str = Field(max_length=63, description="Name of a volume of this template.")
     mount_path: str = Field(
         min_length=1, max_length=1024, description="Path in the container at which the volume is mounted."
     )
-    read_only: bool | None = Field(None, description="Whether the container may only read it.")
+    read_only: bool | None = Field(None, description="Whether the container may only read the volume.")
     recursive_read_only: str | None = Field(None, description="Disabled, IfPossible or Enabled.")
     sub_path: str | None = Field(None, description="Path in the volume that is mounted instead of its root.")
     sub_path_expr: str | None = Field(None, description="The same with $(VARIABLES).")
     mount_propagation: str | None = Field(None, description="None, HostToContainer or Bidirectional.")
 
 
-class ResourceClaimRef(_Part):
+class ResourceClaimRef(Part):
     name: str = Field(max_length=63, description="Name of an entry of the pod's resourceClaims.")
-    request: str | None = Field(None, description="One request of the claim. Left out: all of them.")
+    request: str | None = Field(None, description="Name of one request of the claim. Left out: all requests.")
 
 
-class ContainerResources(_Part):
+class ContainerResources(Part):
     requests: dict[str, Quantity] | None = Field(
         None, description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'."
     )
@@ -121,7 +120,7 @@ class ContainerResources(_Part):
     )
 
 
-class Capabilities(_Part):
+class Capabilities(Part):
     add: tuple[str, ...] | None = Field(
         None,
         strict=False,
@@ -131,18 +130,19 @@ class Capabilities(_Part):
     )
 
 
-class ContainerSecurity(_Part):
+class ContainerSecurity(Part):
     run_as_user: int | None = Field(None, ge=0, description="User id. 0 must be allowed by the operator's settings.")
     run_as_group: int | None = Field(None, ge=0, description="Group id.")
     run_as_non_root: bool | None = Field(
-        None, description="Whether the kubelet refuses to run it as root. Default: the pod's value, true."
+        None, description="Whether the kubelet refuses to run the container as root. Default: the pod's value, true."
     )
     privileged: bool | None = Field(None, description="Must be allowed by the operator's settings.")
     allow_privilege_escalation: bool | None = Field(
         None, description="Default: false. true must be allowed by the operator's settings."
     )
     read_only_root_filesystem: bool | None = Field(
-        None, description="Whether it may write to volumes only. Default: true for the operator's own containers."
+        None,
+        description="Whether the container may write to volumes only. Default: true for the operator's own containers.",
     )
     capabilities: Capabilities | None = Field(None, description="Capabilities of its processes.")
     proc_mount: str | None = Field(None, description="Unmasked must be allowed by the operator's settings.")
@@ -151,7 +151,7 @@ class ContainerSecurity(_Part):
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
 
 
-class Container(_Part):
+class Container(Part):
     """A container of any kind. Its name is checked by the pod template that holds it."""
 
     name: str = Field(

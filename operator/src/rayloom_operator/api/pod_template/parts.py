@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from rayloom_operator.api.base import Free, no_nulls
-from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import Free, Part, no_nulls
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.pod_template.container import CONTAINER_NAME
 from rayloom_operator.api.pod_template.reserved_parts import OWN_LABELS, OWN_PREFIXES
@@ -27,7 +26,7 @@ _ANNOTATIONS_IN_WORDS = (
 )
 
 
-class Volume(_Part):
+class Volume(Part):
     """A volume: its name, and one of Kubernetes' kinds of volumes as an extra field."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
@@ -53,7 +52,7 @@ class Volume(_Part):
         return self.model_extra or {}
 
 
-class TopologySpread(_Part):
+class TopologySpread(Part):
     max_skew: int = Field(ge=1, description="Largest difference between the numbers of pods in two domains.")
     topology_key: str = Field(
         min_length=1, max_length=317, description="Label of nodes. Nodes with the same value of it are one domain."
@@ -72,7 +71,7 @@ class TopologySpread(_Part):
     node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
 
 
-class NodeAffinity(_Part):
+class NodeAffinity(Part):
     required_during_scheduling_ignored_during_execution: Free | None = Field(
         None, description="Nodes on which a pod may run: a map with nodeSelectorTerms."
     )
@@ -81,7 +80,7 @@ class NodeAffinity(_Part):
     )
 
 
-class PodAffinity(_Part):
+class PodAffinity(Part):
     """podAffinity or podAntiAffinity."""
 
     required_during_scheduling_ignored_during_execution: tuple[Free, ...] | None = Field(
@@ -92,24 +91,24 @@ class PodAffinity(_Part):
     )
 
 
-class Affinity(_Part):
+class Affinity(Part):
     node_affinity: NodeAffinity | None = Field(None, description="Nodes that a pod requires or prefers.")
     pod_affinity: PodAffinity | None = Field(None, description="Pods that it requires or prefers beside it.")
     pod_anti_affinity: PodAffinity | None = Field(None, description="Pods that it keeps away from.")
 
 
-class DnsConfig(_Part):
+class DnsConfig(Part):
     nameservers: tuple[str, ...] | None = Field(None, strict=False, description="Addresses of name servers.")
     searches: tuple[str, ...] | None = Field(None, strict=False, description="Domains in which names are looked up.")
     options: tuple[Free, ...] | None = Field(None, strict=False, description="Options of the resolver.")
 
 
-class HostAlias(_Part):
+class HostAlias(Part):
     ip: str = Field(min_length=1, max_length=64, description="IP address.")
     hostnames: tuple[str, ...] | None = Field(None, strict=False, description="Names of this address.")
 
 
-class ResourceClaim(_Part):
+class ResourceClaim(Part):
     name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which containers find it.")
     resource_claim_name: str | None = Field(None, description="A ResourceClaim that all pods share.")
     resource_claim_template_name: str | None = Field(
@@ -117,7 +116,7 @@ class ResourceClaim(_Part):
     )
 
 
-class PodSecurity(_Part):
+class PodSecurity(Part):
     run_as_user: int | None = Field(None, ge=0, description="Default: 1000. 0 must be allowed by the operator.")
     run_as_group: int | None = Field(None, ge=0, description="Default: 1000.")
     run_as_non_root: bool | None = Field(None, description="Default: true. false must be allowed by the operator.")
@@ -155,7 +154,7 @@ def _checked_keys(given: dict[str, str], own: list[str], words: str) -> dict[str
 _NO_OWN_PREFIX = " && ".join(f"!key.startsWith({json.dumps(prefix)})" for prefix in OWN_PREFIXES)
 
 
-class TemplateMetadata(_Part):
+class TemplateMetadata(Part):
     labels: Annotated[
         dict[str, Annotated[str, Field(pattern=_LABEL_VALUE, max_length=63)]], AfterValidator(_labels)
     ] = Field(

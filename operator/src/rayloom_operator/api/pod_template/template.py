@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from rayloom_operator.api.base import MAP_BY_NAME
-from rayloom_operator.api.base import Part as _Part
+from rayloom_operator.api.base import MAP_BY_NAME, Part
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.pod_template.container import Container, PodContainer, covers, owned_in_words
 from rayloom_operator.api.pod_template.parts import (
@@ -113,7 +112,7 @@ def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
     return rule, words
 
 
-class PodSpec(_Part):
+class PodSpec(Part):
     """The `spec` of a pod template. The subclasses are for the head pod and for worker pods."""
 
     own_containers: ClassVar[tuple[str, ...]] = OWN_CONTAINERS
@@ -270,19 +269,19 @@ class WorkerPodSpec(PodSpec):
     pod: ClassVar[str] = "worker"
 
 
-class HeadTemplate(_Part):
+class HeadTemplate(Part):
     metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
     spec: HeadPodSpec = Field(
         default_factory=HeadPodSpec, description="Spec of the pod with Ray's head and the engine."
     )
 
 
-class WorkerTemplate(_Part):
+class WorkerTemplate(Part):
     metadata: TemplateMetadata = Field(default_factory=TemplateMetadata, description="Labels and annotations.")
     spec: WorkerPodSpec = Field(default_factory=WorkerPodSpec, description="Spec of the pods with the ranks.")
 
 
-class PodTemplates(_Part):
+class PodTemplates(Part):
     """Templates for the pods of the service, merged over the pods that the operator builds."""
 
     user: Literal["Operator", "Cluster"] = Field(

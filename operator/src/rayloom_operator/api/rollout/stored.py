@@ -168,7 +168,9 @@ class RolloutStatus(_FormerNames):
     A field without a value is absent.
     """
 
-    current_revision: str = Field("", description="Revision that has proven itself; empty before the first.")
+    current_revision: str = Field(
+        "", description="Revision whose rollout is complete, or the first one; empty before the first."
+    )
     update_revision: str = Field("", description="Revision of the spec.")
     step: str = Field("", description="Step of the rollout, as one word.")
     step_start_time: str | None = Field(None, description="Time at which the step began.")
@@ -181,11 +183,11 @@ class RolloutStatus(_FormerNames):
         None, description="True once an engine of the current revision has served."
     )
     engines_per_revision: dict[str, int] | None = Field(
-        None, description="Engines that each revision is to have.", json_schema_extra=_ATOMIC
+        None, description="Number of engines that each revision shall have.", json_schema_extra=_ATOMIC
     )
     terminating_engines: dict[str, str] | None = Field(
         None,
-        description="Engines that are to be drained and deleted, and when their drain began; empty before it did.",
+        description="Terminating engines and the times at which their drains began; empty before that.",
         json_schema_extra=_ATOMIC,
     )
     analysis: AnalysisStatus | None = Field(

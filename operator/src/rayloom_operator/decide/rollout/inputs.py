@@ -1,4 +1,4 @@
-"""The planner's input: what the spec asks for, and the engine replicas that exist. Pure."""
+"""The planner's input: the settings of the spec, and the existing engine replicas. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rollout planner: replaces the engines of one revision by those of another, and rolls back by itself. Pure.
 
-| step | engines of the new revision | engines of the old revision | it ends when |
+| step | engines of the new revision | engines of the old revision | end of the step |
 |---|---|---|---|
 | Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one is available |
 | WaitingForCapacity | one finds no node | stay | a node has room; until then the deadline does not run |

@@ -34,7 +34,7 @@ class Applier:
         self._on_drain = on_drain
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._objects.forget(key)
 
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:

@@ -45,7 +45,7 @@ class ObjectApplier:
         self._applied: dict[ServiceKey, _Applied] = {}
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._applied.pop(key, None)
         self._writer.forget(key)
         self._drift.forget(key)

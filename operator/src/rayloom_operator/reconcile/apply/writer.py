@@ -33,7 +33,7 @@ class ObjectWriter:
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._taken_since.pop(key, None)
 
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:

@@ -55,7 +55,7 @@ class Gatherer:
         self._sizer.close()
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._mounting_since.pop(key, None)
         self._lookups.forget(key)
         self._inspector.forget(key)

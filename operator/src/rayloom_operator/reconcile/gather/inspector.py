@@ -37,7 +37,7 @@ class Inspector:
         self._refreshes.found(running, asyncio.get_running_loop().time())
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted service."""
+        """Drops the state of a deleted service."""
         self._refreshes.forget(key)
 
     async def inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:

@@ -1,4 +1,4 @@
-"""When the controller looks at a service, and what it makes of a spec or a label that cannot be trusted."""
+"""The times at which the controller reconciles a service, and its treatment of unusable specs and labels."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -54,13 +54,13 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
         (10_000, 0.0, None, 8.0),
         (10_000, 3.0, None, 5.0),
         (2000, 60.0, None, 10.0),
-        # What else is waited for is looked at as it would be.
+        # Other waits are requeued as usual.
         (10_000, 60.0, None, 20.0),
         (10_000, 60.0, 1.0, 2.0),
         (10_000, 60.0, 61.0, 10.0),
     ],
 )
-def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_many_can_be(
+def test_a_silent_engine_is_reconciled_when_it_is_unreachable_and_then_as_often_as_many_can_be(
     num_failing, silent_s, mounting_s, seconds
 ):
     poller = EnginePoller(lambda _: None)
@@ -77,7 +77,7 @@ def test_a_silent_engine_is_looked_at_when_it_is_given_up_and_then_as_often_as_m
     assert requeue_after_s(situation, Plan()) == seconds
 
 
-def test_an_engine_of_which_nothing_is_heard_has_its_service_looked_at(monkeypatch):
+def test_an_engine_that_does_not_answer_has_its_service_reconciled(monkeypatch):
     monkeypatch.setattr("rayloom_operator.reconcile.controller._SILENCE_CHECK_S", 0.001)
 
     async def story(world):
@@ -167,7 +167,7 @@ def test_a_refused_service_waits_for_its_engines_first_answer_too(monkeypatch):
     with_world(story)
 
 
-def test_what_is_seen_of_a_service_is_of_one_moment():
+def test_the_observation_of_a_service_is_of_one_moment():
     async def story(world):
         meta = {"name": group_name("chat", "00000000"), "namespace": "team", "labels": {"rayloom.dev/service": "chat"}}
         cluster = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": meta}
@@ -195,7 +195,7 @@ def test_what_is_seen_of_a_service_is_of_one_moment():
     with_world(story, leads=asyncio.Event())
 
 
-def test_its_own_status_is_no_news():
+def test_the_operators_own_status_write_is_no_event():
     async def story(world):
         world.ask_for(service())
         await world.until(lambda: world.reason() == "PodsPending")

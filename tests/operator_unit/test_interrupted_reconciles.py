@@ -65,7 +65,7 @@ def new_applier(kube):
 @pytest.mark.parametrize("error", [KubeError(500, "etcd leader changed"), KubeUnreachable("none"), Killed()], ids=type)
 @pytest.mark.parametrize("at", range(len(WANTED)))
 @pytest.mark.parametrize("order", [1, -1], ids=["planned", "reversed"])
-def test_a_pass_that_ends_at_any_request_is_finished_by_the_next(at, error, is_done, order):
+def test_a_reconcile_that_ends_at_any_request_is_finished_by_the_next(at, error, is_done, order):
     planned = Plan(wanted=WANTED[::order], new=PLANNED.new)
 
     async def story():
@@ -160,7 +160,7 @@ def test_the_owner_of_an_object_is_read_before_the_first_apply_alone(monkeypatch
         kube.calls.clear()
         await applier.carry_out(KEY, planned, 300)
         assert (kube.gets, len(kube.calls)) == ([], 4)
-        # A deletion that no watch has told of: the API server refuses the uid, and the owner is read.
+        # A deletion that no watch has reported: the API server refuses the uid, and the owner is read.
         kube.remove(path_of(SERVICE))
         meta = {"name": "chat", "namespace": "team"}
         theirs = kube.put({"apiVersion": "v1", "kind": "Service", "metadata": meta})
