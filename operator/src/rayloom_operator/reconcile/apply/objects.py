@@ -27,7 +27,7 @@ _OF_REPLICAS = ("ConfigMap", "Secret")
 
 
 class _Applied(NamedTuple):
-    """The last plan of a service: hashes of its manifests. The manifests would take most of the operator's memory."""
+    """The last plan of a service, as hashes. The manifests themselves would take most of the operator's memory."""
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
@@ -80,7 +80,7 @@ class ObjectApplier:
         self._applied[key] = before._replace(hashes=frozenset(hashes))
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
-        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until it has them again.
+        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until a plan has them.
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 

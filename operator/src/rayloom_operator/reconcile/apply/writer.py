@@ -91,7 +91,7 @@ class ObjectWriter:
         return False
 
     async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """Creates a replica's Secret. The operator may not read Secrets, so the replica's ConfigMap tells the owner.
+        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows whose it is.
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted
@@ -135,7 +135,7 @@ class ObjectWriter:
         """Reads the owner of an existing object, and applies ours unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # Not by POST: the first apply after a POST would change the object's managedFields, and thereby the object.
+            # Created by an apply, not by POST: the first apply after a POST would change the object's managedFields.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
         # A Service without an owner is not taken over: somebody's clients may use it by its name.
