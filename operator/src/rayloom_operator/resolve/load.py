@@ -1,4 +1,4 @@
-"""Load: the memory that the ranks of one candidate need, and whether they have it. Pure."""
+"""Load: the memory that the ranks need under one choice of parallelism, and whether they have it. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LEAST_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of one candidate."""
+    """The load of one candidate: a tensor size and a number of stages."""
 
-    weights: int  # bytes, of the rank with the most
+    weights: int  # bytes of weights on the rank with the most
     reserve: int  # bytes that a rank's process takes beside weights and KV cache
-    room: int  # bytes for KV blocks, of the rank with the fewest blocks
+    room: int  # bytes for KV blocks on the rank with room for the fewest
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
     is_given: bool  # the spec gives `num_blocks`
@@ -49,7 +49,7 @@ class Load:
 
 
 class Scale:
-    """Computes and caches the loads of candidates with one tensor size. Equal kinds of stages are computed once."""
+    """Computes and caches the loads of candidates with one tensor size. Candidates with equal `Stages` share one."""
 
     def __init__(self, question: Question, tensor: int) -> None:
         costs = question.parts

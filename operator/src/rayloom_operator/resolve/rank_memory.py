@@ -75,7 +75,7 @@ class Cut:
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
     def ranks(self, stages: Stages) -> frozenset[RankMemory]:
-        """Returns the ranks of these stages, equal ones only once."""
+        """Returns the memory of the ranks of these stages. Ranks with equal memory appear once."""
         weights = self._weights
         kv = self._kv
         found = set()
