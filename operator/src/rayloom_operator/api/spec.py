@@ -379,7 +379,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """Reads a document with an invalid spec, with a minimal spec instead. None if its metadata is invalid too."""
+    """Reads a document whose spec is invalid, as if its spec were minimal. None if its metadata is invalid too."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:

@@ -1,6 +1,6 @@
 """A simulated service for the rollout planner. Its engines start, serve, drain and are deleted without failures.
 
-`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner extend it by failures.
+`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner add failures to it.
 """
 
 from __future__ import annotations

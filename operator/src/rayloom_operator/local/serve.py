@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
 # After Ctrl-C all processes have ended within 3 s: 2.5 s for the engine to stop, the rest to kill its process group.
 _STOP_GRACE_S = 2.5
-# SIGHUP, because the engine would survive a closed terminal: it has its own session.
+# SIGHUP is one of them, because the engine would survive a closed terminal: it has its own session.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,7 +83,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     finally:
         if not engine.stop(_STOP_GRACE_S):
             print("The engine did not stop in time and was killed.", file=sys.stderr, flush=True)
-        if is_stop_requested:  # Otherwise the log is kept, because it has the reason.
+        if is_stop_requested:  # Otherwise the folder is kept, because the log in it shows why the engine exited.
             shutil.rmtree(folder)
 
 

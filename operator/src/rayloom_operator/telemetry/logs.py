@@ -1,4 +1,4 @@
-"""The operator's log: lines of text, or of one JSON object each. Lines about a service have its namespace and name."""
+"""The operator's log: lines of text, or one JSON object per line. Lines about a service have its namespace and name."""
 
 from __future__ import annotations
 
