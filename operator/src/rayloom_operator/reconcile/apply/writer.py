@@ -64,7 +64,7 @@ class ObjectWriter:
             if each["kind"] == "ConfigMap":
                 is_first = await self._create(each, is_new=is_new)
             else:
-                # A Secret is created, and never changed or read: whoever may patch a Secret can read every Secret.
+                # A Secret is created and never changed: the right to patch Secrets would let the operator read them.
                 await self._create_secret(key, each, is_new=is_new, is_first=is_first)
 
     async def _apply_cluster(self, key: ServiceKey, manifest: Manifest) -> None:
