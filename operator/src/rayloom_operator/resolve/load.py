@@ -36,12 +36,12 @@ class Load:
     room: int  # bytes for KV blocks on the rank with room for the fewest
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
-    is_given: bool  # the spec gives `num_blocks`
+    is_given: bool  # the spec gives the number or the bytes of KV blocks
     length: int  # context length: most tokens of a request
     least: int  # shortest context length that is acceptable
     is_too_heavy: bool  # no memory is left for KV blocks
     has_too_many_blocks: bool  # the spec asks for more blocks than there is room for
-    has_too_few_blocks: bool  # not enough for minConcurrentRequests requests of `length`
+    has_too_few_blocks: bool  # there are too few blocks for minConcurrentRequests requests of `length`
 
     @property
     def fits(self) -> bool:
@@ -49,7 +49,7 @@ class Load:
 
 
 class Scale:
-    """Computes and caches the loads of candidates with one tensor size. Candidates with equal `Stages` share one."""
+    """Computes and caches the loads of candidates with one tensor size. Candidates with equal `Stages` share a load."""
 
     def __init__(self, question: Question, tensor: int) -> None:
         costs = question.parts

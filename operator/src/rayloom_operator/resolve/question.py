@@ -73,7 +73,7 @@ class Question:
     def inputs(self) -> str:
         """The hash of the inputs: 8 hex digits, the same in every version of the operator."""
         shape = self.shape.model_dump(exclude_defaults=True)
-        # Not `asdict`, which copies deeply: each reconcile computes this hash.
+        # `asdict` would copy deeply, which is slow, and each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

@@ -30,7 +30,7 @@ class Hub:
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
     allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if a token is sent to it
-    ca_config_map: str = ""  # name of a ConfigMap in each service's namespace; empty: the image's certificates
+    ca_config_map: str = ""  # ConfigMap with CA certificates, in each service's namespace; empty: the image's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ def revision(resolved: Resolved) -> str:
     Fields at their default are not hashed. So a field that a later version of the operator adds changes no revision.
     """
     # `replicas` and the settings of drains, recovery and rollouts are excluded: they do not change an engine. The
-    # operator takes them from the current spec, and a change of them is no reason to interrupt streams. The pull policy does
-    # not change an engine either. The other excluded fields are added below in their resolved form.
+    # operator takes them from the current spec, and a change of them is no reason to interrupt streams. The pull policy
+    # does not change an engine either. The other excluded fields are added below in their resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",

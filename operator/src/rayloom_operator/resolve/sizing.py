@@ -106,7 +106,10 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
 
 
 def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
-    """Returns (worker pods, nodes for them). A pod has as many stages as fit on a node; on CPU one stage."""
+    """Returns (worker pods, nodes for them).
+
+    A pod has the largest divisor of `pipeline` that fits on a node as its number of stages; on CPU one stage.
+    """
     if per_node is None:
         return pipeline, pipeline
     most = max(1, min(pipeline, per_node // tensor))
