@@ -84,7 +84,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
 
 
 def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
-    """Volumes from which a pod reads the model. `has_cache`: with the cache of models from the hub."""
+    """Volumes from which a pod reads the model. `has_cache`: the pod also mounts the cache of models from the hub."""
     return [volume for volume, _ in _model_places(service, hub, has_cache)]
 
 

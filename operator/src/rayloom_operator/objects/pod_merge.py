@@ -37,7 +37,7 @@ _SETS = frozenset({"envFrom", "tolerations"})
 
 
 def merged(base: Manifest, patch: Manifest) -> Manifest:
-    """Returns `base` with `patch` merged over it. To merge the same patch again changes nothing."""
+    """Returns `base` with `patch` merged over it. Merging the same patch again changes nothing."""
     found = dict(base)
     for name, value in patch.items():
         found[name] = _merged_value(name, found[name], value) if name in found else value

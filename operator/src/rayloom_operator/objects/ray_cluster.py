@@ -117,7 +117,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
     """The RayCluster of engine replica `number` of a revision.
 
     `metadata`: the LLMService's current metadata, if `resolved` is an earlier spec. Labels and annotations for queues
-    come from it, because queues of that time may no longer exist.
+    come from it, because the queues of the earlier metadata may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
