@@ -19,7 +19,7 @@ MAX_POSITIONS = 1 << 30
 # Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-_MAX_NUMBERS = 64  # tensor sizes: each divides the number of heads, and no number to 4,096 has over 48 divisors
+_MAX_NUMBERS = 64  # tensor sizes: each divides the number of heads; a number up to 4,096 has at most 48 divisors
 _MAX_KINDS = 26  # kinds of layers, one for each letter
 _MAX_HEAD_LAYERS = 1e15
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")

@@ -1,4 +1,4 @@
-"""LLMService v1alpha1: the spec, from which its schema is generated. Every field here has an effect.
+"""The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
 name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.

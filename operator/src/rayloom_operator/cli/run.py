@@ -123,5 +123,5 @@ def _operator_key(path: Path) -> bytes:
 
 
 def _previous_key(path: Path | None) -> bytes:
-    """Returns the key before the current one, or an empty one. Its file exists only while keys are rotated."""
+    """Returns the previous key, or an empty one. Its file exists only during a rotation of keys."""
     return b"" if path is None or not path.exists() else _operator_key(path)

@@ -205,7 +205,7 @@ class _StopSignals:
 
     def install(self) -> None:
         for number in _SIGNALS:
-            # Under nohup SIGHUP is ignored, and the engine is to survive the terminal.
+            # nohup sets SIGHUP to ignored. It stays ignored, so that the engine outlives the terminal.
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)

@@ -25,7 +25,7 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisWindow:
-    """A running comparison of the update revision's first engine with the old ones: its start, and the counts then."""
+    """A running analysis of the update revision's first engine: its start, and the request counts at that time."""
 
     start_time: str
     new: RequestCounts  # counts of the update revision's engines at `start_time`
