@@ -96,8 +96,8 @@ class Metrics:
     def observe_core(self, status: CoreStatus) -> None:
         """Adds a CoreStatus. Its counters begin at zero with a new EngineCore process; the sums here never fall.
 
-        A counter that falls shows the new process: a new epoch does not, because after the loss of a rank the same
-        process counts on in one. A new process reports no steps while it starts.
+        A new process is recognised by a counter that falls: while it starts, it reports no steps. A new epoch is not a
+        sign of it, because after the loss of a rank the same process begins a new epoch and keeps its counters.
         """
         stats = status.stats
         self._running.set(stats.num_running)
