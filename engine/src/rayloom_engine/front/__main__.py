@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -117,6 +118,14 @@ class Front:
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
 
+def write_mark(mark: Path) -> None:
+    """Creates the file `mark`. A disk without space must not keep the front from its requests, so it is only logged."""
+    try:
+        mark.touch()
+    except OSError as error:
+        logger.warning("cannot write %s: %s; after a restart /health is 503 until the model is loaded", mark, error)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.front", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
@@ -155,7 +164,7 @@ def main() -> int:
             service.lifecycle.drain(True, drain_age_s)
         loaded_mark = args.run_dir / "loaded"  # `loaded` and `draining` are files, so they outlive this process
         service.lifecycle.was_loaded = loaded_mark.exists()
-        service.lifecycle.on_ready = loaded_mark.touch
+        service.lifecycle.on_ready = functools.partial(write_mark, loaded_mark)
         api = api_app(service, api_keys)
         admin = admin_app(service, admin_token, drain_mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)

@@ -104,6 +104,7 @@ class CoreClient:
         self._was_serving = False
         self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
         self._status_at_s = 0.0
+        self.core_pid = 0  # process id of the core on the current connection, or on the last one
         self.is_connected = False
         self.is_core_serving = False  # according to the latest status on the current connection
         self.recoveries = RecoveryLog()
@@ -199,6 +200,7 @@ class CoreClient:
         # Copy the list before the callback: sequences that the callback submits are already sent, and must not be sent
         # twice.
         before = list(self._sequences.values())
+        self.core_pid = welcome.pid
         self.is_connected = True
         self._on_change()
         logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
