@@ -3,8 +3,8 @@ death.
 
 It remembers every unfinished sequence: prompt ids, received ids, parameters. When the connection ends, it reconnects
 (it never gives up) and submits these sequences again as resumed ones. Sampling is a pure function of (logits, seed,
-position). A replay adds numbers in another order, so its logits differ by rounding; in float32 this is too little to
-change the tokens.
+position). A replay adds numbers in another order, so its logits differ by rounding. In float32 the sequences
+still continue with the same tokens.
 """
 
 from __future__ import annotations
