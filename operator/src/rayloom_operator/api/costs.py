@@ -1,7 +1,8 @@
 """Costs: the memory that a model takes, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-A tenant chooses the image that writes this document, and the operator of all tenants computes with it. So each number
-and each list has a limit, far beyond any existing model. The limits are also checked when a status is read back.
+A tenant chooses the image that writes this document, and the operator, which serves all tenants, computes with it. So
+each number and each list has a limit, far beyond any existing model. The limits are also checked when a status is read
+back.
 """
 
 from __future__ import annotations

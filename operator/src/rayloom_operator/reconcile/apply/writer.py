@@ -55,7 +55,7 @@ class ObjectWriter:
             self._drift.wrote(key, await self._apply(key, manifest))
 
     async def write_parts(self, key: ServiceKey, parts: Sequence[Manifest], *, is_new: bool) -> None:
-        """Creates an engine replica's ConfigMap and then its Secret. The ConfigMap shows that the Secret is ours too.
+        """Creates an engine replica's ConfigMap and then its Secret. If the ConfigMap is ours, the Secret is too.
 
         `is_new`: the replica did not exist before, so an existing object is left over from a deleted service.
         """
