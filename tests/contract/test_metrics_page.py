@@ -51,7 +51,7 @@ def busy_engine():
         stats=SchedulerStats(),
         ranks=(rank,),
     )
-    metrics.observe_core(status)
+    metrics.observe_core(status, core_pid=1)
     metrics.observe_heartbeats(status, 0.0)
     metrics.success.add(1, finished_reason="stop")
     metrics.observe_recovery(

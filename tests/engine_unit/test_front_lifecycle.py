@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from rayloom_engine.front.__main__ import write_mark
 from rayloom_engine.front.operations import lifecycle as module
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
@@ -60,3 +62,13 @@ def test_an_idle_front_has_drained_also_with_no_time_left() -> None:
 
     assert asyncio.run(drained(0))
     assert not asyncio.run(drained(1))
+
+
+def test_a_mark_that_cannot_be_written_keeps_no_front_from_its_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lifecycle = Lifecycle()
+    lifecycle.on_ready = lambda: write_mark(tmp_path / "no-such-folder" / "loaded")
+    lifecycle.become_ready()
+    assert lifecycle.was_ready
+    assert "cannot write" in caplog.text

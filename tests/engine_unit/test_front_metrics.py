@@ -35,7 +35,7 @@ def test_counters_of_the_core_never_fall_over_a_restart() -> None:
     )
     for epoch, hits in ((1, 5), (1, 7), (2, 3), (2, 4)):
         stats = SchedulerStats(prefix_hits=hits)
-        metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats))
+        metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats), core_pid=epoch)
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 11' in metrics.text()
 
 
@@ -43,23 +43,22 @@ def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -
     metrics = Metrics("m")
     before_loss = SchedulerStats(num_steps=9, prefix_queries=70, prefix_hits=50, num_preemptions=2)
     in_recovery = msgspec.structs.replace(NO_CORE, epoch=1, state="recovering", stats=before_loss)
-    metrics.observe_core(in_recovery)
+    metrics.observe_core(in_recovery, core_pid=7)
     # The process is the same, so its counters continue in the epoch that it draws for the new ranks.
     stats = msgspec.structs.replace(before_loss, num_steps=11, prefix_queries=75)
-    metrics.observe_core(msgspec.structs.replace(in_recovery, epoch=2, state="serving", stats=stats))
+    metrics.observe_core(msgspec.structs.replace(in_recovery, epoch=2, state="serving", stats=stats), core_pid=7)
     text = metrics.text()
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 50.0\n' in text
     assert 'rayloom:prefix_cache_queries_total{model_name="m"} 75.0\n' in text
     assert 'rayloom:num_preemptions_total{model_name="m"} 2.0\n' in text
 
 
-def test_a_new_core_is_noticed_by_its_steps_although_no_counter_falls() -> None:
+def test_a_new_core_is_counted_from_zero_although_no_counter_falls() -> None:
     metrics = Metrics("m")
     old = msgspec.structs.replace(NO_CORE, epoch=1, stats=SchedulerStats(num_steps=9, prefix_queries=5))
-    starting = msgspec.structs.replace(NO_CORE, epoch=2)
     new = msgspec.structs.replace(NO_CORE, epoch=2, stats=SchedulerStats(num_steps=40, prefix_queries=8))
-    for status in (old, starting, new):
-        metrics.observe_core(status)
+    metrics.observe_core(old, core_pid=7)
+    metrics.observe_core(new, core_pid=8)
     assert 'rayloom:prefix_cache_queries_total{model_name="m"} 13.0\n' in metrics.text()
 
 

@@ -3,15 +3,13 @@
 The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
 """
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.rollout.stored import RolloutStatus
 from rayloom_operator.api.spec import Recovery
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.recovery import back_off_seconds, cause_to_replace, remembered
+from rayloom_operator.decide.recovery import back_off_seconds, cause_to_replace
 from rayloom_operator.times import Now
 from rt_operator import (
     CLOCK,
@@ -25,7 +23,6 @@ from rt_operator import (
     make_said,
     make_serving,
     restarted,
-    settled,
     turn,
     waiting,
 )
@@ -355,63 +352,3 @@ def test_another_revision_begins_with_a_clean_record():
 
     assert changed.slots[0].restarts == 0
     assert "RayCluster" in [each["kind"] for each in changed.plan.wanted]
-
-
-def test_an_unreadable_status_entry_is_dropped():
-    good = turn(ONE, [make_serving(ONE)]).document
-    odd = {"groups": [*good["groups"], {"name": "x", "state": "OfALaterVersion"}, {}]}
-
-    assert list(remembered(odd)) == [good["groups"][0]["name"]]
-
-
-def test_an_unusable_spec_forgets_no_engine_that_waits():
-    broken = make_serving(TWO, 0, uid="a", is_headless=True, pods=())
-    failed = turn(TWO, [broken, make_serving(TWO, 1)])
-    again = turn(
-        TWO, [make_serving(TWO, 0, uid="b", is_headless=True, pods=()), make_serving(TWO, 1)], previous=failed.document
-    )
-    refused = turn(None, [make_serving(TWO, 1)], problems=("spec.model: no",), previous=again.document)
-    mended = turn(TWO, [make_serving(TWO, 1)], previous=refused.document)
-
-    kept = {each.name: each for each in refused.status.groups}[broken.name]
-    assert (kept.state, kept.restarts, kept.failure.uid) == ("BackOff", 2, "b")
-    assert conditions(refused.document)["Available"] == ("True", "Serving")
-    assert conditions(refused.document)["Degraded"] == ("True", "GroupBackOff")
-    assert mended.plan.waits == (CLOCK + timedelta(seconds=10),)
-
-
-def test_words_of_a_newer_operator_cost_no_engine_its_record():
-    (failed,) = turn(ONE, [failing("a")]).document["groups"]
-    newer = failed | {"state": "Dreaming", "reason": "Later", "more": 1}
-    newer["failure"] = failed["failure"] | {"reason": "MuchLater", "more": 1}
-    found = remembered({"groups": [newer]})[failed["name"]]
-
-    assert (found.restarts, found.failure.uid, found.failure.message) == (1, "a", failed["failure"]["message"])
-    again = turn(ONE, [failing("a")], previous={"groups": [newer]})
-    assert (again.slots[0].restarts, again.slots[0].has_failed) == (1, True)
-    assert again.status.groups[0].failure.uid == "a"
-
-
-def test_an_unusable_spec_keeps_the_records_of_running_engines():
-    failed = turn(ONE, [failing("a")])
-    found = turn(None, [failing("a")], problems=("spec.model: no",), previous=failed.document)
-
-    assert found.document["groups"][0]["restarts"] == 1
-    assert found.plan.deletions == ()
-
-
-def test_a_failure_is_kept_when_a_terminating_engine_and_the_failed_one_go_together():
-    failed = make_serving(ONE, 2, pods=(make_pod("head2", engine=gave_up()),), reading=None)
-    leaver = make_serving(ONE, 1)
-    first = turn(ONE, [failed]).document
-    (entry,) = first["groups"]
-    failure = entry["failure"]
-    both = {"groups": [{**entry, "name": leaver.name, "state": "Draining", "failure": None}, entry]}
-    rollout = replace(settled(ONE), terminating={leaver.name: ""}, has_served=True)
-    stored = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True, exclude_none=True)}
-    written = turn(ONE, [], previous=first | both | stored)
-    acted = turn(ONE, [], previous=written.document)
-
-    assert not written.step.is_stored
-    for found in (written, acted):
-        assert [each.get("failure") for each in found.document["groups"]] == [failure]

@@ -115,7 +115,7 @@ class FakeCore:
                 return
             self.hellos.append(hello)
             self._writers.add(writer)
-            _write(writer, Welcome(epoch=self.epoch, pid=1))
+            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch))
             _write(writer, self._status())
             while True:
                 self._take(front_decoder.decode(await read_frame(reader)), writer)

@@ -39,7 +39,7 @@ def busy(metrics: Any, record: type) -> None:
         stats = msgspec.structs.replace(
             status.stats, prefix_hits=hits, prefix_queries=10 * hits, num_preemptions=hits, num_corrupt=1
         )
-        metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats))
+        metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats), core_pid=epoch)
     metrics.observe_heartbeats(status, 1.0)
     metrics.observe_api_keys(2, "a problem")
     metrics.observe_failure(ZeroDivisionError())

@@ -19,7 +19,7 @@ _EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, or the engine's own code."""
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, or for `local` the engine's own."""
     parser = _parser()
     flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")
@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "plan",
             help="print the objects that the operator would create for a manifest",
-            description="Prints into how many ranks the model of the LLMService in FILE would be sharded and why, and "
-            "the objects that the operator would create; or the steps of a rollout. Changes nothing, and needs no "
-            "cluster.",
+            description="Prints the parallelism that the operator would choose for the LLMService in FILE, with the "
+            "reason, and the objects that it would create. With --rollout prints the steps of a rollout. Changes "
+            "nothing, and needs no cluster.",
         )
     )
     _add_run_flags(
@@ -94,11 +94,11 @@ def _add_plan_flags(plan: argparse.ArgumentParser) -> None:
     either = plan.add_mutually_exclusive_group(required=True)
     file_help = "YAML file with one LLMService"
     either.add_argument("-f", "--file", dest="manifest", metavar="FILE", type=Path, help=file_help)
-    rollout_help = "print the steps of a rollout from OLD to NEW without failures instead"
+    rollout_help = "print instead the steps of a rollout from OLD to NEW in which nothing fails"
     either.add_argument("--rollout", metavar=("OLD", "NEW"), nargs=2, type=Path, help=rollout_help)
-    facts_help = "JSON that `rayloom-engine inspect` prints of the model; not needed for builtin:// models"
+    facts_help = "file with the output of `rayloom-engine inspect` for the model; not needed for builtin:// models"
     plan.add_argument("--facts", metavar="FILE", type=Path, help=facts_help)
-    old_facts_help = "such JSON of OLD's model, if NEW has another model"
+    old_facts_help = "file with that output for the model of OLD; needed only if NEW has another model"
     plan.add_argument("--old-facts", metavar="FILE", type=Path, help=old_facts_help)
     image_help = "image of an engine whose LLMService names none (default: %(default)s)"
     plan.add_argument("--engine-image", default=f"rayloom/engine:{__version__}", help=image_help)
@@ -110,9 +110,9 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--engine-image", required=True, help="image of engines whose LLMService names none")
     key_help = "file with random bytes from which the admin tokens of engines are derived"
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
-    previous_help = "file with the key before that, for engines that were created with it; the file may be missing"
+    previous_help = "file with the previous key, for engines that were created with it; the file may be missing"
     run.add_argument("--previous-key-file", metavar="FILE", type=Path, help=previous_help)
-    own_help = "namespace of the operator's pods, whose requests engines admit (default: pods of any namespace)"
+    own_help = "namespace of the operator's pods, from which engines admit admin requests (default: any namespace)"
     run.add_argument("--namespace", default="", help=own_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"
     run.add_argument("--health-port", type=_port, default=8080, help=port_help)
@@ -123,7 +123,7 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--allow-host-paths", dest="host_paths", metavar="FOLDERS", type=_paths, default=(), help=paths_help
     )
-    endpoint_help = "let HF_ENDPOINT in a manifest name the server that gets its hub token"
+    endpoint_help = "let HF_ENDPOINT in a manifest choose the server to which the manifest's hub token is sent"
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
     pods_help = "privileges of pod templates, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
     run.add_argument(
@@ -136,13 +136,13 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     )
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="lowest level (default: %(default)s)")
-    form_help = "lines of text, or of one JSON object each (default: %(default)s)"
+    form_help = "lines of text, or one JSON object per line (default: %(default)s)"
     run.add_argument("--log-format", default="text", choices=("text", "json"), help=form_help)
     watch_help = "serve LLMServices of these namespaces only, separated by commas (default: all)"
     run.add_argument("--watch-namespaces", metavar="NAMESPACES", type=_names, default=(), help=watch_help)
     where_help = "namespace of the Lease that elects one of several operators (default: %(default)s)"
     run.add_argument("--lease-namespace", default="default", help=where_help)
-    name_help = "name of that Lease; operators of other namespaces need another name (default: %(default)s)"
+    name_help = "name of that Lease; an operator that serves other namespaces needs another (default: %(default)s)"
     run.add_argument("--lease-name", default="rayloom-operator", help=name_help)
     seconds_help = "seconds without a renewal after which another operator leads; at least 2 (default: %(default)s)"
     run.add_argument("--lease-seconds", type=_lease_seconds, default=6, help=seconds_help)

@@ -20,7 +20,7 @@ GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
 # The operator sets and removes this label on running pods. No pod template has it, so a new pod gets no requests yet.
 ROUTE_LABEL = "rayloom.dev/route"
-# On pods with hostNetwork: anti-affinity by this label keeps two of them off one node, where their ports would clash.
+# Label of pods with hostNetwork. Anti-affinity by it keeps two of them off one node, where their ports would clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay sets these on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
@@ -115,7 +115,7 @@ def object_path(api_version: str, kind: str, namespace: str = "", name: str = ""
     """
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
-    # Not English in general, but right for every kind that the operator uses.
+    # This plural is not right for every English word, but for every kind that the operator uses.
     plural = f"{kind.lower()}s".replace("ys", "ies")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 

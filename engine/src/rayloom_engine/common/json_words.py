@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 
 SHOWN_CHARS = 80
-_MAX_BITS = 1024  # the digits of a larger integer are not written: that would take long and help no reader
+_MAX_BITS = 1024  # a larger integer is shown only by its number of bits: its digits would take long and help no reader
 
 _other = reprlib.Repr()
 _other.maxstring = _other.maxother = SHOWN_CHARS
@@ -17,7 +17,7 @@ _other.maxstring = _other.maxother = SHOWN_CHARS
 def shown(value: object) -> str:
     """Returns `value` as JSON in at most 80 characters; longer text is cut and ends with "...".
 
-    The time taken does not grow with the size of the value, because a user's value can have megabytes. A value that
+    It takes no longer for a large value, because a user's value can have megabytes. A value that
     JSON cannot express (bytes, in the Python API) is written as in Python.
     """
     text = ""

@@ -54,7 +54,7 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
     If `how` is not SIGKILL, the process has _LAST_SECONDS to end its children; then it exits.
     """
     _control(_PR_SET_PDEATHSIG, how)
-    # A thread watches the parent too: it may have ended before this call, and only Linux has the call.
+    # A thread watches the parent too: the parent may have ended before this call, and only Linux has PR_SET_PDEATHSIG.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 
@@ -87,8 +87,8 @@ def _watch_parent(parent_pid: int, how: signal.Signals) -> None:
 def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
     """Starts a thread that sends signs of life through the pipe `fd` to the supervisor.
 
-    Each contains the result of `is_up`. While this is False, the supervisor is more patient, because imports may block
-    the thread.
+    Each sign contains the result of `is_up`. While it is False, the supervisor waits longer for the next sign, because
+    imports may block the thread.
     """
     if fd is not None:
         threading.Thread(target=_pulse, args=(fd, is_up), daemon=True, name="pulse").start()
@@ -101,10 +101,7 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 
 
 def give_sign(fd: int, is_up: bool) -> None:
-    """Sends one sign of life. For a process with an event loop, which calls it every PULSE_SECONDS.
-
-    Other processes call `start_pulse`.
-    """
+    """Sends one sign of life. A process with an event loop calls it every PULSE_SECONDS; others call `start_pulse`."""
     os.set_blocking(fd, False)
     # The pipe is full if the supervisor is stopped, and broken if it has ended. In that case this process ends too.
     with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 A block is in exactly one of these states:
 
   held      ref_count > 0; it is in the block tables of that many sequences
-  cached    ref_count = 0, with a hash: it holds a known prefix; in the free list, and a prefix hit may take it back
+  cached    ref_count = 0, with a hash: it holds part of a known prefix; in the free list until a prefix hit takes it
   free      ref_count = 0, without a hash; at the head of the free list, so that cached blocks are reused last
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
@@ -33,7 +33,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
         self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
-        self._vouched: set[int] = set()  # the unproven blocks that every sequence may find nevertheless: see `vouch`
+        self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse all the same: see `vouch`
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
         # Together the free list, each ordered oldest first. An OrderedDict removes any entry in O(1).
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -53,7 +53,7 @@ class BlockPool:
         block_ids = []
         for _ in range(num):
             if self._free_plain:
-                # Take the block that was freed last: its memory is warm, and memory never used so far stays unused.
+                # Take the block that was freed last: its memory is warm. Blocks that were never used stay untouched.
                 block_id, _ = self._free_plain.popitem(last=False)
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
@@ -119,7 +119,7 @@ class BlockPool:
                 self._vouched.add(block_id)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Removes blocks from the prefix index, whether held or not: their content is not what their tokens imply."""
+        """Removes blocks from the prefix index, whether held or not, because their keys and values may be wrong."""
         for content in hashes:
             block_id = self._cached.pop(content, None)
             if block_id is None:

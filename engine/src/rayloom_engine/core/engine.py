@@ -23,7 +23,7 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult:
-        """Waits for the result of the oldest submitted plan that is not collected yet, from the last stage."""
+        """Returns the result of the oldest plan that is not collected yet. Waits until the last stage has sent it."""
 
     def forget_all(self) -> None:
         """Drops all submitted plans and empties every slot of every rank."""
@@ -76,7 +76,7 @@ class Engine:
         clock: Callable[[], float],
         work: StepWork | None = None,
     ) -> None:
-        """`work`: the operations that the model's tokens take, to forecast steps; without it the forecast is 0 s."""
+        """`work`: operation counts of the model, to forecast how long steps take; without it all forecasts are 0 s."""
         self.scheduler = scheduler
         self.forecast = StepForecast(work or StepWork())
         self.times = StepTimes()
@@ -93,7 +93,7 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        Returns an output if the sequence is already complete: its front resumed it after the last token.
+        Returns an output if the sequence is already complete, because its front resumed it after its last token.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
@@ -148,8 +148,8 @@ class Engine:
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s
-        # All time that is not the ranks' is host time. With one plan in flight, the ranks compute only during this
-        # step, so subtract their times. With several, they compute outside of it too, so subtract the wait instead.
+        # Host time is the time of this call without the ranks' work. With one plan in flight, the ranks compute only
+        # during this call, so subtract their times. With several, they also compute between calls: subtract the wait.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

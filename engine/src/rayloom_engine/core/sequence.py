@@ -79,8 +79,8 @@ class Sequence:
         self.num_overtaking_tokens = 0  # tokens of these sequences
         self.block_ids: list[int] = []  # in order of position; blocks before index `first_block` are released
         self.first_block = 0  # index in block_ids; with a sliding window, no later token sees a block before it
-        self.num_proven = 0  # tokens from whose KV finite logits were computed
-        self.own_blocks: frozenset[int] = frozenset()  # blocks filled before a preemption, which it may find again
+        self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from it
+        self.own_blocks: frozenset[int] = frozenset()  # blocks that it filled before a preemption; it may reuse them
         self.slot: int | None = None  # row in the ranks' table while RUNNING
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # entries of token_ids that the ranks have

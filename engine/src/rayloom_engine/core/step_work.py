@@ -1,7 +1,7 @@
 """StepForecast: how long a step will take, computed from its number of operations and the best measured speed.
 
-The time after which a rank counts as hung depends on it: a chunk of 4,096 tokens takes thousands of times as long in a
-layer as a decode.
+The time after which a rank counts as hung depends on this forecast, because a chunk of 4,096 tokens takes thousands of
+times as long in a layer as a decode.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.step import StepPlan
 
-# A step of fewer tokens mostly reads weights (the first step from disk), so its time says little about arithmetic.
+# From this number of tokens on, a step counts as large. A smaller one mostly reads weights (the first step from disk),
+# so its time says little about arithmetic.
 _LEAST_TOKENS = 64
 
 
@@ -34,7 +35,10 @@ class StepWork:
 
 
 class StepForecast:
-    """Forecasts the plans in flight. Measures the speed of large steps; until there is one, of small steps."""
+    """Forecasts how long plans in flight take, from the best measured speed.
+
+    Only large steps count; until one has ended, small ones do.
+    """
 
     def __init__(self, work: StepWork) -> None:
         self._work = work

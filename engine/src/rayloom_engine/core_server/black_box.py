@@ -1,4 +1,4 @@
-"""BlackBox: files that outlive the EngineCore, with the positions in flight and the sequences suspected of deaths.
+"""BlackBox: files that outlive the EngineCore, with the positions in flight and the sequences suspected of crashes.
 
 The files are written without fsync, because they must survive the process, but not a crash of the machine. A record
 that a kill cut short is ignored.
@@ -55,10 +55,10 @@ class BlackBox:
         self.is_trial = is_trial
 
     def died(self, *, was_silent: bool = False) -> bool:
-        """Counts the death of a rank or of the previous EngineCore. Returns True if it leaves fewer suspects.
+        """Counts the death of a rank or of the previous EngineCore. Returns True if that leaves fewer suspects.
 
-        `was_silent`: the process had shown no sign of life before. It may have been stopped from outside, so no
-        sequence is blamed for its death.
+        `was_silent`: the process had shown no sign of life before it died. It may have been stopped from outside, so no
+        sequence is blamed.
         """
         in_flight = self._in_flight
         suspicion = self.suspicion

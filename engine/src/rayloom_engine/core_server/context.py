@@ -1,4 +1,4 @@
-"""CoreContext: the objects of an EngineCore process that it needs with every executor. Also declares it ready."""
+"""CoreContext: the objects that an EngineCore process needs whatever its executor. Also declares the engine ready."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _POISON = (
 
 
 class Core:
-    """Makes sequences of the messages of fronts, and messages to fronts of step outputs."""
+    """Turns messages of fronts into sequences, and step outputs into messages to fronts."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Core:
             self._engine.abort(_request_id(connection, message.sequence_id))
             self._clear(message.sequence_id)
         else:
-            # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed it too.
+            # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):

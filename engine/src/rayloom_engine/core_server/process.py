@@ -101,7 +101,7 @@ class CoreProcess:
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         state.quiet_s = self._stillness.quiet_s
-        # Double the patience where there are other ranks: one with a full socket may block the main thread for
+        # Double the patience if there are other ranks: a rank with a full socket may block the main thread for
         # hang_seconds before the main thread blames it.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):
@@ -145,8 +145,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.core_server.process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT to listen on")
-    parser.add_argument("--rank-fd", type=int, help="listening socket for ranks; left out: this process is the rank")
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--rank-fd", type=int, help="listening socket for ranks; if missing, this is the only rank")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)

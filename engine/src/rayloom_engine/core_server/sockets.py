@@ -88,7 +88,7 @@ class _Front:
         return self.writer.transport.get_write_buffer_size()
 
     def write(self, data: bytes, now: float) -> None:
-        """Sends a message. If it cannot be sent at once, notes when it must have been read: see _STALL_SECONDS.
+        """Sends a message. If it cannot be sent at once, notes by when it must be read: see _STALL_SECONDS.
 
         All unsent bytes count, so that a large answer gets the time that a slow but steady reader needs.
         """

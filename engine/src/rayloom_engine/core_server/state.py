@@ -74,7 +74,7 @@ class CoreState:
         self.state = "serving"
 
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
-        """Begins a rebuild, which ends with `serving`. Removes the old phases. The first new one began at `lost_at`."""
+        """Begins a rebuild, which `serving` ends. Replaces the phases by one, "suspect", that began at `lost_at`."""
         self.message = cause
         self.lost = f"rank {rank}"
         self.lost_node = node

@@ -1,14 +1,15 @@
 """The API server process ("front"): `python -m rayloom_engine.front`. It inherits two listening sockets from the
 supervisor.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. This time counts from an earlier
-POST /drain, if there was one. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. After a POST /drain, this time
+counts from that request. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Front:
-    """Runs the API server, the admin server and the connection to the core. A signal ends them in order."""
+    """The API server, the admin server and the connection to the core. SIGTERM drains before it ends them."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Front:
         service.lifecycle.close_connections = self._close_connections
 
     async def run(self) -> None:
-        """Runs until a signal has ended all of them.
+        """Runs both servers and the connection to the core until a signal ends them.
 
-        Raises the error of a server or of the core connection that ends by itself.
+        If one of them ends by itself, raises its error.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -117,13 +118,21 @@ class Front:
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
 
+def write_mark(mark: Path) -> None:
+    """Creates the file `mark`. A disk without space must not keep the front from its requests, so it is only logged."""
+    try:
+        mark.touch()
+    except OSError as error:
+        logger.warning("cannot write %s: %s; after a restart /health is 503 until the model is loaded", mark, error)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.front", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT of the core")
     parser.add_argument("--api-fd", type=int, required=True, help="listening socket of the API port")
     parser.add_argument("--admin-fd", type=int, required=True, help="listening socket of the admin port")
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     parser.add_argument("--start", type=int, default=1, help="number of this start of the front, from 1")
     parser.add_argument("--server-started", type=float, default=time.time(), help="Unix time of the first start")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
@@ -155,7 +164,7 @@ def main() -> int:
             service.lifecycle.drain(True, drain_age_s)
         loaded_mark = args.run_dir / "loaded"  # `loaded` and `draining` are files, so they outlive this process
         service.lifecycle.was_loaded = loaded_mark.exists()
-        service.lifecycle.on_ready = loaded_mark.touch
+        service.lifecycle.on_ready = functools.partial(write_mark, loaded_mark)
         api = api_app(service, api_keys)
         admin = admin_app(service, admin_token, drain_mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)

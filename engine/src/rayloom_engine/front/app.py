@@ -98,7 +98,7 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def model_root(model: str) -> str:
-    """The model's source without its scheme, a hub id or a path. The field `root` of vLLM's model list holds the same.
+    """The model's hub id or path: its source without the scheme. `root` in vLLM's model list holds the same.
 
     Clients that need the tokenizer load it from this source.
     """

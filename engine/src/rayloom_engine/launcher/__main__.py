@@ -139,8 +139,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port, from this machine")
-    parser.add_argument("--start", type=int, required=True, help="counts this process's starts from 1")
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--start", type=int, required=True, help="number of this start of the launcher, from 1")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
@@ -150,8 +150,8 @@ def main() -> int:
     token = (args.run_dir / "token").read_text().strip()
     starter = _starter(config, args.run_dir, args.core_address, token)
     try:
-        # Incarnations count on from start << 20. Those of an earlier launcher are smaller, so once newer ranks have
-        # attached, the core refuses the earlier launcher's ranks.
+        # The first incarnation is start << 20. Those of an earlier launcher are smaller, so the core refuses its ranks
+        # once newer ones have attached.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
         start_pulse(args.pulse_fd, lambda: launcher.is_up)
         launcher.run()

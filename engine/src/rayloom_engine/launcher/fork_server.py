@@ -1,8 +1,8 @@
 """`python -m rayloom_engine.launcher.fork_server`: starts the ranks of executor `mp`, each as a fork of this process.
 
-The import of torch takes seconds. It happens once, here, so every rank starts at once, also a replacement for a lost
-one. A fork is safe because this process has one thread and has not used an accelerator. When the launcher closes the
-connection or dies, this process and its ranks end.
+Importing torch takes seconds. Only this process imports it, so every rank starts without delay, even a replacement for
+a lost one. A fork is safe because this process has one thread and has not used an accelerator. When the launcher closes
+the connection or dies, this process and its ranks end.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
     parser.add_argument("--line-fd", type=int, required=True, help="socket of packets to the launcher")
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     args = parser.parse_args()
     die_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
@@ -165,7 +165,7 @@ def _preload() -> None:
     from rayloom_engine.kernels.kernel_set import choose_kernels
     from rayloom_engine.kernels.target import Target
 
-    # A choice imports its implementations. "plain" runs no probe: nothing may start a thread before the forks.
+    # Choosing kernels imports them. The backend "plain" probes none: a probe might start threads before the forks.
     choose_kernels(Target(device=torch.device("cpu"), compute_dtype=torch.float32, backend="plain"))
 
 

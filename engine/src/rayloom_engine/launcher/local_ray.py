@@ -1,4 +1,4 @@
-"""`python -m rayloom_engine.launcher.local_ray`: runs a Ray for this server alone, if no Ray cluster is configured.
+"""`python -m rayloom_engine.launcher.local_ray`: runs Ray on this machine for this server, if no cluster is configured.
 
 This is a separate process, so that Ray outlives the launcher. Ray's processes end when this process ends; if it was
 killed with SIGKILL, Ray's agents end within about a minute.
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-_MAX_FAILURES = 2  # more than one, because a full backlog may refuse a single connection
+_MAX_FAILURES = 2  # more than one, because a live control store may refuse one connection when its backlog is full
 
 
 def address_file(run_dir: Path) -> Path:
@@ -88,8 +88,8 @@ def wait_while_ray_runs() -> None:
 def _end_with_ray(code: int) -> NoReturn:
     """Kills all processes of Ray, none of which has state to keep, and exits.
 
-    Ray's own shutdown is not used: it kills the raylet after a second. On a busy machine this is too short for the
-    raylet to record that its end is intended. Its agents then treat the end as a fault and try for a minute to report
+    Ray's own shutdown is not used: it kills the raylet after a second, which on a busy machine is too short for the
+    raylet to record that it ends on purpose. Its agents then treat the end as a fault, and try for a minute to report
     it to a control store that is gone too.
     """
     for process in psutil.Process().children(recursive=True):
@@ -101,7 +101,7 @@ def _end_with_ray(code: int) -> NoReturn:
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher.local_ray", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     args = parser.parse_args()
     end_with_parent(args.parent, signal.SIGTERM)
     config = load_config(args.run_dir / "config.json")

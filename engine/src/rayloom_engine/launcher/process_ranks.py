@@ -23,8 +23,8 @@ from rayloom_engine.worker.machine import visible_devices
 
 _KILL_SECONDS = 5.0  # a fork server that does not confirm a KillRank within this time hangs, and is killed itself
 _IMPORT_SECONDS = 120.0  # the same limit while the fork server imports
-# At most this much time is counted between two calls of `wait`: if more passes, this process was stopped, and maybe
-# the fork server too.
+# Between two calls of `wait`, at most this much counts against _KILL_SECONDS: if more has passed, this process was
+# stopped, and maybe the fork server too.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # longest wait for the end of a fork server that has closed its connection
 _CLOSE_SECONDS = 0.7  # longest wait for the fork server at a stop; less than the supervisor waits for the launcher
@@ -114,8 +114,8 @@ class ProcessRanks:
             self._is_ready = True
             return []
         if isinstance(message, Killed):
-            # The kill is confirmed, so the fork server works. The end itself may take longer: a driver or much memory
-            # may delay it.
+            # The kill is confirmed, so the fork server works. The rank itself may end later, because a driver or much
+            # memory may delay its end.
             self._patience.pop(message.rank, None)
             return []
         self._running.discard(message.rank)

@@ -26,7 +26,7 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LOCAL_SECONDS = 60.0  # minimum patience with the Ray that this server starts on this machine
+_LOCAL_SECONDS = 60.0  # minimum wait for a Ray that this server itself starts
 
 
 def ray_address(config: EngineConfig) -> str | None:
@@ -84,7 +84,7 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # counts from here, without the time that Ray itself took to start
+        deadline = time.monotonic() + self._patience  # without the time that Ray itself took to start
         # Polls instead of calling `group.wait`, which leaves a callback in Ray's control store and only accepts whole
         # seconds.
         while placement_group_table(self._group)["state"] != "CREATED":

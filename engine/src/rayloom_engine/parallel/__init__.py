@@ -1,1 +1,1 @@
-"""Parallelism: the part of a model that a rank holds, and communication of ranks in a step, by torch.distributed."""
+"""Parallelism: the part of a model that a rank holds, and how ranks communicate in a step."""

@@ -31,7 +31,7 @@ class Rendezvous:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Opens a store for one process group at a free port. Returns both. Keep the store as long as the group exists.
+    """Opens a store for one process group. Returns it and its port. Keep the store as long as the group exists.
 
     The store listens only at `host`, an address of this machine, because every process that can reach it can change it.
     """
@@ -51,8 +51,8 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    # By default, gloo tells its peers the address to which this machine's name resolves (else loopback), which they may
-    # not be able to reach. They can reach the interface through which this machine reaches the store.
+    # By default, gloo tells its peers the address to which this machine's name resolves (else loopback). They may be
+    # unable to reach that address, so use the interface through which this machine reaches the store.
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:
         os.environ[_INTERFACE_VARIABLE] = interface
@@ -66,8 +66,8 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
         )
     except Exception:
         if not dist.is_initialized():
-            # torch numbers its groups, and uses the number in the group's keys in the store. A failure does not reset
-            # the number, so this process would never find the other ranks of its next group.
+            # torch numbers its groups, and the number is part of a group's keys in the store. A failed join does not
+            # reset it, so this process would look for the other ranks of its next group under another number.
             dist.distributed_c10d._world.group_count = 0
         raise
     else:

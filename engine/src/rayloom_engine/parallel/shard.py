@@ -1,7 +1,7 @@
 """Shard: the part that a rank holds of each layer of its stage. Pure. (As in Megatron: arXiv:1909.08053 section 3.)
 
 Heads must divide evenly, because a rank with one head more would delay the others in every layer. Feed-forward rows and
-the vocabulary need not: parts differ by at most one row (or one unit of rows), which makes hardly any difference.
+the vocabulary may divide unevenly: parts differ by at most one row (or one unit of rows), a negligible delay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shard:
         return range(min(start, size), min(end, size))
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Returns the key/value heads of this shard's query heads. With more shards than heads, several share one."""
+        """Returns the key/value heads of this shard's query heads. If shards outnumber heads, shards share a head."""
         if self.count <= num_kv_heads:
             return self.part(num_kv_heads)
         head = self.index * num_kv_heads // self.count

@@ -27,7 +27,7 @@ from rayloom_engine.protocol.unnamed_files import make_memory_file, make_pipe, o
 
 logger = logging.getLogger(__name__)
 
-_SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed in pieces of this size; the kernel allocates only what is used
+_SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed in pieces of this size; Linux allocates only the pages in use
 _MAX_MESSAGE_BYTES = 4096
 
 

@@ -42,8 +42,8 @@ def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> 
     """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
     The last stage also has the head, whose work equals that of `head_layers` layers. It gets fewer layers if that makes
-    the slowest stage faster, and never more than another stage. If the other stages cannot all get the same number, the
-    first stage is the first to get fewer.
+    the slowest stage faster, and never more than another stage. If the other stages cannot all have equally many, the
+    first stage has one fewer.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

@@ -1,10 +1,10 @@
 """Messages between API server processes ("fronts") and the EngineCore ("core"). Version 2.
 
 Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello (with the token) and gets
-Welcome; otherwise the core closes the connection. A Submit is one sequence. A request with n > 1 is n sequences, and
-because these share a prompt, their Submits are sent in one SubmitChoices. When the core dies, the front reconnects and
-submits every unfinished sequence again, in the same messages, with the ids that it has received: a resume. Sequence ids
-are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
+Welcome; if the core refuses the Hello, it closes the connection. A Submit is one sequence. A request with n > 1 is n
+sequences, and because these share a prompt, their Submits are sent in one SubmitChoices. When the core dies, the front
+reconnects and submits every unfinished sequence again, in the same messages, with the ids that it has received: a
+resume. Sequence ids are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of the model that a front needs before it can accept requests. Known once the engine is built."""
+    """Properties of the model that a front needs before it can accept requests. Known once the engine is built."""
 
     path: str  # folder with config.json and tokenizer.json
     architecture: str

@@ -8,7 +8,7 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
          recognised.
 control  the rank's second thread: a Beat every heartbeat_seconds, also while the main thread computes.
-launch   the launcher: phases of placing and starting ranks; receives Fence.
+launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
 from __future__ import annotations

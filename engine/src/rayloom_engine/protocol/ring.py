@@ -36,8 +36,8 @@ class Ring:
     def free(self, num_unread: int) -> None:
         """Writer: frees the space of messages that were read.
 
-        All but `num_unread` have at least been begun. The newest of these is kept, because the reader may not be done
-        with it.
+        `num_unread`: number of messages that the reader has not begun to read. The newest of the others keeps its
+        space, because the reader may not be done with it.
         """
         while len(self._taken) > num_unread + 1:
             self._num_taken_bytes -= self._taken.popleft()

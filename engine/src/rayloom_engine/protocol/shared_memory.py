@@ -2,8 +2,9 @@
 
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. A reader can poll it together with sockets. And its lock orders
-memory accesses on every processor: a reader that has read a size sees all of that frame, and a writer that sees a size
-taken knows that the frame before it was copied out. A futex instead of the pipe was measured and is slower from Python.
+memory accesses on every processor: a reader that has read a size sees all of that frame, and a writer that sees that a
+size was read knows that the frame before it was copied out. A futex instead of the pipe was measured, and is slower
+from Python.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SIZE = struct.Struct("=I")  # size 0: the frame is on the connection
 
 
 class SharedMemory:
-    """One side of such a connection. One thread may send while another receives.
+    """One process's side of the shared memory. One thread may send while another receives.
 
     Raises OSError or ValueError once either side is closed.
     """
@@ -52,7 +53,7 @@ class SharedMemory:
     def send(self, frame: bytes) -> bool:
         """Puts a frame into the ring.
 
-        Returns False if there is no room: then send it over the connection, where the peer will look.
+        Returns False if there is no room: then send it over the connection, where the peer now expects it.
         """
         position = self._out_ring.place(len(frame))
         if position is None:
@@ -74,7 +75,8 @@ class SharedMemory:
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise TimeoutError("nothing came")
-            # Read the pipe even if the connection woke the poll: frames that a dead peer has sent come first.
+            # The connection may have woken the poll, because the peer died. Read the pipe all the same: frames that the
+            # peer sent before its death come first.
             size = self._inbox.read(_SIZE.size)
         if not size:
             raise ConnectionError("connection closed")

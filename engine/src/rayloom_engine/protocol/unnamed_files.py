@@ -24,7 +24,8 @@ def make_memory_file(num_bytes: int) -> tuple[FileIO, str]:
 def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
     """Opens another process's file.
 
-    Only the process that made the file knows its name, so the descriptors in the same message are genuine.
+    Only the process that made the file knows its random name. If the name matches, the descriptors that were sent with
+    it are genuine.
     """
     path = f"/proc/{pid}/fd/{fd}"
     if os.readlink(path) != f"/memfd:{name} (deleted)":

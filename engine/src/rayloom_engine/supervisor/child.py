@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rayloom_engine.common.restarts import RestartBudget
 
-_BUSY_SECONDS = 60.0  # after the last signal in the pipe, CPU time counts as a sign of life for this long
-_START_SECONDS = 10.0  # minimum patience with a child that is not up yet: it may wait this long for a disk
+_BUSY_SECONDS = 60.0  # for this long after the last signal in the pipe, use of CPU time counts as a sign of life
+_START_SECONDS = 10.0  # minimum hang_seconds while a child starts: it may wait this long for a disk
 
 
 class Child:

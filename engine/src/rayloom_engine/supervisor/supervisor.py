@@ -107,7 +107,7 @@ class Supervisor:
             self._stop_children()
             self._write_termination_message()
             if alive:
-                Path(alive).unlink(missing_ok=True)  # the container with the ranks' Ray exits when this file is gone
+                Path(alive).unlink(missing_ok=True)  # Ray's container in this pod exits when this file is gone
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _write_termination_message(self) -> None:
@@ -173,7 +173,7 @@ class Supervisor:
     def _next_wake(self) -> float:
         """Returns the seconds until a child must be started or checked for signs of life.
 
-        It is at most 1, in case a signal is lost.
+        The result is at most 1, so that a lost SIGCHLD or stop signal only causes a short delay.
         """
         due = [child.start_at for child in self._children if child.start_at is not None]
         return min(1.0, self._config.hang_seconds / 4, max(0.0, min(due, default=float("inf")) - time.monotonic()))
@@ -250,7 +250,8 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        # The front closes its connections; launcher and Ray end their children. Core and rank 0 have nothing to save.
+        # The front must close its connections, and launcher and Ray must end their children. All others get SIGKILL,
+        # because core and rank 0 have nothing to save.
         how = {"front": signal.SIGINT, "launcher": signal.SIGTERM, "ray": signal.SIGTERM}
         processes = []
         for child in self._children:

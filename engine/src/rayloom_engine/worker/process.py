@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--incarnation", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="process id to end with")
+    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     args = parser.parse_args(arguments)
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")

@@ -51,7 +51,7 @@ DIAL_SECONDS = 0.2  # between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
 _LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone
-_GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; all of them are alive and have loaded
+_GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, as all are alive and have loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,13 @@ class RankPlace:
 
 
 class RankServer:
-    """A rank, over all its connections to cores."""
+    """A rank, which serves one core after another."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
-        """`exit_code`: set for a rank of a job. Once its core is gone, the process exits with it, even if it hangs."""
+        """`exit_code`: returns the exit code of a rank of a job; None for other ranks.
+
+        A rank of a job exits with this code once its core is gone, even if its main thread hangs.
+        """
         self.is_refused = False  # True if this rank last told the core that it cannot use the settings or the model
         self._exit_code = exit_code
         self._config = config
@@ -122,7 +125,7 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                # Peers may wait for this rank's part of a step whose order never arrived here. This frees them.
+                # Peers may wait for this rank's part of a step whose order never arrived here. Leaving frees them.
                 self._leave()
         return True
 
@@ -192,7 +195,7 @@ class RankServer:
             if reply is not None:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
-                # Peers may wait for this rank's part of a sum, while the broken connection is to another rank. Leaving
+                # Peers may wait for this rank's part of a sum, although only another rank's connection broke. Leaving
                 # the group frees them, and they report failures too. So leave only after the reply: the core then gets
                 # the original failure first.
                 self._leave()

@@ -72,7 +72,7 @@ class Runner:
             inputs = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
         hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
-        # Check before the next stage gets the hidden states, so that the stage with damaged weights or memory exits.
+        # Check before the next stage gets the hidden states. Otherwise that stage would exit, and not this damaged one.
         _check_probes(batch, hidden_TD, f"stage {stage.index}")
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started

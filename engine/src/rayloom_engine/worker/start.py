@@ -97,7 +97,7 @@ def load_rank(
     part: ModelPart,
     ranks_on_host: int = 1,
 ) -> LoadedRank:
-    """Loads the weights of a rank's part of the model, and plans its KV cache, which its first runner allocates.
+    """Loads the weights of a rank's part of the model, and plans its KV cache. `LoadedRank.runner` allocates the cache.
 
     `ranks_on_host`: number of ranks that share this machine's cores and, on CPU, its memory. Raises ModelError or
     ConfigError.

@@ -1,7 +1,8 @@
 """Costs: the memory that a model takes, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-A tenant chooses the image that writes this document, and the operator of all tenants computes with it. So each number
-and each list has a limit, far beyond any existing model. The limits are also checked when a status is read back.
+A tenant chooses the image that writes this document, and the operator, which serves all tenants, computes with it. So
+each number and each list has a limit, far beyond any existing model. The limits are also checked when a status is read
+back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_POSITIONS = 1 << 30
 # Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-_MAX_NUMBERS = 64  # tensor sizes: they divide the number of heads, which has at most 48 divisors
+_MAX_NUMBERS = 64  # tensor sizes: each divides the number of heads; a number up to 4,096 has at most 48 divisors
 _MAX_KINDS = 26  # kinds of layers, one for each letter
 _MAX_HEAD_LAYERS = 1e15
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
@@ -125,7 +126,7 @@ class Costs(CostsPart):
         return self
 
     def _check_size(self) -> None:
-        """Raises ValueError for more weights than `MAX_PARAMETERS`, see there."""
+        """Raises ValueError if the weights are too large for a model of MAX_PARAMETERS parameters."""
         for index in range(len(self.tensor)):
             ends = max(each.bytes_at(index, 1) for each in (self.embedding, self.head, self.both))
             layers = sum(

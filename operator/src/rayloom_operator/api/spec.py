@@ -1,4 +1,4 @@
-"""LLMService v1alpha1: the spec, from which its schema is generated. Every field here has an effect.
+"""The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
 name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.
@@ -379,7 +379,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """Reads a document with an invalid spec, with a minimal spec instead. None if its metadata is invalid too."""
+    """Reads a document whose spec is invalid, as if its spec were minimal. None if its metadata is invalid too."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:

@@ -1,4 +1,4 @@
-"""The status of an LLMService, from which its schema is generated."""
+"""The status of LLMService v1alpha1. The CRD's schema is generated from these classes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _needed_settings(service: LLMService) -> str:
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     """Returns the objects that the operator would create for a new service.
 
-    The first step only stores the number of engines in the status, so the second step is the one that has objects.
+    The planner's first step only stores the number of engines in the status. Its second step has the objects.
     """
     nothing, now = Observed(), Now(wall=clock, mono=0.0)
     desired = desired_of(resolved, revision(resolved))

@@ -75,7 +75,7 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
 
 
 def _snapshot(service: SimulatedService) -> object:
-    """Returns the engines' state without their requests. While it stays equal, the rollout only waits for time."""
+    """Returns the engines' state without their requests. While it stays equal, the rollout waits for time to pass."""
     return [
         (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
         for engine in service.engines.values()

@@ -23,7 +23,7 @@ _MIN_KEY_BYTES = 16
 # Thresholds of Python's garbage collector: the youngest generation is collected after this many new objects, the next
 # ones after this many collections of the generation before.
 _COLLECT = (20_000, 20, 10)
-# Variable for comparisons by `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
+# Environment variable for `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
 _RECONCILES = "RAYLOOM_RECONCILES"
 
 
@@ -123,5 +123,5 @@ def _operator_key(path: Path) -> bytes:
 
 
 def _previous_key(path: Path | None) -> bytes:
-    """Returns the key before the current one, or an empty one. Its file exists only while keys are rotated."""
+    """Returns the previous key, or an empty one. Its file exists only during a rotation of keys."""
     return b"" if path is None or not path.exists() else _operator_key(path)

@@ -1,6 +1,6 @@
 """A simulated service for the rollout planner. Its engines start, serve, drain and are deleted without failures.
 
-`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner extend it by failures.
+`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner add failures to it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Action: TypeAlias = tuple[Verb, str]
 class SimulatedEngine:
     name: str
     revision: str
-    start_s: int = 1  # seconds from when its pods have nodes until it serves
+    start_s: int = 1  # seconds from the moment when its pods get nodes until it serves
     is_placed: bool = True  # its pods have nodes
-    age_s: int = 0  # seconds since its pods have nodes
+    age_s: int = 0  # seconds since its pods got nodes
     is_routed: bool = False
     is_listed: bool = False
     is_drained: bool = False  # was asked to drain
     unlisted_s: int = 0  # seconds since it was last routed or listed in an EndpointSlice
     num_in_flight: int = 0
-    served_s: int = 0  # seconds in which it was available
+    served_s: int = 0  # seconds for which it was available
     ends_s: int | None = None  # seconds until its deletion is complete; None if it is not being deleted
 
     @property

@@ -30,7 +30,7 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Returns the seconds for which one engine's text stays the same in a phase: 10, or 50 with 1,000 engines."""
+    """Returns the least seconds between two texts of one engine in the same phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 

@@ -79,7 +79,7 @@ class _Exchange(asyncio.Protocol):
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # The cast is for mypy; not isinstance, because uvloop's transports are not subclasses of asyncio.Transport.
+        # The cast is for mypy. isinstance would be False: uvloop's transports are no subclasses of asyncio.Transport.
         cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:

@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
 # After Ctrl-C all processes have ended within 3 s: 2.5 s for the engine to stop, the rest to kill its process group.
 _STOP_GRACE_S = 2.5
-# SIGHUP, because the engine would survive a closed terminal: it has its own session.
+# SIGHUP is one of them, because the engine would survive a closed terminal: it has its own session.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,7 +83,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     finally:
         if not engine.stop(_STOP_GRACE_S):
             print("The engine did not stop in time and was killed.", file=sys.stderr, flush=True)
-        if is_stop_requested:  # Otherwise the log is kept, because it has the reason.
+        if is_stop_requested:  # Otherwise the folder is kept, because the log in it shows why the engine exited.
             shutil.rmtree(folder)
 
 
@@ -205,7 +205,7 @@ class _StopSignals:
 
     def install(self) -> None:
         for number in _SIGNALS:
-            # Under nohup SIGHUP is ignored, and the engine is to survive the terminal.
+            # nohup sets SIGHUP to ignored. It stays ignored, so that the engine outlives the terminal.
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)

@@ -75,5 +75,5 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
 
 
 def attempt_of(name: str) -> int:
-    """Returns the attempt that is in a Job's name."""
+    """Returns the number of the attempt, read from the Job's name."""
     return int(name.rsplit("-", 1)[1])

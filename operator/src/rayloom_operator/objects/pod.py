@@ -18,7 +18,7 @@ def pod_basics(service: LLMService) -> Manifest:
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
-    # With `podTemplate.user: Cluster` no user is set: OpenShift's admission then assigns one of the namespace's range.
+    # With `podTemplate.user: Cluster` no user is set: OpenShift then assigns one from the namespace's range.
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
         # Changing the group of every file in a large claim is slow, and is needed only at the first mount.
@@ -44,7 +44,7 @@ def pod_basics(service: LLMService) -> Manifest:
 
 
 def container_basics(service: LLMService, name: str, image: str) -> Manifest:
-    """The fields that are the same in every container of the operator."""
+    """The fields that are the same in every container that the operator builds."""
     return {
         "name": name,
         "image": image,
@@ -84,7 +84,7 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
 
 
 def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
-    """Volumes from which a pod reads the model. `has_cache`: with the cache of models from the hub."""
+    """Volumes from which a pod reads the model. `has_cache`: the pod also mounts the cache of models from the hub."""
     return [volume for volume, _ in _model_places(service, hub, has_cache)]
 
 
@@ -101,7 +101,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
         places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
     if model.source_kind == "file":
-        # The path in the pod is the path on the node, so the engine's config is the same in a pod and without one.
+        # The path in the pod is the path on the node, so the engine's config is the same with and without a cluster.
         path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,

@@ -2,7 +2,7 @@
 
     map with map              field by field
     list with a merge key     elements with equal keys are merged; new elements are appended in their order
-    list of a set             elements that are not in the list yet are appended
+    list that is a set        elements that are not in the list yet are appended
     any other value           the patch replaces the base
 
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/#notes-on-the-strategic-merge-patch
@@ -37,7 +37,7 @@ _SETS = frozenset({"envFrom", "tolerations"})
 
 
 def merged(base: Manifest, patch: Manifest) -> Manifest:
-    """Returns `base` with `patch` merged over it. To merge the same patch again changes nothing."""
+    """Returns `base` with `patch` merged over it. Merging the same patch again changes nothing."""
     found = dict(base)
     for name, value in patch.items():
         found[name] = _merged_value(name, found[name], value) if name in found else value

@@ -16,11 +16,11 @@ from rayloom_operator.resolve.resolved import Hub
 # Value of HF_ENDPOINT in a container with the hub's token, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
-# Default security context of containers that the template adds. It may override this by what the operator allows.
+# Default security context of containers that the template adds. The template may override it with allowed privileges.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
-# Not guarded by an empty value, because Ray takes an empty RAY_REDIS_ADDRESS for an address. If `envFrom` sets it, the
-# engine does not start.
+# Reserved variables that `_with_guards` does not set to an empty value: Ray takes an empty RAY_REDIS_ADDRESS for an
+# address. If `envFrom` sets it, the engine does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # KubeRay always sets these variables in the first container of a pod.
 _SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})

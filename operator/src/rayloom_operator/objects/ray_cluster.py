@@ -84,7 +84,7 @@ _ENGINE_VARIABLES = {
 _RAY_START = {
     "disable-usage-stats": "true",
     "include-log-monitor": "no",  # KubeRay drops a "false"
-    "object-store-memory": "78643200",  # bytes, Ray's minimum: ranks pass no objects
+    "object-store-memory": "78643200",  # bytes, Ray's minimum: ranks store no objects in it
     "node-manager-port": str(_RAYLET_PORT),
     "object-manager-port": "6381",
     "runtime-env-agent-port": "6382",
@@ -94,12 +94,13 @@ _RAY_START = {
 }
 
 
-# KubeRay must not create another head pod: it would stop the workers, and the operator recreates an engine replica that
-# lost its head pod.
+# KubeRay must not replace a lost head pod, because that would stop the workers. The operator recreates the whole engine
+# replica instead.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the
-# kubelet delays each restart longer. But if the head exits within 10 s, or four times within ten minutes, the container
-# exits too, so that the pod's status counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start` command.
+# kubelet delays each further restart longer. But if the head exits within 10 s, or four times within ten minutes, the
+# container exits too, so that the pod's status counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start`
+# command.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
 ulimit -n 65536
@@ -116,7 +117,7 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
     """The RayCluster of engine replica `number` of a revision.
 
     `metadata`: the LLMService's current metadata, if `resolved` is an earlier spec. Labels and annotations for queues
-    come from it, because queues of that time may no longer exist.
+    come from it, because the queues of the earlier metadata may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
@@ -272,9 +273,10 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
 
 
 def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
-    """Returns `requests` without those above their limit: Kubernetes refuses them, and requests the limit without them.
+    """Returns `requests` without those above their limit.
 
-    A request below its limit is kept, so that a node need not have the whole limit free.
+    Kubernetes refuses a request above its limit, and takes the limit as the request if there is none. A request below
+    its limit is kept, so that a node need not have the whole limit free.
     """
     return {
         name: value

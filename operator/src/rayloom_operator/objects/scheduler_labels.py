@@ -12,7 +12,7 @@ from rayloom_operator.names import CLUSTER_LABEL, NODE_TYPE_LABEL
 
 _QUEUES = ("kueue.x-k8s.io/", "volcano.sh/", "yunikorn.apache.org/", "kai.scheduler/")
 _KUBERAY = "ray.io/"
-# Not copied: KubeRay selects objects by these labels, and a RayService deletes RayClusters that name it in them.
+# These are not copied: KubeRay selects objects by them, and a RayService deletes RayClusters whose labels name it.
 _KUBERAYS_OWN = frozenset(
     {CLUSTER_LABEL, NODE_TYPE_LABEL, "ray.io/originated-from-cr-name", "ray.io/originated-from-crd"}
 )
@@ -27,6 +27,6 @@ def scheduler_labels(metadata: Metadata) -> dict[str, str]:
 def scheduler_annotations(metadata: Metadata) -> dict[str, str]:
     """Annotations of the LLMService that are copied to its RayClusters.
 
-    KubeRay's are not: they configure how KubeRay runs pods, which the operator decides.
+    KubeRay's annotations are not copied: they configure how KubeRay runs pods, which the operator decides.
     """
     return {name: value for name, value in metadata.annotations.items() if name.startswith(_QUEUES)}

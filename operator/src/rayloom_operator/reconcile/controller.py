@@ -38,7 +38,7 @@ _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; all others come from own watches.
+    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; its own watches deliver the others.
 
     Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
     """
@@ -103,7 +103,7 @@ class Controller:
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
         known = self._services.mark(key)
-        # With another uid the service was recreated: kopf may report the deletion after the recreation.
+        # If the known uid is another, the service was recreated: kopf may report the deletion after the recreation.
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)
@@ -141,7 +141,7 @@ class Controller:
         return chain.from_iterable(each.conditions for each in self._services.marks())
 
     def _uids(self) -> dict[ServiceKey, str]:
-        """Returns the uids of all services that exist as far as this process knows."""
+        """Returns the uids of all known services, and of listed ones that kopf has not reported yet."""
         known = {key: mark.uid for key in self._services if (mark := self._services.mark(key))}
         return self._unreported | known
 

@@ -1,4 +1,4 @@
-"""The fields of an LLMService that are read without unpacking its document."""
+"""The fields of an LLMService that are read without decompressing its stored document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayloom_operator.names import Manifest
 
 
 class Known(NamedTuple):
-    """These fields, kept beside each packed document."""
+    """These fields of one service. `PackedDict` keeps them uncompressed beside the compressed document."""
 
     uid: str
     version: int  # metadata.resourceVersion

@@ -4,10 +4,10 @@ When kopf's watch of LLMServices breaks, kopf lists them again and reports each 
 every service that was created or changed in the meantime. But a service that was deleted in the meantime is not in the
 list and gets no event: the operator would poll its engine replicas and count it in metrics for ever.
 
-So the operator lists the names of all services every five minutes. A list is a snapshot of a moment after its request.
-If a service was known before the request and is not in the list, it was deleted.
+So the operator lists the names of all services every five minutes. A list shows the services at one moment after its
+request. If a service was known before the request and is not in the list, it was deleted.
 
-If a service is deleted after the snapshot and its event is lost, the next list finds it. A recreated service has
+If a service is deleted after that moment and its event is lost, the next list shows it. A recreated service has
 another uid, and kopf reports it.
 """
 

@@ -22,11 +22,12 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 
 # The requeue delay if a short wait is expected: for a list of RayClusters, or for the API server to answer again.
 _SOON_S = 1.0
-# After a refusal, the work queue retries with a back-off. A reconcile that is due by time alone may come earlier, but
+# After a refusal, the work queue retries with a back-off. A reconcile that the decision asks for may come earlier, but
 # not before this many seconds.
 _REFUSED_S = 2.0
-# A decision that has yet to be written is requeued at once. While the pace of writes holds that write back, the next
-# reconcile would decide the same.
+# A decision that has to be stored in the status before it is carried out asks for another reconcile at once. While
+# `WritePace` delays the write, that reconcile would decide the same again. So it waits until the write may happen, but
+# at most this many seconds.
 _UNWRITTEN_S = 0.5
 
 
@@ -62,7 +63,7 @@ class Reconciler:
     async def forget(self, key: ServiceKey) -> float | None:
         """Drops what is kept of a deleted service.
 
-        Returns the seconds until this must be called again, or None once nothing is left.
+        Returns the seconds until this must be called again, or None once the names of its RayClusters are free again.
         """
         self._applier.forget(key)
         self._statuses.forget(key)
@@ -103,7 +104,7 @@ class Reconciler:
         return min(after_s)
 
     async def _carry_out(self, key: ServiceKey, decision: Decision) -> Refused | None:
-        """Carries out the plan. Returns a refusal instead of raising it, because the status is to show it."""
+        """Carries out the plan. Returns a refusal instead of raising it, because the status has to show it."""
         try:
             await self._applier.carry_out(key, decision.plan, decision.reapply_after_s)
         except Refused as error:

@@ -41,14 +41,14 @@ class RuntimeSettings:
     lease_namespace: str
     lease_name: str
     lease_seconds: int
-    num_reconciles: int | None = None  # most at once; None: adapted to how fast the API server answers
+    num_reconciles: int | None = None  # reconciles at once; None: adapted to the speed of the API server
 
 
 class Runtime:
     """Used in one event loop; started once and stopped once.
 
-    `stop` sets `stopping`. So does a part that ends with an error, which is then in `failure`: the caller has to stop
-    the other parts.
+    `stop` sets `stopping`. If a part ends with an error, that error is in `failure` and `stopping` is set as well: the
+    caller then has to call `stop`, for the other parts.
     """
 
     def __init__(self, settings: RuntimeSettings) -> None:

@@ -25,8 +25,9 @@ _MAX_DOUBLINGS = 10
 # After a failed reconcile, an event of the service starts the next one this many seconds after the failure at the
 # earliest. The event rarely cures the failure, but an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# So that no priority starves, every 8th reconcile is of the second one and every 64th of the third, if such keys wait.
-# New services get no larger share: each causes about six reconciles of the first priority, which would pile up.
+# So that no priority starves, every 8th reconcile takes a key of the second priority if one waits, and every 64th a key
+# of the third. New services get no larger share: each causes about six reconciles of the first priority, which would
+# pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third

@@ -22,7 +22,7 @@ _WRITES_PER_S = 2.0
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # time of the last write that changed only words
+    words_at: float = float("-inf")  # time of the last write that left `without_words` unchanged
     left: float = _BURST  # writes left in the budget
     at: float = field(default=0.0)  # time at which `left` was computed
 

@@ -1,4 +1,4 @@
-"""Load: the memory that the ranks of one candidate need, and whether they have it. Pure."""
+"""Load: the memory that the ranks need under one choice of parallelism, and whether they have it. Pure."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _LEAST_MODEL_LEN = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load of one candidate."""
+    """The load of one candidate: a tensor size and a number of stages."""
 
-    weights: int  # bytes, of the rank with the most
+    weights: int  # bytes of weights on the rank with the most
     reserve: int  # bytes that a rank's process takes beside weights and KV cache
-    room: int  # bytes for KV blocks, of the rank with the fewest blocks
+    room: int  # bytes for KV blocks on the rank with room for the fewest
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
-    is_given: bool  # the spec gives `num_blocks`
+    is_given: bool  # the spec gives the number or the bytes of KV blocks
     length: int  # context length: most tokens of a request
     least: int  # shortest context length that is acceptable
     is_too_heavy: bool  # no memory is left for KV blocks
     has_too_many_blocks: bool  # the spec asks for more blocks than there is room for
-    has_too_few_blocks: bool  # not enough for minConcurrentRequests requests of `length`
+    has_too_few_blocks: bool  # there are too few blocks for minConcurrentRequests requests of `length`
 
     @property
     def fits(self) -> bool:
@@ -49,7 +49,7 @@ class Load:
 
 
 class Scale:
-    """Computes and caches the loads of candidates with one tensor size. Equal kinds of stages are computed once."""
+    """Computes and caches the loads of candidates with one tensor size. Candidates with equal `Stages` share a load."""
 
     def __init__(self, question: Question, tensor: int) -> None:
         costs = question.parts

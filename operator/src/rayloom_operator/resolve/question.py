@@ -27,11 +27,11 @@ class Question:
     tensor: int | None  # None: to be computed
     pipeline: int | None
     max_model_len: int | None  # None: the model's limit, or less if that does not fit
-    num_requests: int  # of max_model_len tokens, that must fit into the KV cache at once
-    # None if an engine of an earlier version inspected the model. Not part of the hash: another version of the engine
-    # may compute other costs for the same model, and that must not change running services.
+    num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once
+    # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
+    # version of the engine may compute other costs for the same model, and that must not change running services.
     costs: Costs | None = None
-    # Settings of the engine. None stands for its default, so that a version with another default has the same hash.
+    # Settings of the engine. None stands for its default, so a version with another default does not change the hash.
     max_num_seqs: int | None = None
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -73,7 +73,7 @@ class Question:
     def inputs(self) -> str:
         """The hash of the inputs: 8 hex digits, the same in every version of the operator."""
         shape = self.shape.model_dump(exclude_defaults=True)
-        # Not `asdict`, which copies deeply: each reconcile computes this hash.
+        # `asdict` would copy deeply, which is slow, and each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

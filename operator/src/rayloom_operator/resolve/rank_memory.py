@@ -1,8 +1,8 @@
 """Bytes that a rank holds: sums of the costs that the engine's inspection gives. Pure.
 
 Rank r has shard r % tensor of stage r // tensor. A stage is a run of layers; the first stage also has the embedding,
-the last one the final norm and the head. The costs of each part are those of its largest shard, so all shards of a
-stage count the same.
+the last one the final norm and the head. The costs of each part are those of its largest shard, so all ranks of a
+stage are computed alike.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Cut:
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
     def ranks(self, stages: Stages) -> frozenset[RankMemory]:
-        """Returns the ranks of these stages, equal ones only once."""
+        """Returns the memory of the ranks of these stages. Ranks with equal memory appear once."""
         weights = self._weights
         kv = self._kv
         found = set()

@@ -30,12 +30,12 @@ class Hub:
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
     allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if a token is sent to it
-    ca_config_map: str = ""  # in each service's namespace, has the CA certificates; empty: the image's
+    ca_config_map: str = ""  # ConfigMap with CA certificates, in each service's namespace; empty: the image's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The spec, with image, parallelism and commit decided if it leaves them open. Equal ones give equal engines."""
+    """The spec, with image, parallelism and commit decided if it leaves them open. Equal objects give equal engines."""
 
     service: LLMService
     image: str
@@ -99,7 +99,8 @@ def resolve(
         if facts.costs is None:
             if not is_given(service):
                 raise SpecError((_NO_COSTS,))
-            # Not checked here: the engine itself refuses parallelism that its ranks cannot share or hold.
+            # Without costs the numbers are not checked here: the engine refuses to start if they do not divide the
+            # model, or if the model does not fit.
             made = _as_given(service, image, hub)
             return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)

@@ -19,8 +19,8 @@ def revision(resolved: Resolved) -> str:
     Fields at their default are not hashed. So a field that a later version of the operator adds changes no revision.
     """
     # `replicas` and the settings of drains, recovery and rollouts are excluded: they do not change an engine. The
-    # operator uses those of the current spec, and they are no reason to interrupt streams. The pull policy does not
-    # change an engine either. The other excluded fields are added below in their resolved form.
+    # operator takes them from the current spec, and a change of them is no reason to interrupt streams. The pull policy
+    # does not change an engine either. The other excluded fields are added below in their resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -37,8 +37,8 @@ def revision(resolved: Resolved) -> str:
         },
         exclude_defaults=True,
     )
-    # The resulting numbers are hashed, whether computed or given. So to write the computed ones into the spec starts no
-    # rollout.
+    # The resulting numbers are hashed, whether computed or given. So a user who writes the computed numbers into the
+    # spec starts no rollout.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
@@ -54,7 +54,7 @@ def revision(resolved: Resolved) -> str:
 
 
 def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
-    """Returns `resolved` with the image `kept`, if its revision then is `current`; else `resolved`.
+    """Returns `resolved` with the image `kept` if that gives it the revision `current`; else `resolved` unchanged.
 
     So a new default image of the operator changes no running service, until something else in its spec changes.
     """

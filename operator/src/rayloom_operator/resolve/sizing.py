@@ -1,8 +1,8 @@
 """Chooses the parallelism of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
 
-Candidates have one stage with each tensor size that the model's heads and a node allow, or several stages with the
-largest tensor size. Of the candidates that fit, the one with the fewest accelerators is chosen; among equal ones that
-with the fewest nodes, then the fewest stages.
+The candidates are one stage with each tensor size that the model's heads and a node allow, and several stages with the
+largest of these tensor sizes. Of the candidates that fit, the one with the fewest accelerators is
+chosen; among equal ones that with the fewest nodes, then the fewest stages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def size(question: Question) -> SizingStatus:
 def candidates(question: Question) -> list[Candidate]:
     """Returns the candidates, the cheapest first. All have the numbers that the spec gives.
 
-    Of the numbers of stages that do not fit, only the largest are returned, as many as a status shows.
+    Of the candidates that have too few stages to fit, only those with the most stages are returned, as many as a status
+    shows.
     """
     return _candidates(question, {})
 
@@ -105,7 +106,10 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
 
 
 def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
-    """Returns (worker pods, nodes for them). A pod has as many stages as fit on a node; on CPU one stage."""
+    """Returns (worker pods, nodes for them).
+
+    A pod has the largest divisor of `pipeline` that fits on a node as its number of stages; on CPU one stage.
+    """
     if per_node is None:
         return pipeline, pipeline
     most = max(1, min(pipeline, per_node // tensor))

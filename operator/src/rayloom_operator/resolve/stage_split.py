@@ -1,7 +1,8 @@
 """The number of layers of each pipeline stage. A contract test checks that the engine splits in the same way. Pure.
 
-The operator computes the split itself. The inspection cannot give one for each number of stages: a model with a
-thousand layers has a thousand splits, and the inspection's result must fit into a termination message of 4,096 bytes.
+The operator computes the split itself. The inspection cannot return a split for each number of stages: a model
+with a thousand layers has a thousand splits, and the inspection's result must fit into a termination message of 4,096
+bytes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# The best number of layers of the last stage is at most this far from the computed one, because layers are whole and
-# floats are rounded.
+# The best number of layers of the last stage is at most this far from the number that balances all stages, because
+# layers are whole and floats are rounded.
 _NEAR = 3
 
 

@@ -1,4 +1,4 @@
-"""The operator's log: lines of text, or of one JSON object each. Lines about a service have its namespace and name."""
+"""The operator's log: lines of text, or one JSON object per line. Lines about a service have its namespace and name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_up(level: str, form: str) -> None:
     # Below warnings, kopf logs each event that it handled, and aiohttp each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # Only errors: if a standby is stopped, it is still in its startup handler, and kopf warns of that twice.
+    # These log errors only: a standby that is stopped is still in its startup handler, of which kopf warns twice.
     for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -11,9 +11,9 @@ from math import isqrt
 
 from rayloom_engine.core.planning.step_builder import StepBuilder
 
-# Up to this context, a chunk may use the whole token budget. All longer contexts of a step together may cost as much
-# attention as one whole budget at this context. There, an 8B model spends 0.6 times as long on attention as on its
-# weights.
+# Up to this context, a chunk may use the whole token budget. All chunks of a step with longer contexts may together
+# cost as much attention as a whole budget at this context, at which an 8B model spends 0.6 times as long on attention
+# as on its weights.
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64
@@ -25,8 +25,8 @@ def chunk_size(
     """Returns how many tokens of a sequence the step of `builder` may compute.
 
     The sequence has `num_tokens` tokens, of which `start` are computed. `window`: a token attends to at most this many
-    positions (None: all). Returns 0 if the sequences already in the step leave no attention cost for a long context.
-    Decodes and short contexts are not limited by that.
+    positions (None: all). Returns 0 if the sequences already in the step use up the attention cost that is allowed for
+    long contexts. That limit does not apply to decodes and short contexts.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, builder.budget)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
-# A step of fewer tokens takes a stage almost as long, because the stage reads all of its weights in every step.
+# Smallest token budget of a plan when several are in flight. A stage needs almost as long for fewer tokens, because it
+# reads all of its weights in every step.
 _LEAST_SHARE = 64
 
 
@@ -100,7 +101,7 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan whose result has not arrived. By then, the plan's slots may belong to other sequences."""
+    """A plan whose result has not arrived. When it arrives, the plan's slots may belong to other sequences."""
 
     plan: StepPlan
     sequences: dict[int, Sequence]  # slot -> the sequence that had the slot when the plan was made
@@ -119,8 +120,8 @@ def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_
     """Returns the sequences of this step in the order in which they get tokens. Both lists are sorted by urgency.
 
     At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget suffices for all of
-    these, and for a token of a prefill if there is one, decodes come first, then prefills, each by urgency. Otherwise
-    all take turns: those whose last step is longest ago come first, prefills included.
+    these, and for a token of a prefill if there is one, the decodes come first, then the prefills, both by urgency.
+    Otherwise all take turns: those whose last step is longest ago come first, prefills included.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])

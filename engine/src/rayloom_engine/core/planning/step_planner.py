@@ -207,8 +207,8 @@ class StepPlanner:
         """Running sequences with a higher rank, highest first, without those that are in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # A sequence that was just admitted may copy a block of a sequence with lower rank. So do not preempt anything
-        # from the first sequence of this step on.
+        # End the list before the first sequence of this step. That sequence may copy a block of a sequence with a lower
+        # rank, which must therefore keep its blocks.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 

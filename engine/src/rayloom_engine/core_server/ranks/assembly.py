@@ -20,7 +20,7 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_BLAME_SECONDS = 0.2  # wait after a loss, in which all connections that a dead rank breaks are seen to end
+_BLAME_SECONDS = 0.2  # wait after a loss, so that all connections that the dead rank broke are seen as closed
 _MEET_SECONDS = 60.0  # for all ranks to form a process group, or to allocate memory and run a warm-up step
 _LATE_SECONDS = 5.0  # once one rank has reported a failure, all others must answer within this time
 _STUCK_SECONDS = 120.0  # in a rebuild, a rank whose loading makes no progress for this time counts as lost
@@ -66,7 +66,7 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Drops the ranks that are gone after a loss. Returns the loss, with the rank to blame.
 
-    If a live rank reports a failure and no rank is gone, it is kept. If it fails again before a step has succeeded, it
+    If no rank is gone, a live rank that reported a failure is kept; if it fails again before a step has succeeded, it
     is dropped.
     """
     # Wait a moment: a live rank may report a dead peer before we see that peer's connection end, and one cause may kill
@@ -132,7 +132,7 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
 
 
 def _report(pool: RankPool, progress: Progress) -> str:
-    """Reports the phase of the launcher until all ranks are attached, then the slowest rank's. Returns its name."""
+    """Reports the launcher's phase until all ranks are attached, then the slowest rank's. Returns the phase's name."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:
@@ -183,7 +183,7 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # Blame a rank without an answer, even if another rank has reported a failure: that one waited in vain.
+            # Blame a rank without an answer, even if another one has reported a failure: that one waited for this one.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

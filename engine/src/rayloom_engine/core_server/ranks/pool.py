@@ -92,7 +92,7 @@ class AttachedRank:
 
 
 class RankPool:
-    """The ranks of one EngineCore. Only the main thread may call a method whose docstring does not say otherwise."""
+    """The ranks of one EngineCore. Methods are for the main thread, unless their docstring says "For any thread"."""
 
     def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
         self.world_size = world_size
@@ -144,7 +144,7 @@ class RankPool:
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
         """Sends an order to these ranks, or to all. Raises RankLost if a rank is gone or its socket stays full.
 
-        The other ranks still get the order first, because a rank without its peers' plan would keep them waiting.
+        RankLost is raised after all other ranks got the order, because a rank without it would keep its peers waiting.
         """
         data = encode(order)
         loss = None
@@ -216,7 +216,7 @@ class RankPool:
 
         Returns early, possibly without replies, if a rank arrives; otherwise an empty list after `timeout_s`. Raises
         RankLost for a rank whose connection ended, or that has sent no beat for hang_seconds. `is_due`: an answer to a
-        plan is expected; then it also raises RankLost for the rank that hangs, once no rank has made progress for
+        plan is expected. Then also raises RankLost for the rank that hangs, once no rank has made progress for
         `patience_s`.
         """
         poller = select.poll()

@@ -12,8 +12,8 @@ def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """Returns the rank to blame if no rank makes progress.
 
     A rank that waits for a peer is blamed only if all do, because the peer is the one that hangs. Of the others, a rank
-    that computes is blamed, else one that has not begun the step. Of several such ranks, it is the one with the least
-    progress.
+    that computes is blamed, else one that has not begun the step. If there are several, the one with the least progress
+    is blamed.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 

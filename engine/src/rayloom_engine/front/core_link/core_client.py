@@ -3,8 +3,8 @@ death.
 
 It remembers every unfinished sequence: prompt ids, received ids, parameters. When the connection ends, it reconnects
 (it never gives up) and submits these sequences again as resumed ones. Sampling is a pure function of (logits, seed,
-position), so in float32 they continue with the same tokens. A replay adds numbers in another order, so its logits
-differ by rounding.
+position). A replay adds numbers in another order, so its logits differ by rounding. In float32 the sequences
+still continue with the same tokens.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class CoreClient:
         self._was_serving = False
         self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
         self._status_at_s = 0.0
+        self.core_pid = 0  # process id of the core on the current connection, or on the last one
         self.is_connected = False
         self.is_core_serving = False  # according to the latest status on the current connection
         self.recoveries = RecoveryLog()
@@ -151,8 +152,8 @@ class CoreClient:
         Raises RequestError if one of them cannot be encoded; none is submitted then.
         """
         for sequence in sequences:
-            # While no core serves, the front's own check is the acceptance: a core that starts later must not refuse
-            # these.
+            # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
+            # that passed this check.
             sequence.is_accepted = not self.is_core_serving
         data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
         for sequence in sequences:
@@ -199,6 +200,7 @@ class CoreClient:
         # Copy the list before the callback: sequences that the callback submits are already sent, and must not be sent
         # twice.
         before = list(self._sequences.values())
+        self.core_pid = welcome.pid
         self.is_connected = True
         self._on_change()
         logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
@@ -215,7 +217,7 @@ class CoreClient:
             for sequence in choices:
                 sequence.is_accepted = True
             try:
-                # The leader of a fork may be finished, and then the core does not know it.
+                # The leader of a fork may be finished. Then the new core does not know it, so `fork_of` is left out.
                 self._send(_encoded(choices, known=self._sequences))
             except RequestError as error:
                 for sequence in choices:
@@ -241,7 +243,7 @@ class CoreClient:
                 self._status_at_s = time.monotonic()
                 self.is_core_serving = message.state == "serving"
                 if message.state == "recovering" and self.recoveries.open is None:
-                    # The core itself is connected and keeps its sequences, so it is a rank that is lost.
+                    # The core itself is connected and keeps its sequences, so a rank was lost.
                     lost = (message.message, message.lost, message.lost_node)
                     self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
                     self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
@@ -296,7 +298,7 @@ class CoreClient:
 
     def _send(self, data: bytes) -> None:
         assert self._writer is not None
-        # Do not await drain(): accepted requests bound the buffer, and a dead peer ends the read loop.
+        # Do not await drain(): the number of accepted requests limits the buffer, and a dead peer ends the read loop.
         self._writer.write(data)
 
 
@@ -314,7 +316,7 @@ def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]
 def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
     """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
 
-    `known`: sequence ids that `fork_of` may name; it is left out for any other id. None allows every id.
+    `known`: ids of sequences that the core knows. A `fork_of` that is not among them is left out. None: keep all.
     """
     submits = [
         Submit(

@@ -30,13 +30,13 @@ def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> No
 def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenant: str) -> None:
     """Raises QueueFull when too many sequences wait for their first token.
 
-    The core refuses by its own count. This check works without it, so it also holds while the core restarts.
+    The core checks its own queue too. This check does not need the core, so it also works while the core restarts.
     """
     num_silent = client.num_silent()
     if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
         raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
     num_own = client.num_silent(tenant)
-    num_others = num_choices - 1  # choices are checked one by one; check the last, which has all the others before it
+    num_others = num_choices - 1  # `has_room` checks one choice: check the last one, with all the others before it
     if tenant and not has_room(
         num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
     ):

@@ -28,7 +28,7 @@ from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
-LANES_AT_ONCE = 64  # sequences made or submitted, in 1 ms, before other requests get a turn on the event loop
+LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 
 
@@ -42,7 +42,7 @@ class _Lane:
 
 
 class Generation:
-    """A request in flight: it counts as such from `start` until `close`. For one handler."""
+    """A request in flight, from `start` until `close`. For one handler."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Generation:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
     def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
-        """Returns OpenAI's usage object: for now, or as it was when there were `num_output_tokens`."""
+        """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,

@@ -18,12 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """The accepted keys. For one event loop. `watch` rereads the file periodically."""
+    """The accepted keys. Use it from one event loop. `watch` rereads the file periodically."""
 
     def __init__(self, fixed: Iterable[str] = (), path: Path | None = None) -> None:
-        """Raises ConfigError if the file at `path` cannot be read or has no key. `fixed`: keys that never change.
+        """`fixed`: keys that never change.
 
-        A mistake in the file must not open the server to everybody.
+        Raises ConfigError if the file at `path` cannot be read or has no key: a mistake in the file must not open the
+        server to everybody.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path

@@ -16,7 +16,7 @@ from rayloom_engine.front.http.errors import ApiError, ClientGone
 from rayloom_engine.front.http.turns import Turns
 
 MAX_DEPTH = 64  # the API's own fields nest only a few levels deep
-# Limits on the parts of a body. A body at all limits takes 50 ms to decode; 8 MiB of brackets would take a second.
+# Limits on the parts of a body. A body that reaches all limits takes 50 ms to decode; 8 MiB of brackets would take 1 s.
 MAX_FIELDS = 1024
 MAX_CONTAINERS = 2**16
 MAX_STRINGS = 2**16  # including keys
@@ -47,7 +47,7 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
 def check_content_type(given: str | None) -> None:
     """Raises ApiError 415 for anything but JSON.
 
-    Browsers send some other types to any server without a CORS preflight.
+    Without this check, any web page could send requests: browsers send some other types without a CORS preflight.
     """
     kind = (given or "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.count("/") == 1 and kind.endswith("+json")):

@@ -24,7 +24,7 @@ class BodyBudget:
     def share(self, tenant: str, least_bytes: int) -> _Share:
         """Returns a context manager for one body. At exit it gives the body's bytes back.
 
-        If the whole budget is below `least_bytes`, this body is checked against `least_bytes` instead.
+        For this body, the whole budget counts as at least `least_bytes`.
         """
         return _Share(self, tenant, max(self._max_bytes, least_bytes))
 

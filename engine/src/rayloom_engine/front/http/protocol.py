@@ -23,9 +23,9 @@ from rayloom_engine.front.http.connections import ConnectionTable
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
 PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so headers exceed their limit by at most this many bytes
-LINGER_S = 1.0  # a refused client's bytes are still read and dropped: a TCP reset would destroy the answer
+LINGER_S = 1.0  # for this long, a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-LATE_S = 1.0  # a timer that fires later than this was delayed by a blocked event loop, not by the client
+LATE_S = 1.0  # a timer that fires late by more than this was delayed by a blocked event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 
-PART_BYTES = 64 * 1024  # a large answer is sent in such parts, each once the connection has sent most earlier ones
+PART_BYTES = 64 * 1024  # size of the parts of a large answer; each waits until most earlier ones are sent
 WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
@@ -157,7 +157,7 @@ async def answer(
     prompts: list[tuple[int, ...]],
     params: SamplingParams,
 ) -> Response:
-    """Generates and returns the response. An error before the response begins is raised."""
+    """Generates and returns the response. Raises the errors that happen before the response begins."""
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read

@@ -11,7 +11,7 @@ from rayloom_engine.front.openai.wire import whole_items
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
 
-CPU_S_IN_LOOP = 0.05  # a rendering on the event loop is stopped after this and repeated in a thread
+CPU_S_IN_LOOP = 0.05  # after this CPU time, a rendering on the event loop is stopped and repeated in a thread
 
 
 class TemplateOptions(Protocol):
@@ -86,7 +86,7 @@ def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
 async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
     """Returns the token ids of a text.
 
-    An empty text becomes the start of a document, unless `add_special_tokens` is false.
+    For an empty text, returns the tokens that start a document, unless `add_special_tokens` is false.
     """
     ids = await text.encode(prompt, add_special_tokens=add_special_tokens)
     if not ids and not prompt and add_special_tokens:

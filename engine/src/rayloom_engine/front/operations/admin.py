@@ -40,8 +40,8 @@ def is_own_request(host: str, origin: str | None) -> bool:
     """True if a request to a loopback port without a token comes from a program on this machine, and not from a web
     page.
 
-    With every POST and DELETE, browsers send the page's origin as Origin. In a DNS rebinding attack they send the
-    attacker's name, which resolves to 127.0.0.1, as Host.
+    With every POST and DELETE, browsers send the page's origin in the header Origin. In a DNS rebinding attack, they
+    send the attacker's name, which resolves to 127.0.0.1, in the header Host.
     """
     if origin is not None:
         return False

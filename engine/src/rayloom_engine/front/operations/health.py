@@ -1,6 +1,6 @@
 """Handlers for health, readiness, version and metrics.
 
-The API port has all of them, the admin port health and metrics.
+The API port has all of them. The admin port has health and metrics.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import State
 
 RETRY_AFTER_S = 2  # Retry-After of refusals while the engine starts or drains
-STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; in a longer step the ranks still show work
+STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; ranks show work even in a step longer than this
 
 
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
@@ -168,7 +168,7 @@ class Lifecycle:
         self._idle.clear()
 
     def leave(self) -> None:
-        """Ends the count of a request: it is answered in full, or its client is gone."""
+        """Stops counting a request as in flight: it is answered in full, or its client is gone."""
         self.num_in_flight -= 1
         assert self.num_in_flight >= 0
         if self.num_in_flight == 0:

@@ -33,7 +33,6 @@ _CORE_COUNTERS = {
     "prefix_cache_hits_total": "prefix_hits",
     "corrupt_requests_total": "num_corrupt",
 }
-_RISING = ("num_steps", *_CORE_COUNTERS.values())
 
 
 class Metrics:
@@ -92,23 +91,24 @@ class Metrics:
         for family in (*own, *self._core_counters.values()):
             family.add(0)  # without a first sample of zero, rate() would miss the first increase
         self._last_stats = SchedulerStats()
+        self._core_pid = 0
 
-    def observe_core(self, status: CoreStatus) -> None:
-        """Adds a CoreStatus. Its counters begin at zero with a new EngineCore process; the sums here never fall.
+    def observe_core(self, status: CoreStatus, core_pid: int) -> None:
+        """Adds a CoreStatus from the EngineCore process `core_pid`. The sums here never fall.
 
-        A counter that falls shows the new process: a new epoch does not, because after the loss of a rank the same
-        process counts on in one. A new process reports no steps while it starts.
+        A new process counts from zero. A new epoch does not mean a new process: after the loss of a rank the same
+        process continues in a new epoch.
         """
         stats = status.stats
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
-        has_begun_again = any(getattr(stats, field) < getattr(self._last_stats, field) for field in _RISING)
-        before = SchedulerStats() if has_begun_again else self._last_stats
+        before = self._last_stats if core_pid == self._core_pid else SchedulerStats()
         for name, field in _CORE_COUNTERS.items():
             self._core_counters[name].add(getattr(stats, field) - getattr(before, field))
         self._last_stats = stats
+        self._core_pid = core_pid
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
 

@@ -127,7 +127,7 @@ class Service:
         return self.metrics.text()
 
     def _on_status(self, status: CoreStatus) -> None:
-        self.metrics.observe_core(status)
+        self.metrics.observe_core(status, self.client.core_pid)
         if status.model is not None and self._loading is None:
             self._loading = asyncio.create_task(self._load_text(status.model))
         if status.state == "failed" and not self.lifecycle.failure:

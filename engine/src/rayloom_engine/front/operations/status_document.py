@@ -29,7 +29,7 @@ class ReceivedStatus:
 
     core: CoreStatus = NO_CORE
     age_s: float = 0.0  # seconds since it arrived; to be added to the ages in it
-    is_connected: bool = False  # False: the core's ranks and batches are gone with it
+    is_connected: bool = False  # False: the core is gone, and its ranks and batches with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Returns a function that adds the refused fields to a pod's schema. A rule of each says what to use instead."""
+    """Returns a function that adds the refused fields to a pod's schema. The rule of each says what to use instead."""
 
     def add(schema: dict[str, Any]) -> None:
         schema["properties"] |= {

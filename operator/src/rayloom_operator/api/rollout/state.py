@@ -17,7 +17,7 @@ FailureReason: TypeAlias = Literal["AnalysisFailed", "CrashLoop", "DeadlineExcee
 class RequestCounts:
     """Numbers of requests that one engine or the engines of a revision counted, or the difference of two counts."""
 
-    requests: int = 0  # that ended, with or without an error
+    requests: int = 0  # requests that ended, with or without an error
     errors: int = 0  # those of `requests` that ended with an error of the engine
     # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all that got a token.
     first_token_seconds: Mapping[str, int] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisWindow:
-    """A running comparison of the update revision's first engine with the old ones: its start, and the counts then."""
+    """A running analysis of the update revision's first engine: its start, and the request counts at that time."""
 
     start_time: str
     new: RequestCounts  # counts of the update revision's engines at `start_time`
@@ -59,7 +59,7 @@ class RolloutState:
     start_time: str = ""
     step: str = ""  # a `phases.RolloutStep`; empty before the first reconcile
     step_time: str = ""  # time at which the step began
-    deadline_start_time: str = ""  # start of rollout.progressDeadlineSeconds; empty while they do not count
+    deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty while they do not
     peak_available: int = 0  # the most engines of the update revision that were available at once
-    eviction_hold_time: str = ""  # since when evictions wait for the next engine to move; empty: none waits
-    no_capacity_time: str = ""  # since when no node has room for the engines that must move away
+    eviction_hold_time: str = ""  # time since which evictions wait for the next engine to move; empty: none waits
+    no_capacity_time: str = ""  # time since which no node has room for the engines that must move; empty: there is room

@@ -82,7 +82,7 @@ class Applier:
             if code >= 300:
                 logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.replica, code, shown(body))
                 return
-        # Also without an answer: the engine may have received the request.
+        # Called without an answer too: the engine may have received the request.
         self._on_drain(key, drain.replica, drain.wanted)
 
     async def _route(self, key: ServiceKey, route: Route) -> None:

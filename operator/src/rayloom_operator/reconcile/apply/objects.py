@@ -27,7 +27,7 @@ _OF_REPLICAS = ("ConfigMap", "Secret")
 
 
 class _Applied(NamedTuple):
-    """The last plan of a service: hashes of its manifests. The manifests would take most of the operator's memory."""
+    """The last plan of a service, as hashes. Stored manifests would take most of the operator's memory."""
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
@@ -53,9 +53,9 @@ class ObjectApplier:
     async def apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Applies the objects that were not in the service's last plan.
 
-        Applies all objects if the last time was `interval_s` ago, after an error, and after somebody else changed one.
-        In the first reconcile of a service that existed when this process began to lead, objects that are as planned
-        count as applied.
+        Applies all objects of the plan if `interval_s` have passed since it last did so, if the last attempt failed, or
+        if somebody else changed an object. In the first reconcile of a service that existed when this process began to
+        lead, objects that exist as planned count as applied.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
@@ -80,7 +80,7 @@ class ObjectApplier:
         self._applied[key] = before._replace(hashes=frozenset(hashes))
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
-        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until it has them again.
+        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until a plan has them.
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 
@@ -103,8 +103,8 @@ class ObjectApplier:
             else:
                 shared.append(each)
         await _all(self._writer.write(key, each, is_new=each["metadata"]["name"] in new) for each in shared)
-        # Each ConfigMap is followed by its Secret. A failure of a shared object ends the method before any ConfigMap is
-        # written, so it leaves no ConfigMap without a Secret.
+        # Each ConfigMap is followed by its Secret. If a shared object cannot be written, the line above raises before
+        # any ConfigMap is written, so no ConfigMap is left without a Secret.
         await _all(
             self._writer.write_parts(key, sorted(parts, key=_order_of_parts), is_new=replica in new)
             for replica, parts in of_replicas.items()

@@ -55,7 +55,7 @@ class ObjectWriter:
             self._drift.wrote(key, await self._apply(key, manifest))
 
     async def write_parts(self, key: ServiceKey, parts: Sequence[Manifest], *, is_new: bool) -> None:
-        """Creates an engine replica's ConfigMap and then its Secret. The ConfigMap shows that the Secret is ours too.
+        """Creates an engine replica's ConfigMap and then its Secret. If the ConfigMap is ours, the Secret is too.
 
         `is_new`: the replica did not exist before, so an existing object is left over from a deleted service.
         """
@@ -64,7 +64,7 @@ class ObjectWriter:
             if each["kind"] == "ConfigMap":
                 is_first = await self._create(each, is_new=is_new)
             else:
-                # A Secret is created, and never changed or read: whoever may patch a Secret can read every Secret.
+                # A Secret is created and never changed: the right to patch Secrets would let the operator read them.
                 await self._create_secret(key, each, is_new=is_new, is_first=is_first)
 
     async def _apply_cluster(self, key: ServiceKey, manifest: Manifest) -> None:
@@ -91,7 +91,7 @@ class ObjectWriter:
         return False
 
     async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """Creates a replica's Secret. The operator may not read Secrets, so the replica's ConfigMap tells the owner.
+        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows whose it is.
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted
@@ -135,7 +135,7 @@ class ObjectWriter:
         """Reads the owner of an existing object, and applies ours unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # Not by POST: the first apply after a POST would change the object's managedFields, and thereby the object.
+            # Created by an apply, not by POST: the first apply after a POST would change the object's managedFields.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
         # A Service without an owner is not taken over: somebody's clients may use it by its name.

@@ -31,7 +31,7 @@ _FOREVER = timedelta(days=36_500)
 
 
 class Gatherer:
-    """Used in one event loop. Its only state of its own is since when a pod of each service waits for volumes."""
+    """Used in one event loop. Stores only, for each service, the time since which a pod of it waits for volumes."""
 
     def __init__(
         self, kube: Kube, settings: Settings, watches: Watches, poller: EnginePoller, observer: Observer
@@ -44,7 +44,7 @@ class Gatherer:
         self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
         self._inspector = Inspector(kube, settings, watches, observer.events)
         self._specs = SpecReader(settings, watches, self._inspector, self._lookups, self._sizer)
-        self._mounting_since: dict[ServiceKey, float] = {}  # event loop time since when a pod waits
+        self._mounting_since: dict[ServiceKey, float] = {}  # event loop time at which a pod began to wait
 
     def lead(self) -> None:
         """Called when this process begins to lead. The watches are in sync by then."""

@@ -43,7 +43,7 @@ class Inspector:
     async def inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
         """Returns the state of the model's inspection. `previous` is the last written status of the service.
 
-        If the stored facts of the model have to be read again, creates the Job for that. No decision depends on it.
+        If the stored facts of the model have to be read again, creates a Job for that. No decision waits for that Job.
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]

@@ -1,4 +1,4 @@
-"""Reads from the API server what a rollout needs and no watch has, and asks the planner for the next step."""
+"""Reads the objects that a rollout needs and no watch delivers, and asks the planner for the next step."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class OldSpecs:
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        # `resolved_of` may size the spec again, so it runs in the sizing thread: another version of the operator may
-        # have sized it by other inputs, or a user with the right to write ControllerRevisions may have changed it.
+        # Runs in the sizing thread, because `resolved_of` may have to size the spec again: another version of the
+        # operator may have stored a sizing of other inputs, or a user may have changed the ControllerRevision.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)

@@ -1,7 +1,7 @@
 """A thread that computes the parallelism of engines.
 
 The time depends on the sizes in the model's configuration, which its author chooses. There is one thread, so a long
-computation delays those of other services, but never the event loop.
+computation delays the computations of other services, but never the event loop.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ParsedSpec:
     accepted: Verdict  # VALID, or why the spec cannot be used
     inspection: Inspection
     resolved: Resolved | None  # None while the spec cannot be used or the model is not inspected
-    requeue_after_s: float | None  # seconds until it is worth reading again; None: only after an event
+    requeue_after_s: float | None  # seconds until the spec is read again without an event; None: never
 
 
 class SpecReader:
