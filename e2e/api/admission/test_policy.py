@@ -82,11 +82,16 @@ def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants:
         assert refusal(spec) == "", spec
 
 
+_COUNT = "count/llmservices.rayloom.dev"
+
+
 def test_the_quota_counts_services(world: World, namespace: str, manifest: Make) -> None:
     quota = yaml.safe_load((POLICIES / "quota.yaml").read_text())
-    most = int(quota["spec"]["hard"]["count/llmservices.rayloom.dev"])
+    most = int(quota["spec"]["hard"][_COUNT])
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     world.request("POST", quotas, quota)
+    counted = f"{quotas}/{quota['metadata']['name']}"
+    wait_until(lambda: _COUNT in world.request("GET", counted).get("status", {}).get("used", {}), "a first count", 60)
     path = f"{LLM}/namespaces/{namespace}/llmservices"
     wait_until(lambda: _is_counted(world, f"{path}?dryRun=All", manifest("counted", replicas=0)), "a counted quota", 60)
     for number in range(most):
