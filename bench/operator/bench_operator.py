@@ -97,7 +97,7 @@ class Bench:
         seconds, after = time.monotonic() - began, Scrape.of(self.operator)
         polls, asked_at = self._world.engines.num_answers, time.monotonic()
         idle_from = Scrape.of(self.operator)
-        time.sleep(_IDLE_S)
+        time.sleep(_IDLE_S)  # the time over which the idle operator is measured, not a wait for an event
         idle = Scrape.of(self.operator)
         elapsed = time.monotonic() - asked_at
         rss_mib = self.operator.rss_mib()

@@ -5,37 +5,21 @@ It writes one slice for each service and adds pods to it. It never removes a pod
 
 from __future__ import annotations
 
-import asyncio
-
 from real_api_server.traffic import SLICE_LABEL
+from simulated_controller import SimulatedController
 from simulated_nodes.api_client import Api, Document
 from simulated_nodes.kubelets import SERVICE_LABEL
 
-_NUM_AT_ONCE = 16
 _ROUTE = "rayloom.dev/route=true"
 _APPLY = "application/apply-patch+yaml"
 
 
-class EndpointSlices:
+class EndpointSlices(SimulatedController):
     """The controller, in one event loop."""
 
     def __init__(self, api: Api) -> None:
-        self._api = api
-        self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
+        super().__init__(api)
         self._ready: dict[tuple[str, str], dict[str, str]] = {}  # (namespace, service) -> uid -> address
-
-    def start(self) -> None:
-        self._begin(self._follow())
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def _begin(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _follow(self) -> None:
         async for _, pod in self._api.follow("/api/v1/pods", labelSelector=_ROUTE):

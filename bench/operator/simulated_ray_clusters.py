@@ -5,34 +5,17 @@ It creates the pods of each RayCluster once, on simulated nodes. The real garbag
 
 from __future__ import annotations
 
-import asyncio
-
+from simulated_controller import SimulatedController
 from simulated_nodes.api_client import Api, ApiError, Document
 from simulated_nodes.kubelets import NODES
 
-_NUM_AT_ONCE = 16
 
-
-class RayClusters:
+class RayClusters(SimulatedController):
     """The controller, in one event loop."""
 
     def __init__(self, api: Api) -> None:
-        self._api = api
+        super().__init__(api)
         self._made: set[str] = set()  # uids
-        self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        self._begin(self._follow())
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def _begin(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _follow(self) -> None:
         async for kind, found in self._api.follow("/apis/ray.io/v1/rayclusters"):

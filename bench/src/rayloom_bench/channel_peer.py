@@ -14,7 +14,7 @@ TOKEN_VARIABLE = "RAYLOOM_BENCH_TOKEN"
 
 
 def answer(order: Run) -> Computed:
-    """A result with one token for every slot that samples, as after a real step."""
+    """Returns a result like that of a real step: one token for each slot that samples."""
     sampled = tuple(SampledToken(step.slot, 11 + step.slot) for step in order.plan.slots if step.samples)
     result = StepResult(
         step_id=order.plan.step_id, epoch=order.plan.epoch, sampled=sampled, forward_s=0.0123, sample_s=0.0012

@@ -1,0 +1,34 @@
+"""The base of the simulated controllers: a watch, and a bounded number of writes at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from simulated_nodes.api_client import Api
+
+_NUM_AT_ONCE = 16
+
+
+class SimulatedController:
+    """Runs `_follow` in one event loop. Subclasses implement `_follow` and start their writes by `_begin`."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._slots = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._begin(self._follow())
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _follow(self) -> None:
+        raise NotImplementedError
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
