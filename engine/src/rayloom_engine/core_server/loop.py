@@ -198,7 +198,7 @@ class Core:
         """Sends each front the outputs of its sequences, with the front's own sequence ids."""
         by_connection: dict[int, list[SequenceOutput]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
-            self._engine.add_probe()  # a rank that computes NaN even for the probe exits
+            self._engine.add_probe()  # if a rank computes NaN for the probe too, the rank exits
         for output in outputs:
             connection, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:

@@ -40,8 +40,8 @@ _STATUS_SECONDS = 1.0
 # at _LEAST_RATE.
 _STALL_SECONDS = 30.0
 _LEAST_RATE = 2**20  # bytes per second
-# A front with more unsent bytes is disconnected at once, because the machine's memory is for the ranks. A front that
-# reads never has so many.
+# If more bytes than this wait to be sent to a front, the front is disconnected at once, because the machine's memory is
+# for the ranks. Far fewer wait for a front that reads.
 _MOST_UNSENT_BYTES = 2**30
 
 

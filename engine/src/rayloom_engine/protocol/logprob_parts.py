@@ -19,9 +19,7 @@ _PART_VALUES = 65_536  # log-probabilities in one part, at 17 bytes each: about 
 
 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
-    """Yields the messages to send instead of `message`, in order: `message` itself, unless its prompt_logprobs are
-    long.
-    """
+    """Splits `message` if its prompt_logprobs are long. Yields the parts in the order of sending, or `message`."""
     if not any(output.prompt_logprobs for output in message.outputs):
         yield message  # the case of almost every step
         return

@@ -37,7 +37,7 @@ class Child:
         return self.start_at is not None and self.start_at <= now
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
-        """Starts `python -m module` with a pipe for its signals; the process inherits `fds`."""
+        """Starts `python -m module` with a pipe for its signs of life; the process inherits `fds`."""
         pulse, pulse_end = os.pipe()
         os.set_blocking(pulse, False)
         process = spawn(module, [*arguments, "--pulse-fd", str(pulse_end)], [*fds, pulse_end])

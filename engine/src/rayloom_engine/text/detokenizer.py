@@ -13,7 +13,9 @@ from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
 
-MAX_HELD_TOKENS = 8  # a UTF-8 character has at most 4 bytes, so more held tokens are invalid bytes
+# Tokens that are held back while they decode to an incomplete character. A UTF-8 character has at most 4 bytes, and a
+# token at least one, so twice as many tokens without a character are invalid bytes.
+MAX_HELD_TOKENS = 8
 
 
 class Detokenizer(Protocol):

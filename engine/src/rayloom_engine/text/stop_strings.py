@@ -38,7 +38,10 @@ class StopAutomaton:
         return self._next[state][char]
 
     def open(self, state: int) -> int:
-        """Returns `state`, or else its longest suffix that can still grow into a string; 0 if there is none."""
+        """Returns `state` if its text can still grow into a longer stop string.
+
+        Otherwise returns the state of the longest suffix of this text that can; 0 if no suffix can.
+        """
         while state and not self._next[state]:
             state = self._fallback[state]
         return state

@@ -136,9 +136,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @property
     def spent(self) -> None:
-        """Spends from the budget. Read at the start of each iteration and macro.
+        """Spends from the budget: compiled templates read this property at the start of each iteration and macro.
 
-        An attribute, because a call would cost five times as much.
+        It is a property, because a call in the template would cost five times as much.
         """
         _current().spend()
 

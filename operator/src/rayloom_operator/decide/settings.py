@@ -16,7 +16,7 @@ class Settings:
 
     engine_image: str  # for services whose spec names no image
     operator_key: bytes  # admin tokens are derived from it
-    previous_key: bytes = b""  # the key before the last change of it; empty if the key was never changed
+    previous_key: bytes = b""  # the operator key that was used before the present one; empty if there was none
     namespace: str = ""  # of the operator's own pods; empty for an operator outside the cluster
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)

@@ -188,7 +188,8 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
         "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
-        # Readiness follows the engine's API port: while Ray's head restarts, requests wait in the engine.
+        # The readiness probe asks the engine's API port: the pod stays ready while Ray's head restarts, because the
+        # engine still accepts requests and lets them wait.
         **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 

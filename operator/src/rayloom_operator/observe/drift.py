@@ -53,7 +53,9 @@ class Drift:
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
         self._on_change = on_change
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
-        self._seen: dict[ServiceKey, dict[str, str]] = {}  # uid -> another version reported since; "" if deleted
+        self._seen: dict[
+            ServiceKey, dict[str, str]
+        ] = {}  # uid -> version reported after `_written`, if it differs; "" if deleted
         self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, while nobody else changes it
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)

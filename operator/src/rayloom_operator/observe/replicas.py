@@ -15,7 +15,7 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The documents of one service at one moment, as the watches hold them, with notes of earlier moments."""
+    """The objects of one service that the watches hold now, and what was seen earlier of its pods."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label

@@ -74,7 +74,7 @@ class Watches:
             for reflector in self._all:
                 tasks.create_task(reflector.run())
             for answered in (
-                self.clusters.has_answered,  # without KubeRay there is no RayCluster to list
+                self.clusters.has_answered,  # not is_synced: without KubeRay RayClusters cannot be listed
                 self.pods.is_synced,
                 self.jobs.is_synced,
                 self.endpoints.is_synced,
