@@ -140,6 +140,7 @@ def test_an_unusable_spec_is_refused_and_leaves_running_engines_alone():
     assert found.status.conditions[0].message == "spec.replicas: no; spec.model: no"
     assert [each.status for each in found.status.conditions[:5]] == ["False", "True", "True", "True", "False"]
     assert (found.status.endpoint, found.status.ready) == ("http://chat.team.svc:8000", "2/2")
+    assert (found.status.update_revision, found.status.updated_replicas) == (previous["updateRevision"], 2)
     assert (found.plan.wanted, found.plan.deletions) == ((), ())
 
 
