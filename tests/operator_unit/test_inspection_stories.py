@@ -133,6 +133,7 @@ def test_a_job_that_may_not_be_made_is_a_refusal():
         world.ask_for(service(model=HUB_MODEL))
         await world.until(lambda: world.reason("Accepted") == "ApplyRefused")
         assert world.message() == "the API server refused: exceeded quota"
+        assert world.reason("Progressing") == "ApplyRefused"
 
     with_world(story)
 

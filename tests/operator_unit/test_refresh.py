@@ -13,9 +13,10 @@ from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import parse
 from rayloom_operator.api.status import Reason, stored_model
 from rayloom_operator.decide.inspection import Inspection
-from rayloom_operator.decide.refresh import JOB_SECONDS, MOST_JOBS, Refresh, Refreshes
+from rayloom_operator.decide.refresh import MOST_JOBS, Refresh, Refreshes
 from rayloom_operator.errors import SpecError
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
+from rayloom_operator.objects.inspect_job import DEADLINE_SECONDS
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.resolve.resolved import Hub, question, resolve
 from rayloom_operator.resolve.revision import revision
@@ -117,8 +118,8 @@ def test_a_job_without_a_report_counts_no_longer_than_its_deadline():
     refreshes = Refreshes()
     refreshes.found(SERVICES[:4], 0.0)
 
-    assert not refreshes.may_start(SERVICES[5], "i", JOB_SECONDS - 1)
-    assert refreshes.may_start(SERVICES[5], "i", JOB_SECONDS)
+    assert not refreshes.may_start(SERVICES[5], "i", DEADLINE_SECONDS - 1)
+    assert refreshes.may_start(SERVICES[5], "i", DEADLINE_SECONDS)
 
 
 def test_a_service_that_runs_has_its_stored_facts_and_a_job_only_where_there_is_a_place():

@@ -6,8 +6,9 @@ Figures follow from config.json and are checked by hand.
 import pytest
 
 from rayloom_operator.errors import DoesNotFit, SpecError
+from rayloom_operator.resolve.load import Scale
 from rayloom_operator.resolve.rank_memory import step_bytes
-from rayloom_operator.resolve.sizing import candidate, candidates, size
+from rayloom_operator.resolve.sizing import candidates, places, size
 from rayloom_operator.resolve.stage_split import split_layers
 from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, MODELS, QWEN3_32B, SMOLLM2, make_question
 
@@ -77,7 +78,7 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
     ],
 )
 def test_weights_of_the_largest_rank(shape, tensor, pipeline, num_bytes):
-    assert candidate(make_question(shape), tensor, pipeline).weights_bytes_per_rank == num_bytes
+    assert Scale(make_question(shape), tensor).load(pipeline).weights == num_bytes
 
 
 def test_kv_tokens_of_an_8b_model_on_24_gib():
@@ -140,7 +141,7 @@ def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
 
 
 @pytest.mark.parametrize(
-    ("per_node", "tensor", "pipeline", "places"),
+    ("per_node", "tensor", "pipeline", "pods_and_nodes"),
     [
         (8, 8, 2, (2, 2)),  # a stage a node
         (8, 2, 4, (1, 1)),  # four stages in a pod
@@ -149,11 +150,8 @@ def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
         (None, 3, 2, (2, 2)),  # CPU: a stage a pod
     ],
 )
-def test_stages_share_a_pod_as_far_as_a_node_goes(per_node, tensor, pipeline, places):
-    shape = SMOLLM2 if per_node is None else LLAMA3_8B
-    found = candidate(make_question(shape, 80, per_node), tensor, pipeline)
-
-    assert (found.pods, found.nodes) == places
+def test_stages_share_a_pod_as_far_as_a_node_goes(per_node, tensor, pipeline, pods_and_nodes):
+    assert places(per_node, tensor, pipeline) == pods_and_nodes
 
 
 def test_layers_are_even_but_for_the_last_stage_with_a_heavy_head():
@@ -269,7 +267,7 @@ def test_the_question_has_the_same_hash_for_ever_and_every_part_counts():
 
 
 def test_candidates_are_stages_of_every_width_and_several_of_the_widest():
-    found = candidates(make_question(LLAMA31_70B, 40, 4, num_requests=8, max_model_len=131_072))
+    found = candidates(make_question(LLAMA31_70B, 40, 4, num_requests=8, max_model_len=131_072), {})
 
     assert [each.shape for each in found] == ["TP1xPP1", "TP2xPP1", "TP4xPP1", *(f"TP4xPP{n}" for n in (2, 3, 4))]
     assert [each.fits for each in found] == [False] * 5 + [True]

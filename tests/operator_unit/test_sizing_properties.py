@@ -61,7 +61,7 @@ def sized(question):
 @given(questions())
 def test_the_choice_is_possible_and_nothing_cheaper_fits(question):
     found = sized(question)
-    ways = candidates(question)
+    ways = candidates(question, {})
     if found is None:
         assert not any(way.fits for way in ways)
         return
@@ -90,7 +90,7 @@ def test_more_memory_never_needs_more_accelerators(question, more_gib):
 @settings(deadline=None, print_blob=True)
 @given(questions())
 def test_no_two_ways_cost_the_same(question):
-    costs = [(way.num_ranks, way.nodes, way.pipeline) for way in candidates(question)]
+    costs = [(way.num_ranks, way.nodes, way.pipeline) for way in candidates(question, {})]
 
     assert costs == sorted(set(costs))
 

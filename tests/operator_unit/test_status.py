@@ -111,6 +111,20 @@ def test_pods_without_a_node_are_reported():
     assert waiting.status.conditions[2].message.startswith("1 of 2 pods of chat-")
 
 
+@pytest.mark.parametrize(("before", "after", "num_pods"), [(1, 2, 2), (2, 1, 3)])
+def test_engines_of_each_revision_need_as_many_nodes_as_their_own_spec_has_pods(before, after, num_pods):
+    old, new = (make_resolved(parallelism={"pipeline": stages}) for stages in (before, after))
+    pods = (make_pod("head", route=True), *(make_pod(f"w{each}", is_head=False) for each in range(num_pods - 1)))
+    serving = turn(old, [make_serving(old, pods=pods)]).document
+
+    whole = turn(new, [make_serving(old, pods=pods)], previous=serving, old=(old,))
+    lacking = turn(new, [make_serving(old, pods=pods[:-1])], previous=serving, old=(old,))
+
+    assert conditions(whole.document)["Scheduled"] == ("True", "Scheduled")
+    assert conditions(lacking.document)["Scheduled"] == ("False", "PodsPending")
+    assert f"{num_pods - 1} of {num_pods} pods of " in lacking.status.conditions[2].message
+
+
 def test_a_lost_node_is_named():
     found = turn(TWO, [make_serving(TWO), make_serving(TWO, 1)], lost_nodes=frozenset({"n2", "n9"}))
 
@@ -126,6 +140,7 @@ def test_an_unusable_spec_is_refused_and_leaves_running_engines_alone():
     assert found.status.conditions[0].message == "spec.replicas: no; spec.model: no"
     assert [each.status for each in found.status.conditions[:5]] == ["False", "True", "True", "True", "False"]
     assert (found.status.endpoint, found.status.ready) == ("http://chat.team.svc:8000", "2/2")
+    assert (found.status.update_revision, found.status.updated_replicas) == (previous["updateRevision"], 2)
     assert (found.plan.wanted, found.plan.deletions) == ((), ())
 
 

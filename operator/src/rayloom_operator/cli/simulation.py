@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
 from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
 from rayloom_operator.decide.rollout.planner import Step, next_step
+from rayloom_operator.names import group_name
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 _NUM_REQUESTS = 3  # in flight in an available engine; a draining engine finishes one each second
@@ -105,7 +106,7 @@ class SimulatedService:
         return SimulatedEngine(name=name, revision=revision)
 
     def name_of(self, revision: str, number: int) -> str:
-        return f"{self.name}-{revision}-{number}"
+        return group_name(self.name, revision, number)
 
     def view(self) -> View:
         running = self.running

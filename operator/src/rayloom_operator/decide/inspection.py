@@ -26,6 +26,7 @@ from rayloom_operator.decide.refresh import Refresh
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
 from rayloom_operator.objects.inspect_job import attempt_of, inspect_job
+from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.observed import Verdict, refused_pod
 from rayloom_operator.observe.pods import pod
 from rayloom_operator.observe.replicas import without_suffixes
@@ -222,8 +223,7 @@ def _without_pod(
 
 def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
     uid = job["metadata"]["uid"]
-    own = (each for each in pods if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences", ())))
-    return next(own, None)
+    return next((each for each in pods if is_owned(each["metadata"], uid)), None)
 
 
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from rayloom_operator.names import ServiceKey
+from rayloom_operator.objects.inspect_job import DEADLINE_SECONDS
 
 MOST_JOBS = 4
-# The deadline of a Job. A Job counts as running for at most this long, because its end is not noticed if the service's
-# spec has become invalid.
-JOB_SECONDS = 1800.0
 
 
 class Refresh(Enum):
@@ -45,7 +43,8 @@ class Refreshes:
 
     def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
         """Returns whether a Job with this image may be started for the service now."""
-        running = sum(now - since < JOB_SECONDS for since in self._since.values())
+        # After its deadline no Job runs. Its end is not noticed while the service's spec is invalid.
+        running = sum(now - since < DEADLINE_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
 
     def gives_no_costs(self, key: ServiceKey, image: str) -> bool:

@@ -26,7 +26,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
     evidence = gather_evidence(situation, acceptance(situation, refusal))
     previous, resolved, step = situation.previous, situation.resolved, evidence.step
     alive = evidence.alive
-    update = step.state.update_revision if step is not None else ""
+    update = step.state.update_revision if step is not None else previous.get("updateRevision", "")
     num_available = sum(each.verdict.reason is Reason.SERVING for each in alive)
     num_asked = str(resolved.service.spec.replicas) if resolved is not None else _asked_before(situation)
     return Status(
@@ -44,7 +44,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         updated_replicas=sum(each.replica is not None and each.revision == update for each in evidence.staying),
         selector=_selector(situation),
         current_revision=step.state.current_revision if step is not None else previous.get("currentRevision", ""),
-        update_revision=update or previous.get("updateRevision", ""),
+        update_revision=update,
         progress=progress(step) if step is not None else previous.get("progress", ""),
         rollout=rollout_status(evidence.step, situation.rollout),
         image=_image(evidence),

@@ -43,6 +43,11 @@ class KubeError(OperatorError):
         super().__init__(message)
         self.code = code
 
+    @property
+    def is_other_uid(self) -> bool:
+        """True if a patch or an apply gave a uid, and the object of that name has another one."""
+        return self.code == INVALID and "metadata.uid" in str(self)
+
 
 class KubeUnreachable(OperatorError):
     """The API server gave no readable answer. It may have carried out the request all the same."""

@@ -26,7 +26,7 @@ from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolve.resolved import Hub
 
 # Most of this is for pulling the engine's image; `inspect` itself waits for the hub at most a minute.
-_DEADLINE_SECONDS = 1800
+DEADLINE_SECONDS = 1800
 # Seconds in which an admin can read the log of a finished Job. Longer than the wait for the next attempt, because the
 # number of that attempt is computed from this Job's name.
 _KEEP_SECONDS = 900
@@ -57,7 +57,7 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
     spec: Manifest = {
         # The operator decides when to retry.
         "backoffLimit": 0,
-        "activeDeadlineSeconds": _DEADLINE_SECONDS,
+        "activeDeadlineSeconds": DEADLINE_SECONDS,
         "ttlSecondsAfterFinished": _KEEP_SECONDS,
         "template": {
             "metadata": {"labels": names.labels(service)},

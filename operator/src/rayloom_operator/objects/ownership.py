@@ -24,6 +24,11 @@ def is_owned(meta: Manifest, uid: str) -> bool:
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 
+def owner_uid(meta: Manifest) -> str:
+    """Returns the uid of the first owner of the object with this metadata; empty without an owner."""
+    return next((owner["uid"] for owner in meta.get("ownerReferences", ())), "")
+
+
 def whose(found: Manifest, wanted: Manifest) -> Whose:
     """Returns who owns `found`, an existing object with the name of `wanted`."""
     meta, (owner,) = found["metadata"], wanted["metadata"]["ownerReferences"]

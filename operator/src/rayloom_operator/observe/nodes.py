@@ -52,16 +52,11 @@ class Nodes:
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
-        self._unready: dict[str, datetime] = {}
+        self.unready: dict[str, datetime] = {}  # name of a node that is not ready -> time at which it ceased to be
         self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
         watched = Watched(api_version="v1", kind="Node", selector={}, key_of=_key, slim=_slim)
         self.reflector = Reflector(kube, watched, self._changed)
-
-    @property
-    def unready(self) -> dict[str, datetime]:
-        """Name of each node that is not ready -> the time at which it ceased to be ready."""
-        return self._unready
 
     def memory_of(self, accelerator: Accelerator, node_selector: Mapping[str, str]) -> NodeMemory:
         """Returns this accelerator's memory as given by the labels of the nodes that match `node_selector`."""
@@ -84,11 +79,11 @@ class Nodes:
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
         """Returns whether the node has become ready, or ceased to be ready."""
-        was_unready = name in self._unready
+        was_unready = name in self.unready
         if since is None:
-            self._unready.pop(name, None)
+            self.unready.pop(name, None)
         else:
-            self._unready[name] = since
+            self.unready[name] = since
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, object_path
+from rayloom_operator.objects.ownership import owner_uid
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed
 from rayloom_operator.observe.poller import EnginePoller, Target
@@ -133,7 +134,7 @@ class Observer:
         """
         known = self._new_pods.setdefault(key, {})
         for meta in (each["metadata"] for each in pods):
-            known.setdefault(meta["uid"], (_owner_uid(meta), moment(meta.get("creationTimestamp", ""))))
+            known.setdefault(meta["uid"], (owner_uid(meta), moment(meta.get("creationTimestamp", ""))))
         for uid, (_, at) in list(known.items()):
             if now - at > timedelta(seconds=NEW_POD_S):
                 del known[uid]
@@ -146,7 +147,7 @@ class Observer:
         """
         unready = self._watches.nodes.unready
         evicted = {
-            _owner_uid(each["metadata"])
+            owner_uid(each["metadata"])
             for each in pods
             if "deletionTimestamp" in each["metadata"]
             and each["metadata"].get("labels", {}).get(NODE_TYPE_LABEL) == "head"
@@ -157,7 +158,3 @@ class Observer:
         if found:
             self._evicted[key] = found
         return found
-
-
-def _owner_uid(meta: Manifest) -> str:
-    return next((owner["uid"] for owner in meta.get("ownerReferences", ())), "")

@@ -17,6 +17,7 @@ from rayloom_operator.names import (
     USER_VOLUMES,
     Manifest,
 )
+from rayloom_operator.objects.ownership import owner_uid
 from rayloom_operator.observe.observed import MAX_MESSAGE, Pod, Verdict
 from rayloom_operator.texts import head, plain, tail
 from rayloom_operator.times import moment
@@ -70,7 +71,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         running_since=_running_since(status),
         is_exhausted=any(_is_exhausted(each) for each in containers),
         num_engine_starts=engine.get("restartCount", 0),
-        owner_uid=next((owner["uid"] for owner in meta.get("ownerReferences", ())), ""),
+        owner_uid=owner_uid(meta),
         stays_when_cordoned=spec.get("staysWhenCordoned", False),
         grace_s=meta.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in meta else None,
         fault=_fault(document, conditions, mount_failure),

@@ -30,10 +30,10 @@ def size(question: Question) -> SizingStatus:
     if problems := _problems(question):
         raise SpecError(problems)
     scales: dict[int, Scale] = {}
-    considered = _candidates(question, scales)
+    considered = candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
     # `scales` can be reused: a load depends only on the candidate's numbers, not on those in the spec.
-    others = considered if is_open else _candidates(replace(question, tensor=None, pipeline=None), scales)
+    others = considered if is_open else candidates(replace(question, tensor=None, pipeline=None), scales)
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)
     if chosen is None:
@@ -50,17 +50,12 @@ def size(question: Question) -> SizingStatus:
     return SizingStatus(**figures, advice=advice, inputs=question.inputs, alternatives=tuple(rest[-_MAX_ALTERNATIVES:]))
 
 
-def candidates(question: Question) -> list[Candidate]:
+def candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
     """Returns the candidates, the cheapest first. All have the numbers that the spec gives.
 
     Of the candidates that have too few stages to fit, only those with the most stages are returned, as many as a status
-    shows.
+    shows. `scales` caches the loads by tensor size, and is filled here.
     """
-    return _candidates(question, {})
-
-
-def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
-    """As `candidates`. `scales` caches the loads by tensor size, and is filled here."""
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
@@ -77,11 +72,6 @@ def _candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]
                 break  # more stages need more accelerators
         found += [_candidate(question, tensor, pipeline, scale.load(pipeline)) for pipeline in tried]
     return sorted(found, key=cost)
-
-
-def candidate(question: Question, tensor: int, pipeline: int) -> Candidate:
-    """Returns the figures of one candidate, and whether it fits."""
-    return _candidate(question, tensor, pipeline, Scale(question, tensor).load(pipeline))
 
 
 def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Candidate:

@@ -60,20 +60,18 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
     """Returns the evidence, with `accepted` as the verdict on the spec."""
     step = None if situation.kuberay_problem else situation.step
     is_made = accepted.reason is Reason.VALID or (step is not None and _is_made(situation, step.state.update_revision))
-    leaving_names = (situation.rollout if step is None else step.state).terminating.keys()
     staying = tuple(_with_places(situation, is_made=is_made))
     leaving = tuple(
         JudgedReplica(
-            place=Place(name=replica.name, replica=replica),
-            verdict=_verdict_without_place(replica, situation, is_leaving=replica.name in leaving_names),
+            place=Place(name=replica.name, replica=replica), verdict=_verdict_without_place(replica, situation)
         )
         for replica in _without_places(situation)
     )
     if situation.resolved is None:
         # Without a usable spec there are no places. Then the stored rollout state alone says which replicas leave.
-        remaining = (each for each in leaving if each.place.name not in leaving_names)
+        remaining = (each for each in leaving if not situation.is_leaving(each.place.name))
         staying = (*remaining, *_failed_before(situation))
-        leaving = tuple(each for each in leaving if each.place.name in leaving_names)
+        leaving = tuple(each for each in leaving if situation.is_leaving(each.place.name))
     return Evidence(
         situation=situation,
         accepted=accepted,
@@ -107,11 +105,11 @@ def _without_places(situation: Situation) -> Iterator[EngineReplica]:
     return (each for each in situation.observed.replicas if each.name not in placed)
 
 
-def _verdict_without_place(replica: EngineReplica, situation: Situation, *, is_leaving: bool) -> Verdict:
+def _verdict_without_place(replica: EngineReplica, situation: Situation) -> Verdict:
     """Returns the verdict on a replica without a place: DRAINING if it serves, is terminated and has lost its route."""
     now = situation.now.mono
     is_routed = replica.head is not None and replica.head.is_routed
-    if not is_leaving or is_routed or not is_well(replica, now):
+    if not situation.is_leaving(replica.name) or is_routed or not is_well(replica, now):
         return judge(replica, now)
     message = f"{replica.name} leaves: it gets no more requests, and finishes those that it has."
     return Verdict(reason=Reason.DRAINING, message=message)

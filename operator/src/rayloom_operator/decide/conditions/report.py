@@ -28,7 +28,8 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     for condition in _CONDITIONS:
         yield condition(evidence)
     situation = evidence.situation
-    unplanned = situation.inspection.verdict or evidence.accepted
+    # While the spec or the Job of its inspection is refused, nothing inspects the model.
+    unplanned = (situation.inspection.verdict if evidence.is_accepted else None) or evidence.accepted
     for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
         yield Finding(*finding)
 

@@ -16,10 +16,12 @@ def scheduled(evidence: Evidence) -> Finding:
 
 
 def _verdict(evidence: Evidence) -> Verdict:
-    resolved = evidence.situation.resolved
-    num_pods = 1 + resolved.num_pods if resolved is not None and evidence.is_made else 0
+    # A rollout may change the parallelism, so each revision has its own number of pods.
+    num_pods = {
+        each.revision: 1 + each.resolved.num_pods for each in evidence.situation.revisions if each.resolved is not None
+    }
     for each in evidence.staying:
-        verdict = _unscheduled(each, num_pods)
+        verdict = _unscheduled(each, num_pods.get(each.revision, 0))
         if verdict is not None:
             return verdict
     return _SCHEDULED if evidence.staying else availability(evidence)

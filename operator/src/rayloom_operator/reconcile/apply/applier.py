@@ -11,7 +11,7 @@ from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
-from rayloom_operator.kube.client import INVALID, NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube.client import NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import ADMIN_PORT, ROUTE_LABEL, ServiceKey, object_path
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.reconcile.apply.objects import ObjectApplier
@@ -92,8 +92,7 @@ class Applier:
         try:
             await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": meta})
         except KubeError as error:
-            is_other_pod = error.code == INVALID and "metadata.uid" in str(error)
-            if error.code != NOT_FOUND and not is_other_pod:
+            if error.code != NOT_FOUND and not error.is_other_uid:
                 raise
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:

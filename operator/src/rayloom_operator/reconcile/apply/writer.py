@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rayloom_operator.api.spec import KIND
 from rayloom_operator.errors import OperatorError, Refused
-from rayloom_operator.kube.client import CONFLICT, INVALID, NOT_FOUND, Kube, KubeError, KubeUnreachable
+from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.objects.ownership import Whose, whose
@@ -126,8 +126,7 @@ class ObjectWriter:
             # With the uid, the API server refuses the write if the object is gone or another object has its name now.
             return await self._kube.apply(manifest | {"metadata": manifest["metadata"] | {"uid": uid}})
         except KubeError as error:
-            is_other_uid = error.code == INVALID and "metadata.uid" in str(error)
-            if error.code not in (CONFLICT, NOT_FOUND) and not is_other_uid:
+            if error.code not in (CONFLICT, NOT_FOUND) and not error.is_other_uid:
                 raise
             return await self._claim(manifest)
 
