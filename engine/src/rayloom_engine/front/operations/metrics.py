@@ -118,7 +118,12 @@ class Metrics:
         self._waiting.set(0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
-        """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago."""
+        """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.
+
+        Ranks that are not in `status` are lost. They are left out, because their last values would stay for ever.
+        """
+        self._heartbeat.clear()
+        self._communication.clear()
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
