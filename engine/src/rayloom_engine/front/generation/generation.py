@@ -183,7 +183,7 @@ class Generation:
         self._is_closed = True
         self._abort_unfinished()
         self._service.lifecycle.leave()
-        if not self._unfinished:
+        if self._lanes and not self._unfinished:  # a request that is refused in `start` has no lanes
             self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
 
     async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[_Lane]:
