@@ -60,9 +60,8 @@ class Generation:
         self._service = service
         self._caller = caller
         self._mailbox = Mailbox()
-        self._early: dict[
-            int, list[SequenceOutput]
-        ] = {}  # choice index -> outputs held until the prompt's logprobs are there
+        # Choice index -> outputs held until the prompt's logprobs are there.
+        self._early: dict[int, list[SequenceOutput]] = {}
         self._is_closed = False
         self.is_client_gone = False
         self._is_silent = True  # no choice has a token yet
