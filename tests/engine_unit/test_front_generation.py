@@ -48,6 +48,18 @@ def test_other_requests_run_while_1024_sequences_are_made(front: FrontUnderTest,
     assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
 
 
+def test_a_refused_request_has_no_latency(front: FrontUnderTest) -> None:
+    def num_measured() -> int:
+        return front.do(lambda: front.service.metrics.request_s.cumulative()["+Inf"])
+
+    assert front.complete("Hi", max_tokens=1).status_code == 200
+    front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "nothing is in flight")
+    before = num_measured()
+    refused = front.complete("Hi", stop_token_ids=[10_000])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_token_ids")
+    assert num_measured() == before > 0
+
+
 def test_choices_have_seeds_of_their_own_and_are_else_equal(front: FrontUnderTest) -> None:
     params = SamplingParams(n=3, seed=-5, logit_bias={7: 1.0})
 

@@ -88,6 +88,8 @@ def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
     metrics.observe_heartbeats(status, 1.0)
     assert 'rayloom:rank_heartbeat_age_seconds{model_name="m",rank="1"} 1.5' in metrics.text()
     assert 'rayloom:rank_communication_seconds{model_name="m",rank="1"} 2.5' in metrics.text()
+    metrics.observe_heartbeats(msgspec.structs.replace(status, ranks=()), 1.0)
+    assert 'rank="1"' not in metrics.text()  # the age of a lost rank would stand still
 
 
 def test_losses_before_tokens_flow_are_one_recovery() -> None:

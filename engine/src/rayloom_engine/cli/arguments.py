@@ -27,9 +27,9 @@ _GROUPS = {
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) -> None:
-    """Adds a flag for every field, --config for a whole document, and the model as a positional argument.
+    """Adds to `parser` a flag for each field of EngineConfig, the flag --config, and the positional argument MODEL.
 
-    Flags override the document.
+    --config names a JSON file with an EngineConfig; the other flags override it.
     """
     add_model_argument(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with an EngineConfig; flags win over it")

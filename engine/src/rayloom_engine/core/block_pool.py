@@ -35,7 +35,8 @@ class BlockPool:
         self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
         self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse all the same: see `vouch`
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
-        # Together the free list, each ordered oldest first. An OrderedDict removes any entry in O(1).
+        # Together the free list. Blocks are taken from the front, which holds the plain block that was freed last and
+        # the cached block that was freed first. An OrderedDict removes any entry in O(1).
         self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
 
@@ -53,7 +54,7 @@ class BlockPool:
         block_ids = []
         for _ in range(num):
             if self._free_plain:
-                # Take the block that was freed last: its memory is warm. Blocks that were never used stay untouched.
+                # The block that was freed last has warm memory, and blocks that were never used stay untouched.
                 block_id, _ = self._free_plain.popitem(last=False)
             else:
                 block_id, _ = self._free_cached.popitem(last=False)

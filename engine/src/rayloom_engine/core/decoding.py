@@ -26,9 +26,8 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # 0 <= seed < 2**63; if the user gave none, the front draws one, so that a replay is exact
     stop_token_ids: tuple[int, ...] = ()  # end the sequence, besides EOS
     ignore_eos: bool = False
-    logprobs: int | None = (
-        None  # top alternatives per generated token; None = no logprobs at all, 0 = chosen token only
-    )
+    # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
+    logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
 
     @property

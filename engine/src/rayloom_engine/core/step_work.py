@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rayloom_engine.core.step import StepPlan
+from rayloom_engine.core.window import num_seen
 
 # From this number of tokens on, a step counts as large. A smaller one mostly reads weights (the first step from disk),
 # so its time says little about arithmetic.
@@ -27,11 +28,8 @@ class StepWork:
 
     def flops(self, plan: StepPlan) -> float:
         """Operations of the whole step. Masked positions in a chunk are counted, because kernels compute them too."""
-        pairs = sum(step.num_tokens * (self._num_seen(step.start) + step.num_tokens) for step in plan.slots)
+        pairs = sum(step.num_tokens * (num_seen(step.start, self.window) + step.num_tokens) for step in plan.slots)
         return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
-
-    def _num_seen(self, start: int) -> int:
-        return start if self.window is None else min(start, self.window)
 
 
 class StepForecast:

@@ -18,6 +18,11 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
     return 0 if window is None else max(0, position + 1 - window) // block_size
 
 
+def num_seen(start: int, window: int | None) -> int:
+    """Upper bound of the number of positions before a chunk at `start` that one of its tokens sees."""
+    return start if window is None else min(start, window)
+
+
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence of `num_tokens` holds at once, if a step computes at most `max_step_tokens`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import isqrt
 
 from rayloom_engine.core.planning.step_builder import StepBuilder
+from rayloom_engine.core.window import num_seen
 
 # Up to this context, a chunk may use the whole token budget. All chunks of a step with longer contexts may together
 # cost as much attention as a whole budget at this context, at which an 8B model spends 0.6 times as long on attention
@@ -30,11 +31,11 @@ def chunk_size(
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, builder.budget)
-    num_seen = _num_seen(start, window)
-    if most <= 1 or num_seen + most <= FULL_BUDGET_CONTEXT:
+    num_before = num_seen(start, window)
+    if most <= 1 or num_before + most <= FULL_BUDGET_CONTEXT:
         return most
-    spent = sum(_long_attention(_num_seen(s.num_computed, window), num) for s, num in builder.num_tokens.items())
-    chunk = min(most, largest_chunk(num_seen, room - spent))
+    spent = sum(_long_attention(num_seen(s.num_computed, window), num) for s, num in builder.num_tokens.items())
+    chunk = min(most, largest_chunk(num_before, room - spent))
     least = min(most, LEAST_CHUNK)
     if chunk >= least:
         return chunk
@@ -46,12 +47,7 @@ def largest_chunk(start: int, room: int) -> int:
     return (isqrt(start * start + 4 * room) - start) // 2 if room > 0 else 0
 
 
-def _num_seen(start: int, window: int | None) -> int:
-    """Number of positions before a chunk at `start` that the chunk's tokens attend to."""
-    return start if window is None else min(start, window)
-
-
-def _long_attention(num_seen: int, num_tokens: int) -> int:
+def _long_attention(num_before: int, num_tokens: int) -> int:
     """The attention cost (chunk x context) of a chunk with a long context; 0 for decodes and short contexts."""
-    context = num_seen + num_tokens
+    context = num_before + num_tokens
     return num_tokens * context if num_tokens > 1 and context > FULL_BUDGET_CONTEXT else 0

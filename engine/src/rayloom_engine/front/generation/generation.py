@@ -60,9 +60,8 @@ class Generation:
         self._service = service
         self._caller = caller
         self._mailbox = Mailbox()
-        self._early: dict[
-            int, list[SequenceOutput]
-        ] = {}  # choice index -> outputs held until the prompt's logprobs are there
+        # Choice index -> outputs held until the prompt's logprobs are there.
+        self._early: dict[int, list[SequenceOutput]] = {}
         self._is_closed = False
         self.is_client_gone = False
         self._is_silent = True  # no choice has a token yet
@@ -183,7 +182,7 @@ class Generation:
         self._is_closed = True
         self._abort_unfinished()
         self._service.lifecycle.leave()
-        if not self._unfinished:
+        if self._lanes and not self._unfinished:  # a request that is refused in `start` has no lanes
             self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
 
     async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[_Lane]:

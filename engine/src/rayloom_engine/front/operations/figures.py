@@ -38,6 +38,10 @@ class Family:
     def set(self, value: float, **labels: str) -> None:
         self._values[tuple(labels.items())] = value
 
+    def clear(self) -> None:
+        """Removes all values, for a gauge whose sets of labels change."""
+        self._values.clear()
+
     def value(self, **labels: str) -> float:
         return self._values.get(tuple(labels.items()), 0.0)
 

@@ -26,12 +26,15 @@ _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
-# Counters of the core, which start at zero with each core: metric -> field of SchedulerStats.
+# Counters of the core, which start at zero with each core: field of SchedulerStats -> (metric, meaning).
 _CORE_COUNTERS = {
-    "num_preemptions_total": "num_preemptions",
-    "prefix_cache_queries_total": "prefix_queries",
-    "prefix_cache_hits_total": "prefix_hits",
-    "corrupt_requests_total": "num_corrupt",
+    "num_preemptions": ("num_preemptions_total", "Sequences preempted for want of KV blocks."),
+    "prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
+    "prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+    "num_corrupt": (
+        "corrupt_requests_total",
+        "Sequences that ended in an error because their logits were not finite.",
+    ),
 }
 
 
@@ -63,16 +66,7 @@ class Metrics:
             "requests_finished_total", "Requests that ended, well or not; not those refused, nor whose client left."
         )
         self.failed = counter("requests_failed_total", "Finished requests that ended in an error of the engine's.")
-        self._core_counters = {
-            "num_preemptions_total": counter("num_preemptions_total", "Sequences preempted for want of KV blocks."),
-            "prefix_cache_queries_total": counter(
-                "prefix_cache_queries_total", "Tokens looked up in the prefix cache."
-            ),
-            "prefix_cache_hits_total": counter("prefix_cache_hits_total", "Tokens found in the prefix cache."),
-            "corrupt_requests_total": counter(
-                "corrupt_requests_total", "Sequences that ended in an error because their logits were not finite."
-            ),
-        }
+        self._core_counters = {field: counter(name, meaning) for field, (name, meaning) in _CORE_COUNTERS.items()}
         self.recoveries = counter(
             "recoveries_total",
             "Losses of processes from which the engine has recovered, by process: core, front or rank.",
@@ -105,8 +99,8 @@ class Metrics:
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
         before = self._last_stats if core_pid == self._core_pid else SchedulerStats()
-        for name, field in _CORE_COUNTERS.items():
-            self._core_counters[name].add(getattr(stats, field) - getattr(before, field))
+        for field, counter in self._core_counters.items():
+            counter.add(getattr(stats, field) - getattr(before, field))
         self._last_stats = stats
         self._core_pid = core_pid
         for phase in status.phases:
@@ -118,7 +112,12 @@ class Metrics:
         self._waiting.set(0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
-        """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago."""
+        """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.
+
+        Ranks that are not in `status` are lost. They are left out, because their last values would stay for ever.
+        """
+        self._heartbeat.clear()
+        self._communication.clear()
         for rank in status.ranks:
             self._heartbeat.set(rank.heartbeat_age_s + status_age_s, rank=str(rank.rank))
             self._communication.set(rank.communication_s, rank=str(rank.rank))
