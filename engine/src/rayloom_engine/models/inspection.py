@@ -58,7 +58,9 @@ class Shape(_InspectionPart):
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
     attention_span: int | None = Field(
-        None, description="Positions that a token sees in every layer, itself included; none when a layer sees all."
+        None,
+        description="Positions that a token sees in the layer with the widest window, itself included; "
+        "none when a layer sees all.",
     )
 
 
