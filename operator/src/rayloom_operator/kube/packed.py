@@ -62,7 +62,8 @@ class Packer:
 class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
     """A dictionary of packed documents. Callers must not change a document that they read: other callers share it.
 
-    `mark` computes a small value from each document, which can be read without unpacking the document.
+    `mark`: computes a small value from a document. The value is kept beside the packed document, so it can be read
+    without unpacking.
     """
 
     def __init__(self, mark: Callable[[Manifest], M]) -> None:
