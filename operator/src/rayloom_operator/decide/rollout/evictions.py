@@ -53,9 +53,9 @@ def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: dat
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Returns the names of engines on cordoned nodes that do not serve, so that their pods may be evicted at once.
+    """Returns the names of the engines on cordoned nodes whose pods may be evicted at once, as they have no requests.
 
-    Empty while evictions wait for an engine to move: the budget cannot tell the pods of two engines apart.
+    Empty while evictions wait for any engine to move: the budget cannot tell the pods of two engines apart.
     """
     return frozenset(engine.name for engine in view.engines if engine.is_cordoned and not state.eviction_hold_time)
 
