@@ -1,8 +1,8 @@
 """The eviction hold: while it lasts, the service's PodDisruptionBudget lets no pod be evicted. Pure.
 
 `kubectl drain` requests evictions as soon as it has cordoned the node. So evictions are held in advance, before any
-node is cordoned. Once one is, the planner creates an additional engine elsewhere (maxSurge), and the engine on the
-cordoned node loses its route, drains and is deleted. The hold lasts as long as this makes progress.
+node is cordoned. Once a node is cordoned, the planner creates an additional engine elsewhere (maxSurge), and the engine
+on the cordoned node loses its route, drains and is deleted. The hold lasts as long as this replacement makes progress.
 """
 
 from __future__ import annotations
