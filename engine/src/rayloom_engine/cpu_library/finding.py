@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import subprocess
 import sys
@@ -31,16 +30,16 @@ class FoundLibrary:
     problem: str = ""
 
 
-def find_library(cache: Path, environ: Mapping[str, str] = os.environ, package: Path = PACKAGE) -> FoundLibrary:
+def find_library(cache: Path, environ: Mapping[str, str], package: Path | None = None) -> FoundLibrary:
     """Returns the library of these sources, and compiles it into a folder of `cache` if the package has none.
 
-    `package`: the folder in which the package's build puts the library.
+    `package`: used instead of the folder in which the package's build puts the library.
     """
     machine = platform.machine()
     if sys.platform != "linux" or machine != "x86_64":
         return FoundLibrary(None, f"it needs Linux on x86-64, and this is {sys.platform} on {machine}")
     sources = source_folder()
-    packaged = package / library_name(sources)
+    packaged = (package or PACKAGE) / library_name(sources)
     if packaged.exists():
         return FoundLibrary(packaged)
     compiler = find_compiler(environ)

@@ -38,7 +38,7 @@ class LibraryChoice:
 
 
 def choose_cpu_library(
-    model: ModelOnCpu, backend: Backend, *, num_threads: int, cache: Path, environ: Mapping[str, str] = os.environ
+    model: ModelOnCpu, backend: Backend, *, num_threads: int, cache: Path, environ: Mapping[str, str]
 ) -> LibraryChoice:
     """Returns the library with its threads running, if it can compute the model here.
 

@@ -120,7 +120,8 @@ def load_rank(
     chosen = LibraryChoice(None)
     if choice.device.type == "cpu":
         on_cpu = ModelOnCpu(shape=shape, num_shards=part.shard.count, dtype=choice.dtype)
-        chosen = choose_cpu_library(on_cpu, backend, num_threads=threads, cache=cache_folder(os.environ))
+        cache = cache_folder(os.environ)
+        chosen = choose_cpu_library(on_cpu, backend, num_threads=threads, cache=cache, environ=os.environ)
     library = chosen.library
     if library is not None:
         choice = choice.on_library(library)
