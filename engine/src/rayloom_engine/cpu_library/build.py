@@ -26,7 +26,7 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden
 _INSTRUCTION_SETS = {
     "avx512": (
         "kAvx512",
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma"),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma"),
     ),
     "avx2": ("kAvx2", ("-mavx2", "-mfma")),
 }
