@@ -124,7 +124,7 @@ def measure(batch: int, folder: Path) -> str:
     front.stdout.readline()
     clock = Clock()
     core, engine = make_core(batch, io, inbox, clock, folder)
-    end_note = clock.timed("black box", getattr(core, "_end_step", core._note))
+    end_note = clock.timed("black box", core._end_step)
     send = clock.timed("send", core._send)
     publish = clock.timed("publish", core._publish)
     best: dict[str, float] = {}

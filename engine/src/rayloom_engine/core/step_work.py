@@ -28,8 +28,13 @@ class StepWork:
 
     def flops(self, plan: StepPlan) -> float:
         """Operations of the whole step. Masked positions in a chunk are counted, because kernels compute them too."""
-        pairs = sum(step.num_tokens * (num_seen(step.start, self.window) + step.num_tokens) for step in plan.slots)
-        return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
+        num_tokens = 0
+        num_pairs = 0
+        for step in plan.slots:
+            num = step.num_tokens
+            num_tokens += num
+            num_pairs += num * (num_seen(step.start, self.window) + num)
+        return self.flops_per_token * num_tokens + self.flops_per_pair * num_pairs
 
 
 class StepForecast:

@@ -58,11 +58,13 @@ class StepBuilder:
         slots = []
         # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
         # when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
-        known = {
-            id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
-            for sequence in running
-            if sequence.num_sent_blocks
-        }
+        known: dict[int, KnownPrompt] = {}
+        if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
+            known = {
+                id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
+                for sequence in running
+                if sequence.num_sent_blocks
+            }
         for place, (sequence, num) in enumerate(self.num_tokens.items()):
             assert sequence.slot is not None
             sequence.last_turn = (step_id, place)
@@ -73,8 +75,10 @@ class StepBuilder:
                 known.setdefault(id(sequence.prompt_ids), KnownPrompt(sequence, len(sequence.block_ids)))
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
-                new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
-            sequence.num_sent_tokens = sequence.num_tokens
+                if sequence.num_sent_blocks < len(sequence.block_ids):
+                    new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+            num_tokens = len(sequence.token_ids)
+            sequence.num_sent_tokens = num_tokens
             sequence.num_sent_blocks = len(sequence.block_ids)
             start = sequence.num_computed
             sequence.num_computed = start + num
@@ -85,7 +89,7 @@ class StepBuilder:
                     num_tokens=num,
                     new_token_ids=new_token_ids,
                     new_block_ids=new_block_ids,
-                    samples=sequence.num_computed == sequence.num_tokens,
+                    samples=sequence.num_computed == num_tokens,
                 )
             )
         return StepPlan(

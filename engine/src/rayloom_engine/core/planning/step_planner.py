@@ -42,9 +42,10 @@ class StepPlanner:
 
     def fill(self, builder: StepBuilder) -> None:
         """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now."""
-        lacking = [(s.num_tokens - s.num_computed, s) for _, s in self._running.in_ranks() if self._is_allowed(s)]
-        decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being sampled
-        prefills = [s for lack, s in lacking if lack > 1]
+        allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
+        lacking = [len(s.token_ids) - s.num_computed for s in allowed]
+        decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1]  # 0: its next token is in flight
+        prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
         if len(tenants) > 1:
@@ -70,7 +71,10 @@ class StepPlanner:
                 break
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted in this loop, for an earlier sequence
-            lack = sequence.num_tokens - sequence.num_computed
+            lack = len(sequence.token_ids) - sequence.num_computed
+            if lack == 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
+                builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
+                continue
             num = 1
             if lack > 1:
                 num = self._chunk(sequence, sequence.num_computed, builder, builder.room_for(sequence.tenant))
@@ -127,6 +131,8 @@ class StepPlanner:
     def _schedule_waiting(
         self, builder: StepBuilder, max_admissions: int | None = None, max_tokens: int | None = None
     ) -> None:
+        if builder.budget == 0 or not self._running.num_free_slots or not self._waiting:
+            return
         line = Line(self._config.max_num_seqs)
         most = len(self._running) + (len(self._waiting) if max_admissions is None else max_admissions)
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
