@@ -42,6 +42,7 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
+from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -134,10 +135,11 @@ class Scheduler:
         """The sequences of the plans in flight -> the positions of each that these plans compute."""
         return spans_of(self._in_flight)
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, costs: StepSeconds | None = None) -> StepPlan | None:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
-        If plans are in flight, None means that the next plan has to wait for their results.
+        If plans are in flight, None means that the next plan has to wait for their results. `costs`: limit the tokens
+        of prompts beside decodes (prompt_time.py); None: only the token budget limits them.
         """
         if len(self._in_flight) == self.config.depth:
             return None
@@ -145,7 +147,7 @@ class Scheduler:
         while num_preemptions < self.counters.num_preemptions:
             num_preemptions = self.counters.num_preemptions
             builder = self._new_builder()
-            self._planner.fill(builder)
+            self._planner.fill(builder, costs)
             if builder.num_tokens:
                 break
             # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:

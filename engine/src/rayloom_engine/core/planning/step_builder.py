@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
@@ -18,6 +19,7 @@ class StepBuilder:
     budget: int  # number of tokens that may still be added to the step
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
+    prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
@@ -31,10 +33,13 @@ class StepBuilder:
 
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
         """Adds `num` tokens of the sequence to the step."""
-        self.num_tokens[sequence] = self.num_tokens.get(sequence, 0) + num
+        num_before = self.num_tokens.get(sequence, 0)
+        self.num_tokens[sequence] = num_before + num
         self.budget -= num
         if is_prompt:
             self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
+            if self.prompt_time is not None:
+                self.prompt_time.spend(sequence.num_computed + num_before, num)
 
     def drop(self, sequence: Sequence) -> None:
         """Removes the sequence from the step and returns its tokens to the budget."""
