@@ -277,3 +277,13 @@ def test_a_mirror_of_the_hub_is_passed_to_the_operator():
     assert {"--hub-endpoint=https://mirror", "--hub-ca-config-map=ca"} <= set(command)
     parsed = _parser().parse_args(command[1:])
     assert (parsed.hub_endpoint, parsed.hub_ca_config_map) == ("https://mirror", "ca")
+
+
+def test_the_number_of_reconciles_is_a_value():
+    assert rendered_number() == 4
+    assert rendered_number("--set", "maxReconciles=8") == 8
+
+
+def rendered_number(*flags):
+    command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    return _parser().parse_args(command[1:]).max_reconciles

@@ -158,33 +158,6 @@ def test_requests_are_counted_by_verb_and_code(monkeypatch):
     asyncio.run(run())
 
 
-def test_the_time_of_requests_for_one_object_sets_the_number_of_concurrent_reconciles(monkeypatch):
-    async def run():
-        async with serving(monkeypatch) as (server, kube):
-            told, before = [], kube.concurrency.value
-            monkeypatch.setattr(kube.concurrency, "took", lambda kind, seconds: told.append((kind, 0 < seconds < 30)))
-            await kube.list("/x", {})
-            await kube.get("/x")
-            await kube.apply(MANIFEST)
-            server.codes = [403, 401, 200]
-            with pytest.raises(KubeError, match="no"):
-                await kube.patch("/x", {})
-            await kube.create(MANIFEST)
-            of_one = [
-                ("GET application/json 200", True),
-                ("PATCH application/apply-patch+yaml 200", True),
-                ("PATCH application/merge-patch+json 403", True),
-                ("POST application/json 200", True),
-            ]
-            assert (told, kube.concurrency.value) == (of_one, before)
-            server.codes = [429]
-            with pytest.raises(KubeError, match="no"):
-                await kube.get("/x")
-            assert (told, kube.concurrency.value) == (of_one, before - 1)
-
-    asyncio.run(run())
-
-
 def test_a_failed_login_keeps_the_current_credentials(monkeypatch, caplog):
     async def run():
         async with serving(monkeypatch) as (_, kube):

@@ -98,9 +98,6 @@ def test_services_are_counted_by_condition_at_each_scrape():
         assert 'rayloom_operator_services{condition="Accepted",status="True"} 1.0' in found
         assert 'rayloom_operator_services{condition="Available",status="False"} 1.0' in found
         assert lines(metrics, "queue_depth") == ["rayloom_operator_queue_depth 0.0"]
-        world.kube.concurrency.value = 7
-        assert lines(metrics, "concurrency") == ["rayloom_operator_concurrency 7.0"]
-        assert world.controller._queue._limit() == 7
         waits = [line.split()[0] for line in lines(metrics, "queue_seconds_count")]
         assert waits == [f'rayloom_operator_queue_seconds_count{{priority="{each}"}}' for each in ("new", "news")]
         assert lines(metrics, "engine") == [
@@ -182,6 +179,7 @@ def test_a_log_line_of_a_reconcile_carries_its_service(log, capsys):
         (["--key-file", "/nowhere"], "cannot read the operator's key /nowhere: No such file"),
         (["--key-file", __file__, "--watch-namespaces", "a,B"], "'B' is no name of a namespace"),
         (["--key-file", __file__, "--lease-seconds", "1"], "'1' is not a whole number of seconds from 2 to 3600"),
+        (["--key-file", __file__, "--max-reconciles", "0"], "'0' is not a whole number from 1 to 64"),
         (["--key-file", __file__, "--log-format", "xml"], "invalid choice: 'xml'"),
     ],
 )

@@ -11,7 +11,7 @@ def order(prepare, num_turns, limit=1):
     turns, waits = [], []
 
     async def run():
-        queue = WorkQueue(lambda: limit, on_wait=lambda priority, seconds: waits.append((priority, seconds >= 0)))
+        queue = WorkQueue(limit, on_wait=lambda priority, seconds: waits.append((priority, seconds >= 0)))
 
         async def handle(key):
             turns.append(key)
@@ -112,7 +112,7 @@ def test_an_edit_waits_for_events_alone_while_new_services_bring_more_events_tha
     turns = []
 
     async def run():
-        queue, left = WorkQueue(lambda: 4), dict.fromkeys((f"new-{number}" for number in range(250)), 16)
+        queue, left = WorkQueue(4), dict.fromkeys((f"new-{number}" for number in range(250)), 16)
 
         async def handle(key):
             turns.append(key)

@@ -10,7 +10,6 @@ import copy
 import msgspec
 
 from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, KubeError, Recreated
-from rayloom_operator.kube.concurrency import ConcurrencyLimit
 from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
 KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
@@ -53,7 +52,6 @@ class FakeKube:
         self.turn_page = lambda path: None  # called between two pages of a list; may raise
         self.version = 100
         self.may_write = lambda: True
-        self.concurrency = ConcurrencyLimit()
         self.lists_endpoints = True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())

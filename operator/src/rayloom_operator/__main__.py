@@ -134,6 +134,8 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
         default=frozenset(),
         help=pods_help,
     )
+    number_help = "number of services that are reconciled at once, 1 to 64 (default: %(default)s)"
+    run.add_argument("--max-reconciles", metavar="NUMBER", type=_max_reconciles, default=4, help=number_help)
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="lowest level (default: %(default)s)")
     form_help = "lines of text, or one JSON object per line (default: %(default)s)"
@@ -178,6 +180,12 @@ def _privileges(text: str) -> frozenset[str]:
             f"{bad[0]!r} is nothing that can be allowed; use {', '.join(PRIVILEGES)}, or capabilities such as IPC_LOCK"
         )
     return frozenset(names)
+
+
+def _max_reconciles(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= 64):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 64")
+    return int(text)
 
 
 def _lease_seconds(text: str) -> int:

@@ -70,7 +70,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is one, False after the shorter of both times."""
+        """Waits for an entry. Returns True as soon as there is one, False after the shorter of the two times."""
         return self.event.wait(min(seconds, at_most))
 
 

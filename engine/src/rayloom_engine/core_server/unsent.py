@@ -40,7 +40,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. A front cannot extend this by reading a byte now and then."""
+        """True if the oldest message is overdue. Reading a byte now and then does not defer the due time."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

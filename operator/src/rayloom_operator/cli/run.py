@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +22,6 @@ _MIN_KEY_BYTES = 16
 # Thresholds of Python's garbage collector: the youngest generation is collected after this many new objects, the next
 # ones after this many collections of the generation before.
 _COLLECT = (20_000, 20, 10)
-# Environment variable for `make bench-operator`: `adaptive`, or the number of reconciles that run at once.
-_RECONCILES = "RAYLOOM_RECONCILES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +39,7 @@ class RunFlags:
     lease_namespace: str
     lease_name: str
     lease_seconds: int
+    max_reconciles: int
     hub_endpoint: str
     hub_ca_config_map: str
     host_paths: tuple[str, ...]
@@ -91,7 +89,6 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         hub=hub,
         permissions=permissions,
     )
-    width = os.environ.get(_RECONCILES, "adaptive")
     return RuntimeSettings(
         settings=settings,
         namespaces=flags.watch_namespaces,
@@ -99,7 +96,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         lease_namespace=flags.lease_namespace,
         lease_name=flags.lease_name,
         lease_seconds=flags.lease_seconds,
-        num_reconciles=None if width == "adaptive" else int(width),
+        max_reconciles=flags.max_reconciles,
     )
 
 

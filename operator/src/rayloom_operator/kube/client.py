@@ -12,7 +12,6 @@ import msgspec
 
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.codec import ListPage, WatchEvent, decoded, encoded
-from rayloom_operator.kube.concurrency import ConcurrencyLimit
 from rayloom_operator.kube.login import login
 from rayloom_operator.names import FIELD_MANAGER, Manifest, path_of
 
@@ -33,7 +32,6 @@ NOT_FOUND = 404
 _UNREADABLE = 502  # the code with which a proxy reports an answer that it cannot read
 CONFLICT = 409  # the name is taken, or the object has another uid or version than the request
 INVALID = 422
-_TOO_MANY_REQUESTS = 429
 
 
 class KubeError(OperatorError):
@@ -69,19 +67,16 @@ class Kube:
     """A client that is created and used in one event loop. Requests raise KubeError or KubeUnreachable.
 
     While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` is called with
-    the verb and the status code of each request; the code is `none` if there was no answer. `concurrency` gets the
-    duration of each request for a single object.
+    the verb and the status code of each request; the code is `none` if there was no answer.
     """
 
     def __init__(
         self,
         may_write: Callable[[], bool] = lambda: True,
         on_request: Callable[[str, str], object] = lambda verb, code: None,
-        concurrency: ConcurrencyLimit | None = None,
     ) -> None:
         self.may_write = may_write
         self._on_request = on_request
-        self.concurrency = concurrency or ConcurrencyLimit()
         self._logged_in_at = time.monotonic()
         self._info = login()
         # A new connection costs both sides more than a request, so requests wait for a free connection.
@@ -237,7 +232,6 @@ class Kube:
     ) -> bytes:
         verb = verb or _VERBS[method]
         content = None if body is None else _Content(encoded(body), self.may_write)
-        began = time.monotonic()
         try:
             for is_last in (False, True):
                 async with self._session.request(
@@ -253,12 +247,6 @@ class Kube:
                     if response.status == 401 and not is_last:
                         self._logged_in_at = float("-inf")
                         continue
-                    if response.status == _TOO_MANY_REQUESTS:
-                        self.concurrency.refused()
-                    elif verb != "list":
-                        # The status code is part of the kind: a refused request writes nothing and takes less time.
-                        kind = f"{method} {content_type} {response.status}"
-                        self.concurrency.took(kind, time.monotonic() - began)
                     if response.status >= 400:
                         raise _error(response.status, text)
                     return text

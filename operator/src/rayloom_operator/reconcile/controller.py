@@ -38,7 +38,7 @@ _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; its own watches deliver the others.
+    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; `Watches` delivers all other events.
 
     Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
     """
@@ -51,18 +51,18 @@ class Controller:
         namespaces: Sequence[str] = (),
         leads: asyncio.Event | None = None,
         metrics: Metrics | None = None,
+        max_reconciles: int = 4,
     ) -> None:
         self._leads = leads
         self.is_ready = asyncio.Event()
         self._metrics = metrics or Metrics()
         self._metrics.gauge("queue_depth", lambda: self._queue.depth)
         self._metrics.gauge("engines_polled", lambda: self._poller.num_engines)
-        self._metrics.gauge("concurrency", lambda: kube.concurrency.value)
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         self._unreported: dict[ServiceKey, str] = {}  # uids of listed services without an event from kopf yet
         # Opened when this process leads. An open queue of a standby would grow with every service that ever existed.
-        self._queue = WorkQueue(lambda: kube.concurrency.value, is_open=False, on_wait=self._metrics.waited)
+        self._queue = WorkQueue(max_reconciles, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
             kube,

@@ -14,7 +14,6 @@ from typing import Any
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import Kube, KubeError, KubeUnreachable
-from rayloom_operator.kube.concurrency import ConcurrencyLimit
 from rayloom_operator.kube.lease import Lease
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 from rayloom_operator.reconcile.controller import Controller
@@ -41,7 +40,7 @@ class RuntimeSettings:
     lease_namespace: str
     lease_name: str
     lease_seconds: int
-    num_reconciles: int | None = None  # reconciles at once; None: adapted to the speed of the API server
+    max_reconciles: int  # services that are reconciled at once
 
 
 class Runtime:
@@ -82,12 +81,17 @@ class Runtime:
         await self._parts.aclose()
 
     async def _start(self) -> None:
-        kube = Kube(self._lease.may_write, self._metrics.count_request, ConcurrencyLimit(self._settings.num_reconciles))
+        kube = Kube(self._lease.may_write, self._metrics.count_request)
         self._parts.push_async_callback(kube.close)
         await _wait_for_definition(kube)
         leads = asyncio.Event()
         self.controller = Controller(
-            kube, self._settings.settings, namespaces=self._settings.namespaces, leads=leads, metrics=self._metrics
+            kube,
+            self._settings.settings,
+            namespaces=self._settings.namespaces,
+            leads=leads,
+            metrics=self._metrics,
+            max_reconciles=self._settings.max_reconciles,
         )
         self._metrics.gauge("leader", self._lease.may_write)
         probes = {"/healthz": self.controller.watches.problem, "/readyz": self._unready}

@@ -43,12 +43,12 @@ class WorkQueue:
 
     def __init__(
         self,
-        limit: Callable[[], int] = lambda: 1,
+        limit: int = 1,
         *,
         is_open: bool = True,
         on_wait: Callable[[str, float], object] = lambda priority, seconds: None,
     ) -> None:
-        """`limit` returns how many keys may be reconciled at once.
+        """Up to `limit` keys are reconciled at once.
 
         `on_wait` is called when a key leaves the queue: with one of PRIORITIES, and the seconds that the key waited.
         """
@@ -121,14 +121,14 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(seconds, _SHORTEST_S), self._ring, key, priority)
 
     async def work(self, reconcile: Reconcile) -> None:
-        """Calls `reconcile` with each queued key, up to `limit()` of them at a time, until the queue is drained.
+        """Calls `reconcile` with each queued key, up to `limit` of them at a time, until the queue is drained.
 
         `reconcile` returns the seconds until the key is requeued, or None for no requeue. When it raises, the key is
         requeued after a delay that doubles with each failure in a row; `reconcile` logs the exception itself.
         """
         async with asyncio.TaskGroup() as tasks:
             while not self._is_closed:
-                while self.depth and len(self._working) < self._limit():
+                while self.depth and len(self._working) < self._limit:
                     key = self._next()
                     self._working.add(key)
                     tasks.create_task(self._reconcile(key, reconcile))

@@ -32,8 +32,6 @@ _ROLLOUT_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43
 GAUGES = {
     "leader": "1 in the operator that leads, 0 in a standby.",
     "queue_depth": "Services that wait for a reconcile.",
-    "concurrency": "Reconciles that may run at once now, 2 to 8. A low value for long means that the API server, the "
-    "network, or the operator itself is overloaded.",
     "engines_polled": "Engine replicas that are polled for their status.",
 }
 # The other metrics: name without the prefix -> labels.

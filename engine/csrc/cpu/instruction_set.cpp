@@ -1,0 +1,33 @@
+// The kernels of one instruction set. Compiled once for each, with RL_ISA and RL_TABLE defined and its compiler flags.
+
+#include "attention.h"
+#include "kernels.h"
+#include "linear.h"
+#include "rows.h"
+
+#define RL_JOIN2(a, b) a##b
+#define RL_JOIN(a, b) RL_JOIN2(a, b)
+
+namespace RL_ISA {
+
+template <class Operand>
+constexpr Kernels table() {
+    return {
+        (int32_t)sizeof(typename Operand::X),
+        pack_weight<Operand>,
+        embed<Operand>,
+        linear<Operand>,
+        add_linear<Operand>,
+        gate_linear<Operand>,
+        rms_norm<Operand>,
+        rotate_and_write<Operand>,
+        attend<Operand>,
+        attend_segment<Operand>,
+        combine<Operand>,
+    };
+}
+
+}  // namespace RL_ISA
+
+extern const Kernels RL_JOIN(RL_TABLE, Float32) = RL_ISA::table<RL_ISA::Float32>();
+extern const Kernels RL_JOIN(RL_TABLE, BFloat16) = RL_ISA::table<RL_ISA::BFloat16>();

@@ -1,0 +1,160 @@
+#include "library.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "rayloom_cpu.h"
+#include "step.h"
+
+#define RL_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+struct InstructionSet {
+    const char* name;
+    bool (*is_supported)();
+    const Kernels* float32;
+    const Kernels* bfloat16;
+};
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bf16");
+}
+
+// Best first.
+const InstructionSet kInstructionSets[] = {
+    {"avx512", has_avx512, &kAvx512Float32, &kAvx512BFloat16},
+    {"avx2", has_avx2, &kAvx2Float32, &kAvx2BFloat16},
+};
+
+const InstructionSet* chosen = nullptr;
+
+// Runs piece(index) for all indices below `num_pieces` on all threads.
+template <class Piece>
+void run_pieces(int64_t num_pieces, Piece piece) {
+    struct Context {
+        Piece* piece;
+        int64_t num_pieces;
+        std::atomic<int64_t> next;
+    } context = {&piece, num_pieces, {0}};
+    thread_pool().run(
+        [](void* pointer, int) {
+            Context& shared = *static_cast<Context*>(pointer);
+            for (int64_t index; (index = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.num_pieces;) {
+                (*shared.piece)(index);
+            }
+        },
+        &context);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+const Kernels& chosen_kernels(int dtype) {
+    return dtype == RL_BFLOAT16 ? *chosen->bfloat16 : *chosen->float32;
+}
+
+ThreadPool& thread_pool() {
+    static ThreadPool pool;
+    return pool;
+}
+
+Arena& step_arena() {
+    static Arena arena;
+    return arena;
+}
+
+int64_t blocks_per_piece(int64_t num_blocks, int num_threads) {
+    if (num_threads == 1) {
+        return num_blocks;
+    }
+    const int64_t pieces_per_thread = num_blocks < 128 ? 3 : 8;
+    const int64_t size = ceil_div(num_blocks, pieces_per_thread * num_threads);
+    return (size + 1) / 2 * 2;
+}
+
+RL_EXPORT int rl_start_threads(int32_t num_threads, int32_t pin) {
+    return thread_pool().resize(num_threads, pin != 0);
+}
+
+RL_EXPORT const char* rl_instruction_sets() {
+    static char names[64];
+    names[0] = 0;
+    for (const InstructionSet& set : kInstructionSets) {
+        if (set.is_supported()) {
+            if (names[0] != 0) {
+                strcat(names, " ");
+            }
+            strcat(names, set.name);
+        }
+    }
+    return names;
+}
+
+RL_EXPORT int rl_choose(const char* instruction_set) {
+    for (const InstructionSet& set : kInstructionSets) {
+        if (strcmp(set.name, instruction_set) == 0 && set.is_supported()) {
+            chosen = &set;
+            return 0;
+        }
+    }
+    return 1;
+}
+
+RL_EXPORT int32_t rl_operand_bytes(int32_t dtype) { return chosen_kernels(dtype).operand_bytes; }
+
+RL_EXPORT int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs) {
+    return ceil_div(num_outputs, 16) * 16 * num_inputs;
+}
+
+RL_EXPORT void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs,
+                              int64_t num_inputs) {
+    chosen_kernels(dtype).pack_weight(weight, packed, num_outputs, num_inputs);
+}
+
+RL_EXPORT void rl_embed(int32_t dtype, const void* packed, int32_t width, const int64_t* ids, int32_t num_ids,
+                        float* out) {
+    for (int64_t i = 0; i < num_ids; i++) {
+        if (ids[i] < 0) {
+            memset(out + i * width, 0, (size_t)width * sizeof(float));
+        } else {
+            chosen_kernels(dtype).embed(packed, width, ids[i], out + i * width);
+        }
+    }
+}
+
+RL_EXPORT void rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    const LinearTask task = {x,   rows, linear->weight, linear->bias, linear->num_inputs, linear->num_outputs,
+                             out, linear->num_outputs, nullptr};
+    const int64_t num_blocks = ceil_div(linear->num_outputs, 16);
+    const int64_t size = blocks_per_piece(num_blocks, thread_pool().size());
+    run_pieces(ceil_div(num_blocks, size), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * size;
+        kernels.linear(task, piece * size, end < num_blocks ? end : num_blocks);
+    });
+}
+
+RL_EXPORT void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows,
+                            int32_t width, void* x) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    for (int64_t row = 0; row < rows; row++) {
+        kernels.rms_norm(residual + row * width, weight, eps, width, (char*)x + row * width * kernels.operand_bytes);
+    }
+}
+
+RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half,
+                         float* partial, volatile int64_t* progress) {
+    return run_step(*model, *batch, first_half, end_half, partial, progress);
+}
+
+RL_EXPORT void rl_add(float* residual, const float* update, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        residual[i] += update[i];
+    }
+}

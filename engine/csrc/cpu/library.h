@@ -1,0 +1,14 @@
+// The state of the library: the chosen instruction set, the thread pool and the buffers of a step.
+
+#pragma once
+
+#include "arena.h"
+#include "kernels.h"
+#include "threads.h"
+
+const Kernels& chosen_kernels(int dtype);
+ThreadPool& thread_pool();
+Arena& step_arena();
+
+// Blocks of 16 outputs that a thread takes at once. `num_blocks`: of the whole product.
+int64_t blocks_per_piece(int64_t num_blocks, int num_threads);

@@ -1,0 +1,107 @@
+// The C interface of Rayloom's CPU library: a decoder's forward pass, one call per step.
+//
+// All pointers are borrowed: the caller keeps the memory alive. No function raises; the functions that can fail return
+// 0 for success. One process uses one library with one thread pool, and calls it from one thread at a time.
+//
+// Legend: T tokens of the step, S sequences, D model width, H query heads, K key/value heads, d head size, I width of
+// the MLP, V rows of the head, N rows of a weight matrix.
+
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Type of the weights and of the KV cache.
+enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
+
+// y = x W^T + bias, with W packed by rl_pack_weight.
+typedef struct {
+    const void* weight;
+    const float* bias;  // [num_outputs], or NULL
+    int32_t num_outputs;
+    int32_t num_inputs;
+} rl_linear;
+
+typedef struct {
+    const float* attention_norm;  // [D]
+    const float* mlp_norm;        // [D]
+    const float* q_norm;          // [d], or NULL: queries and keys are not normalised
+    const float* k_norm;          // [d], or NULL
+    rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
+    rl_linear out;
+    rl_linear gate_up;  // rows: I of gate, then I of up
+    rl_linear down;
+    int32_t window;  // positions that a token sees, itself included; 0: all
+} rl_layer;
+
+typedef struct {
+    int32_t dtype;
+    int32_t num_layers;
+    int32_t width;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    int32_t intermediate;
+    float rms_norm_eps;
+    const rl_layer* layers;
+} rl_model;
+
+// The tokens of a step. Those of one sequence are neighbours in T, in the order of the sequences.
+typedef struct {
+    int32_t num_tokens;
+    int32_t num_sequences;
+    const int64_t* query_lens;      // [S] tokens computed in this step, each >= 1
+    const int64_t* context_lens;    // [S] tokens in the cache after this step
+    const int64_t* block_tables;    // [S][table_width]
+    int32_t table_width;
+    const int64_t* slot_mapping;    // [T] block id * 16 + offset in the block
+    const float* cosines;           // [T][d / 2]
+    const float* sines;             // [T][d / 2]
+    void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
+    float* residual;                // [T][D] the residual stream, which is updated in place
+} rl_batch;
+
+// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, thread
+// i runs on the i-th CPU that this process may use.
+int rl_start_threads(int32_t num_threads, int32_t pin);
+
+// Names of instruction sets that this CPU can run, best first, separated by spaces.
+const char* rl_instruction_sets(void);
+
+// Chooses the instruction set for all later calls. Returns 1 if it is unknown or this CPU lacks it.
+int rl_choose(const char* instruction_set);
+
+// Bytes of one element of `x` in the calls below: 2 if products read bfloat16, else 4 (float32).
+int32_t rl_operand_bytes(int32_t dtype);
+
+// Elements of a packed weight matrix, the padding of N to a multiple of 16 included.
+int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs);
+
+// Packs W [num_outputs][num_inputs] for products; num_inputs must be even.
+void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
+
+// out [rows][D] = rows `ids` of a packed matrix with D columns; zeros for a negative id.
+void rl_embed(int32_t dtype, const void* packed, int32_t width, const int64_t* ids, int32_t num_ids, float* out);
+
+// out [rows][num_outputs] = x [rows][num_inputs] W^T + bias.
+void rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
+
+// x [rows][width] as the operand of a product = RMSNorm(residual).
+void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,
+                  void* x);
+
+// Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+// `partial` [T][D]: NULL if this process computes the whole sum of each half; else the last half's output is written
+// there instead of being added to the residual stream, for a sum over ranks. `progress` grows by one with every half.
+int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
+               volatile int64_t* progress);
+
+// residual [count] += update [count].
+void rl_add(float* residual, const float* update, int64_t count);
+
+#ifdef __cplusplus
+}
+#endif

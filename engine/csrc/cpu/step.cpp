@@ -1,0 +1,260 @@
+#include "step.h"
+
+#include <atomic>
+#include <errno.h>
+#include <math.h>
+#include <new>
+#include <stdlib.h>
+
+#include "arena.h"
+#include "attention_plan.h"
+#include "kernels.h"
+#include "library.h"
+#include "threads.h"
+
+namespace {
+
+// Phases of one half layer: norm, product, rotation, attention, combination, product.
+constexpr int kMaxPhases = 6;
+
+// Everything that the threads of a step share.
+struct Step {
+    const Kernels* kernels;
+    ThreadPool* pool;
+    const rl_model* model;
+    const rl_batch* batch;
+    int first_half;
+    int end_half;
+    float* partial;
+    volatile int64_t* progress;
+    const AttentionPlan* attention;
+    std::atomic<int64_t>* counters;  // [halves][kMaxPhases] pieces that were taken
+    void* normed;                    // [T][D], operand
+    float* qkv;                      // [T][(H + 2 K) d]
+    void* query;                     // [T][H][d], operand
+    void* attended;                  // [T][H][d], operand
+    void* gated;                     // [T][I], operand
+};
+
+// Hands out the pieces of a phase to the threads, one at a time: a thread that was interrupted takes fewer.
+class Phase {
+public:
+    Phase(const Step& step, int half, int phase)
+        : counter_(step.counters[(half - step.first_half) * kMaxPhases + phase]), pool_(*step.pool) {}
+
+    template <class Piece>
+    void run(int64_t num_pieces, Piece piece) {
+        while (true) {
+            const int64_t index = counter_.fetch_add(1, std::memory_order_relaxed);
+            if (index >= num_pieces) {
+                break;
+            }
+            piece(index);
+        }
+        pool_.meet();
+    }
+
+private:
+    std::atomic<int64_t>& counter_;
+    ThreadPool& pool_;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void normalise(const Step& step, Phase phase, const float* weight) {
+    constexpr int64_t rows_per_piece = 8;
+    const rl_model& model = *step.model;
+    const int64_t num_tokens = step.batch->num_tokens;
+    phase.run(ceil_div(num_tokens, rows_per_piece), [&](int64_t piece) {
+        const int64_t end = piece * rows_per_piece + rows_per_piece;
+        for (int64_t row = piece * rows_per_piece; row < end && row < num_tokens; row++) {
+            step.kernels->rms_norm(step.batch->residual + row * model.width, weight, model.rms_norm_eps, model.width,
+                                   (char*)step.normed + row * model.width * step.kernels->operand_bytes);
+        }
+    });
+}
+
+using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
+
+// Computes all blocks of 16 outputs; `num_blocks` of the gate if `kernel` computes gates.
+void multiply(const Step& step, Phase phase, LinearKernel kernel, const LinearTask& task, int64_t num_blocks) {
+    const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
+    phase.run(ceil_div(num_blocks, size), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * size;
+        kernel(task, piece * size, end < num_blocks ? end : num_blocks);
+    });
+}
+
+LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out) {
+    return {x, num_rows, linear.weight, linear.bias, linear.num_inputs, linear.num_outputs, out, linear.num_outputs,
+            nullptr};
+}
+
+// Adds the product to the residual stream, or stores it for a sum over ranks.
+void multiply_into_residual(const Step& step, Phase phase, int half, const rl_linear& linear, const void* x) {
+    const bool is_partial = step.partial != nullptr && half + 1 == step.end_half;
+    const LinearTask task =
+        linear_task(linear, x, step.batch->num_tokens, is_partial ? step.partial : step.batch->residual);
+    multiply(step, phase, is_partial ? step.kernels->linear : step.kernels->add_linear, task,
+             ceil_div(linear.num_outputs, 16));
+}
+
+void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
+    constexpr int64_t tokens_per_piece = 4;
+    const rl_model& model = *step.model;
+    const rl_batch& batch = *step.batch;
+    const int64_t half = model.head_dim / 2;
+    phase.run(ceil_div(batch.num_tokens, tokens_per_piece), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * tokens_per_piece;
+        for (int64_t token = piece * tokens_per_piece; token < end && token < batch.num_tokens; token++) {
+            const int64_t query_size = (int64_t)model.num_heads * model.head_dim * step.kernels->operand_bytes;
+            step.kernels->rotate_and_write({
+                step.qkv + token * layer.qkv.num_outputs,
+                batch.cosines + token * half,
+                batch.sines + token * half,
+                layer.q_norm,
+                layer.k_norm,
+                model.rms_norm_eps,
+                model.num_heads,
+                model.num_kv_heads,
+                model.head_dim,
+                (char*)step.query + token * query_size,
+                pages,
+                batch.slot_mapping[token],
+            });
+        }
+    });
+}
+
+AttentionTask attention_task(const Step& step, const AttentionTile& tile, const rl_layer& layer, void* pages) {
+    const rl_model& model = *step.model;
+    const int64_t offset =
+        tile.first_token * model.num_heads * model.head_dim * (int64_t)step.kernels->operand_bytes;
+    return {
+        (char*)step.query + offset,
+        tile.num_tokens,
+        tile.first_position,
+        layer.window,
+        tile.block_table,
+        pages,
+        tile.kv_head,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        1.0f / sqrtf((float)model.head_dim),
+        (char*)step.attended + offset,
+        nullptr,
+        nullptr,
+        nullptr,
+    };
+}
+
+// Points the task at the results of `segment` of a tile that is computed in segments.
+void use_segment(AttentionTask& task, const AttentionPlan& plan, const AttentionTile& tile, int64_t segment) {
+    const int64_t rows = tile.num_tokens * (task.num_heads / task.num_kv_heads);
+    const int64_t row = tile.first_result + segment * rows;
+    task.values = plan.values + row * task.head_dim;
+    task.highest = plan.highest + row;
+    task.total = plan.total + row;
+}
+
+void attend(const Step& step, int half, const rl_layer& layer, void* pages) {
+    const AttentionPlan& plan = *step.attention;
+    Phase(step, half, 3).run(plan.num_pieces, [&](int64_t index) {
+        const AttentionPiece& piece = plan.pieces[index];
+        const AttentionTile& tile = plan.tiles[piece.tile];
+        AttentionTask task = attention_task(step, tile, layer, pages);
+        if (piece.segment < 0) {
+            step.kernels->attend(task);
+        } else {
+            use_segment(task, plan, tile, piece.segment);
+            step.kernels->attend_segment(task, piece.segment);
+        }
+    });
+    if (plan.num_split == 0) {
+        return;
+    }
+    Phase(step, half, 4).run(plan.num_split, [&](int64_t index) {
+        const AttentionTile& tile = plan.tiles[plan.split[index]];
+        AttentionTask task = attention_task(step, tile, layer, pages);
+        use_segment(task, plan, tile, 0);
+        step.kernels->combine(task, tile.num_segments);
+    });
+}
+
+void run_attention(const Step& step, int half) {
+    const rl_model& model = *step.model;
+    const rl_layer& layer = model.layers[half / 2];
+    void* pages = step.batch->pages[half / 2];
+    normalise(step, Phase(step, half, 0), layer.attention_norm);
+    multiply(step, Phase(step, half, 1), step.kernels->linear,
+             linear_task(layer.qkv, step.normed, step.batch->num_tokens, step.qkv), ceil_div(layer.qkv.num_outputs, 16));
+    rotate(step, Phase(step, half, 2), layer, pages);
+    attend(step, half, layer, pages);
+    multiply_into_residual(step, Phase(step, half, 5), half, layer.out, step.attended);
+}
+
+void run_mlp(const Step& step, int half) {
+    const rl_model& model = *step.model;
+    const rl_layer& layer = model.layers[half / 2];
+    normalise(step, Phase(step, half, 0), layer.mlp_norm);
+    LinearTask gate = linear_task(layer.gate_up, step.normed, step.batch->num_tokens, nullptr);
+    gate.gated = step.gated;
+    multiply(step, Phase(step, half, 1), step.kernels->gate_linear, gate, model.intermediate / 16);
+    multiply_into_residual(step, Phase(step, half, 2), half, layer.down, step.gated);
+}
+
+void run_halves(void* context, int thread) {
+    const Step& step = *static_cast<const Step*>(context);
+    for (int half = step.first_half; half < step.end_half; half++) {
+        if (half % 2 == 0) {
+            run_attention(step, half);
+        } else {
+            run_mlp(step, half);
+        }
+        if (thread == 0) {
+            *step.progress = *step.progress + 1;
+        }
+    }
+}
+
+}  // namespace
+
+int run_step(const rl_model& model, const rl_batch& batch, int first_half, int end_half, float* partial,
+             volatile int64_t* progress) {
+    const Kernels& kernels = chosen_kernels(model.dtype);
+    ThreadPool& pool = thread_pool();
+    Arena& arena = step_arena();
+    const int64_t tokens = batch.num_tokens;
+    const int64_t query_size = (int64_t)model.num_heads * model.head_dim;
+    const int64_t qkv_size = query_size + 2 * (int64_t)model.num_kv_heads * model.head_dim;
+    const int64_t num_counters = (int64_t)(end_half - first_half) * kMaxPhases;
+    try {
+        arena.clear();
+        AttentionPlan attention = plan_attention(model, batch, pool.size(), arena);
+        Step step = {
+            &kernels,
+            &pool,
+            &model,
+            &batch,
+            first_half,
+            end_half,
+            partial,
+            progress,
+            &attention,
+            arena.take<std::atomic<int64_t>>(num_counters),
+            arena.take<char>(tokens * model.width * kernels.operand_bytes),
+            arena.take<float>(tokens * qkv_size),
+            arena.take<char>(tokens * query_size * kernels.operand_bytes),
+            arena.take<char>(tokens * query_size * kernels.operand_bytes),
+            arena.take<char>(tokens * model.intermediate * kernels.operand_bytes),
+        };
+        for (int64_t i = 0; i < num_counters; i++) {
+            new (&step.counters[i]) std::atomic<int64_t>(0);
+        }
+        pool.run(run_halves, &step);
+    } catch (const std::bad_alloc&) {
+        return ENOMEM;
+    }
+    return 0;
+}
