@@ -14,9 +14,9 @@ from clients.service import ROOT, Service, manifest, wait
 from disruptions.fault_under_load import FaultRecord, disturb
 from local_kubernetes.machine.kubectl import Kubectl
 
-# Seconds from the end of a pod until the Service sends no more requests to it.
 pytestmark = pytest.mark.slow
 
+# Seconds from the end of a pod until the Service sends no more requests to it.
 _ROUTE_SECONDS = 5.0
 
 

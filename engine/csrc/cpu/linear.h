@@ -29,7 +29,7 @@ struct StoreOutput {
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
             int64_t left = task.num_outputs - (block + c) * 16;
-#pragma GCC unroll 16
+#pragma GCC unroll 24
             for (int r = 0; r < R; r++) {
                 float* out = task.out + (row + r) * task.out_stride + (block + c) * 16;
                 F16 y = with_bias(task, block + c, sums[r][c]);
@@ -51,7 +51,7 @@ struct AddOutput {
     static RL_INLINE_MEMBER void write(const LinearTask& task, int64_t row, int64_t block, const F16 (&sums)[R][C]) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
             for (int r = 0; r < R; r++) {
                 float* out = task.out + (row + r) * task.out_stride + (block + c) * 16;
                 store(out, load(out) + with_bias(task, block + c, sums[r][c]));
@@ -74,7 +74,7 @@ struct GateOutput {
         const int64_t width = task.num_outputs / 2;
 #pragma GCC unroll 4
         for (int c = 0; c < C / 2; c++) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
             for (int r = 0; r < R; r++) {
                 F16 gate = with_bias(task, block + c, sums[r][c]);
                 F16 up = with_bias(task, width / 16 + block + c, sums[r][C / 2 + c]);
@@ -154,6 +154,14 @@ static void linear_blocks(const LinearTask& task, int64_t first, int64_t end) {
             block += num_columns / per_block;
         }
         return;
+    }
+    if constexpr (!IsGate && kTallRows > narrow_rows) {
+        if (task.num_rows > narrow_rows && task.num_rows <= kTallRows) {
+            for (; block < end; block++) {
+                linear_rows<Operand, Output, 1, true, kTallRows>(task, 0, task.num_rows, block, block_size);
+            }
+            return;
+        }
     }
     for (; block + narrow / per_block <= end; block += narrow / per_block) {
         linear_columns<Operand, Output, narrow, narrow_rows>(task, block, narrow / per_block * block_size);

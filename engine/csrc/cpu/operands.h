@@ -20,6 +20,7 @@ constexpr int kWideColumns = 8;
 constexpr int kNarrowRows = 12;
 constexpr int kNarrowColumns = 2;
 constexpr int kGateRows = 12;
+constexpr int kTallRows = 24;  // x 1 block
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
 #else
@@ -29,6 +30,7 @@ constexpr int kWideColumns = 4;
 constexpr int kNarrowRows = 6;
 constexpr int kNarrowColumns = 1;
 constexpr int kGateRows = 3;
+constexpr int kTallRows = 0;
 constexpr int kValueRows = 3;
 constexpr int kValueColumns = 2;
 #endif
@@ -121,7 +123,7 @@ RL_INLINE void add_products(const typename Operand::X* x, int64_t x_stride, cons
                 _mm_prefetch((const char*)(source + ahead), _MM_HINT_T1);
             }
         }
-#pragma GCC unroll 16
+#pragma GCC unroll 24
         for (int r = 0; r < R; r++) {
             typename Operand::XStep x_step = Operand::load_x(x + r * x_stride + step * depth);
 #pragma GCC unroll 8
@@ -134,7 +136,7 @@ RL_INLINE void add_products(const typename Operand::X* x, int64_t x_stride, cons
 
 template <int R, int C>
 RL_INLINE void clear(F16 (&sums)[R][C]) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {

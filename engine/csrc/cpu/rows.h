@@ -30,17 +30,24 @@ static void rms_norm(const float* row, const float* weight, float eps, int64_t w
     }
 }
 
+// Up to 16 elements of a head, normalised if `norm` is not null.
+RL_INLINE F16 normalised(const float* head, const float* norm, F16 factor, int64_t first, int count) {
+    F16 values = load_first(head + first, count);
+    return norm == nullptr ? values : values * factor * load_first(norm + first, count);
+}
+
 // Normalises (if `norm` is not null) and rotates one head into `out` [d].
 RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float* out) {
     const int64_t half = task.head_dim / 2;
-    float factor = norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps);
-    for (int64_t i = 0; i < half; i += 8) {
-        for (int64_t j = i; j < i + 8; j++) {
-            float first = head[j] * factor * (norm == nullptr ? 1.0f : norm[j]);
-            float second = head[j + half] * factor * (norm == nullptr ? 1.0f : norm[j + half]);
-            out[j] = first * task.cosines[j] - second * task.sines[j];
-            out[j + half] = second * task.cosines[j] + first * task.sines[j];
-        }
+    const F16 factor = splat(norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps));
+    for (int64_t i = 0; i < half; i += 16) {
+        const int count = half - i < 16 ? (int)(half - i) : 16;
+        const F16 first = normalised(head, norm, factor, i, count);
+        const F16 second = normalised(head, norm, factor, i + half, count);
+        const F16 cosine = load_first(task.cosines + i, count);
+        const F16 sine = load_first(task.sines + i, count);
+        store_first(out + i, first * cosine - second * sine, count);
+        store_first(out + i + half, second * cosine + first * sine, count);
     }
 }
 

@@ -51,7 +51,10 @@ RL_INLINE F16 scale_by_power(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}
 RL_INLINE F16 where_above(F16 y, float limit, F16 x) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y.v, _mm512_set1_ps(limit), _CMP_NLE_UQ), x.v)};
 }
-RL_INLINE F16 load_first(const float* p, int count) { return {_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p)}; }
+// The first `count` lanes, 1 to 16; the others are 0.
+RL_INLINE F16 load_first(const float* p, int count) {
+    return {_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p)};
+}
 RL_INLINE void store_first(float* p, F16 a, int count) {
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1), a.v);
 }
@@ -104,11 +107,18 @@ RL_INLINE F16 where_above(F16 y, float limit, F16 x) {
             _mm256_and_ps(_mm256_cmp_ps(y.b, bound, _CMP_NLE_UQ), x.b)};
 }
 RL_INLINE F16 load_first(const float* p, int count) {
+    if (count == 16) {
+        return load(p);
+    }
     float padded[16] = {0};
     memcpy(padded, p, (size_t)count * 4);
     return load(padded);
 }
 RL_INLINE void store_first(float* p, F16 x, int count) {
+    if (count == 16) {
+        store(p, x);
+        return;
+    }
     float padded[16];
     store(padded, x);
     memcpy(p, padded, (size_t)count * 4);

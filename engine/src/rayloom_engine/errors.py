@@ -6,9 +6,9 @@ Those that derive from ValueError are faults that users can fix; their message s
 import reprlib
 from typing import Literal, TypeAlias
 
-# The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or another
-# one. Gated: the owner of the token must accept the model's terms. Unreachable: may work later without a change.
-# Invalid: all others.
+# The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses the
+# given one. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
+# change. Invalid: all other faults.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
@@ -89,7 +89,7 @@ def shown(value: object) -> str:
 
 
 def word(value: object) -> str:
-    """As `shown`, for a name: a short printable name gets no quotation marks."""
+    """Shortens a name as `shown` does, but a short printable name gets no quotation marks."""
     is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
     return str(value) if is_plain else shown(value)
 

@@ -38,7 +38,7 @@ def log_in(**_: Any) -> kopf.ConnectionInfo:
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Returns once this process holds the Lease and reconciles. kopf begins to watch LLMServices only after that.
+    """Returns once this process holds the Lease and reconciles. kopf begins to watch LLMServices only after the return.
 
     So a leader lists all services after it got the Lease. A list from its time as a standby could lack the last status
     that the former leader wrote, and thereby the former leader's decisions.

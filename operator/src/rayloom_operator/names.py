@@ -65,7 +65,10 @@ def group_name(service: str, revision: str, number: int = 0) -> str:
 
 
 def revision_of(group: str) -> str:
-    """Returns the revision in a RayCluster's name, else an empty text. Unlike a label, a name cannot be edited."""
+    """Returns the revision in a RayCluster's name SERVICE-REVISION-NUMBER. Unlike a label, a name cannot be edited.
+
+    Any other name gives some text that is no revision, or an empty one.
+    """
     return group.rpartition("-")[0].rpartition("-")[2]
 
 

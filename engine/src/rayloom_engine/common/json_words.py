@@ -17,8 +17,8 @@ _other.maxstring = _other.maxother = SHOWN_CHARS
 def shown(value: object) -> str:
     """Returns `value` as JSON in at most 80 characters; longer text is cut and ends with "...".
 
-    It takes no longer for a large value, because a user's value can have megabytes. A value that
-    JSON cannot express (bytes, in the Python API) is written as in Python.
+    The time does not grow with the size of `value`, because a user's value can have megabytes. A value that JSON cannot
+    express (bytes, in the Python API) is written as in Python.
     """
     text = ""
     for piece in _pieces(value):

@@ -114,7 +114,10 @@ def node_name() -> str:
 
 
 def trial_mark(run_dir: Path) -> Path:
-    """Path of a file that exists while the core runs a trial of suspects. Its death then leaves fewer suspects."""
+    """Path of a file that exists while the core runs a trial of suspects.
+
+    If the core dies while the file exists, fewer suspects remain.
+    """
     return run_dir / "trial"
 
 

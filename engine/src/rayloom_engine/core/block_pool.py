@@ -54,7 +54,8 @@ class BlockPool:
         block_ids = []
         for _ in range(num):
             if self._free_plain:
-                # The block that was freed last has warm memory, and blocks that were never used stay untouched.
+                # Take the block that was freed last: its memory is warm. Memory of blocks that were never used is not
+                # touched before it is needed.
                 block_id, _ = self._free_plain.popitem(last=False)
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
@@ -98,8 +99,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, it keeps that one, unless nobody holds it and it is
-        not proven.
+        If the index already has another block with this content, the index keeps the other block, unless the other
+        block is neither held nor proven.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)

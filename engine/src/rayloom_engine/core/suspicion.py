@@ -41,7 +41,10 @@ class Suspicion(msgspec.Struct):
         return {name: span for name, span in common.items() if span is not None}
 
     def died(self, in_flight: dict[str, Span]) -> bool:
-        """Counts a death with these sequences in flight. True if they were a trial, so that fewer suspects remain."""
+        """Counts a death with these sequences in flight. Returns True if the dead step was a trial of suspects.
+
+        After a trial, fewer suspects remain.
+        """
         tried = self.tried(in_flight)
         if tried:
             if len(self.suspects) == len(in_flight) == 1:
@@ -63,7 +66,7 @@ class Suspicion(msgspec.Struct):
 
         `computed`: id -> number of positions with a result, of every unfinished sequence. Suspects that have computed
         their suspected positions are cleared. The first entries of `computed` are tried first. Put sequences with the
-        most generated tokens there: they are the least likely to crash again, and are cleared without a death.
+        most generated tokens first: they are the least likely to crash again, and are cleared without a death.
         """
         self.suspects = {name: span for name, span in self.suspects.items() if computed.get(name, 0) < span[1]}
         present = [name for name in computed if name in self.suspects]

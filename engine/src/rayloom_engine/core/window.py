@@ -19,14 +19,15 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def num_seen(start: int, window: int | None) -> int:
-    """Upper bound of the number of positions before a chunk at `start` that one of its tokens sees."""
+    """Upper bound of the number of positions before `start` that any one token of a chunk at `start` sees."""
     return start if window is None else min(start, window)
 
 
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence of `num_tokens` holds at once, if a step computes at most `max_step_tokens`.
 
-    The first token of a step sees the window - 1 positions before it. They may begin inside a block, which adds one.
+    The first token of a step sees the window - 1 positions before it. If these positions begin inside a block, they
+    take one block more.
     """
     total = -(-num_tokens // block_size)
     if window is None:

@@ -86,7 +86,7 @@ class RecoveryLimits:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
         `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
-        suspects already limits how many there can be. The budget's back-off is ignored: it is for ranks that fail
+        suspects already limits the number of such deaths. The budget's back-off is ignored: it is for ranks that fail
         during their start.
         """
         if self.is_job:

@@ -69,7 +69,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is one, False after the shorter of both times."""
+        """Waits for an entry. Returns True as soon as there is one, False after the shorter of the two times."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -98,7 +98,7 @@ class _Front:
             self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest unsent message is overdue. A front cannot extend this by reading a byte now and then."""
+        """True if the oldest unsent message is overdue. Reading a byte now and then does not defer the due time."""
         num_taken = self._num_written - self.num_unsent
         while self._due and self._due[0][0] <= num_taken:
             self._due.popleft()
@@ -139,7 +139,10 @@ class CoreIo:
         self._listening.wait()
 
     def send(self, connection: int, message: CoreMessage) -> None:
-        """Has the I/O thread send a message, or drop it if the front is gone. For the main thread."""
+        """Passes a message to the I/O thread, which sends it, or drops it if the front is gone.
+
+        The main thread calls this.
+        """
         for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
             self._loop.call_soon_threadsafe(self._write, connection, frame(part))
 

@@ -19,7 +19,7 @@ class SequenceBlocks:
     """Computes the number of KV blocks that a sequence holds."""
 
     block_size: int  # tokens in a block
-    window: int | None = None  # number of positions that a token sees in every layer; None if some layer sees all
+    window: int | None = None  # positions of the widest window of a layer; None if a layer sees all
     num_step_tokens: int = 0  # the most tokens in one step; used only with a window
 
     def most(self, num_tokens: int) -> int:

@@ -58,7 +58,9 @@ class Shape(_InspectionPart):
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
     attention_span: int | None = Field(
-        None, description="Positions that a token sees in every layer, itself included; none when a layer sees all."
+        None,
+        description="Positions that a token sees in the layer with the widest window, itself included; "
+        "none when a layer sees all.",
     )
 
 
@@ -101,8 +103,8 @@ def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, Mode
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     """Returns the document for a model that can be served.
 
-    If the costs for all numbers of ranks are too long, the largest numbers are left out. That takes more than 30
-    numbers, which the heads of published models do not allow.
+    If the costs for all numbers of ranks are too long, the largest numbers are left out. This happens only with more
+    than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})

@@ -85,7 +85,7 @@ def _fill(destinations: Mapping[str, Destination], files: list[Path], dtype: tor
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds a dense tensor of the file to `dtype`, unless copying it to type `held` does so anyway.
+    """Rounds a dense tensor of the file to `dtype`, unless the copy to type `held` rounds it as well.
 
     Integers stay unchanged.
     """

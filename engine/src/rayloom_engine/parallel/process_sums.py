@@ -12,7 +12,8 @@ from rayloom_engine.parallel.process_group import StageGroup
 class ProcessTensorGroup:
     """Implements TensorGroup. Raises RuntimeError if a rank of the stage is gone.
 
-    Drop it before the process leaves the group: until then its connections stay open, and peers keep waiting.
+    Drop this object before the process leaves the group: its connections stay open while the object exists, and peers
+    keep waiting.
     """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:

@@ -34,7 +34,7 @@ _MAX_MESSAGE_BYTES = 4096
 def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup:
     """Returns the fastest TensorGroup for the ranks of a stage: shared memory on one machine's CPU, else torch's.
 
-    Every rank of the stage must call it at the same time. `widths`: as of ProcessTensorGroup.
+    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup.
     """
     if device_type == "cpu":
         try:

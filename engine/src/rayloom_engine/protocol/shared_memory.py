@@ -92,7 +92,7 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """Returns the core's side and the offer for the rank. None if this system has no such memory, or none left."""
+    """Returns the core's side and the offer for the rank. None if this system offers no such memory, or is full."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
         inbox = make_pipe("r", os.O_NONBLOCK)

@@ -114,7 +114,7 @@ class Runner:
     ) -> dict[int, SampledToken]:
         """Returns the next token of each slot. Adds slots whose logits are not finite to `corrupt`.
 
-        Raises CorruptRank if such a slot is that of a probe.
+        Raises CorruptRank if one of these slots belongs to a probe.
         """
         sampled: dict[int, SampledToken] = {}
         token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])

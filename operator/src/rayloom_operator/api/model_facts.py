@@ -58,7 +58,8 @@ class ModelShape(_FactsPart):
         None,
         ge=1,
         le=MAX_POSITIONS,
-        description="Positions that a token sees in every layer, itself included; none when a layer sees all.",
+        description="Positions that a token sees in the layer with the widest window, itself included; "
+        "none when a layer sees all.",
     )
 
 

@@ -56,7 +56,7 @@ class Refreshes:
         self._costless[key] = image
 
     def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:
-        """Notes the progress that the last reconcile found. `image` is the one that the service's Job uses."""
+        """Notes the progress that the last reconcile found. `image`: the image of the service's Job."""
         if refresh in (Refresh.STARTING, Refresh.RUNNING):
             self._since.setdefault(key, now)
             self._tried[key] = image

@@ -51,8 +51,8 @@ def _state(judged: JudgedReplica, before: GroupStatus | None, situation: Situati
     replica = judged.replica
     if replica is None or has_failed or state in ("Serving", "Draining"):
         return state
-    # A silent engine may yet be repaired by its supervisor or kubelet. `Recovering` records that it has served: after a
-    # restart of the operator, `has_served` reads that from the status.
+    # A silent engine may yet be repaired by its supervisor or kubelet. `Recovering` records that the engine has served.
+    # After a restart of the operator, `has_served` reads this record from the status.
     is_silent = silence(replica.reading, situation.now.mono) is not None
     return "Recovering" if is_silent and has_served(replica, before) else state
 

@@ -53,7 +53,8 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
 def _is_well(situation: Situation) -> bool:
     """Returns whether every engine serves, or no engine was asked yet.
 
-    Otherwise the service is reconciled more often, because an engine that makes no progress causes no event.
+    If an engine does not serve, the service is reconciled more often, because an engine without progress causes no
+    event.
     """
     replicas = situation.observed.replicas
     has_answers = any(each.reading is not None for each in replicas)

@@ -58,9 +58,9 @@ class Situation:
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:
-        """Returns whether the rollout terminates this replica, by its next state if there is one that can be reached.
+        """Returns whether the rollout terminates this replica.
 
-        Otherwise the stored state decides.
+        The next step's state decides; if there is no step, or no engine replica can be created, the stored state does.
         """
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

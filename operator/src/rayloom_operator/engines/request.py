@@ -18,8 +18,8 @@ from rayloom_operator.errors import EngineUnavailable
 _TIMEOUT_S = 3.0
 # Most bytes of headers and body. A minimal status has a few thousand bytes, with a thousand ranks 60 thousand.
 MAX_BYTES = 64 << 10
-# The same for a response without `Preference-Applied`: engines of the previous version send the full status, of 150
-# thousand bytes.
+# The most bytes of a response without `Preference-Applied`: engines of the previous version send the full status, which
+# has 150 thousand bytes.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401

@@ -13,8 +13,8 @@ import msgspec
 
 from rayloom_operator.names import Manifest
 
-# A document that compresses badly becomes an example, as long as all examples together are not longer than this:
-# deflate looks back 32 KB, and packing a document reads every example.
+# The most bytes of all examples together. A document that compresses badly becomes an example if there is still room.
+# Deflate looks back only 32 KB, and packing a document reads every example.
 _MAX_EXAMPLES = 8192
 _MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
 # A document compresses badly if its packed size is more than this share of its text.
@@ -62,7 +62,8 @@ class Packer:
 class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):
     """A dictionary of packed documents. Callers must not change a document that they read: other callers share it.
 
-    `mark` computes a small value from each document, which can be read without unpacking the document.
+    `mark`: computes a small value from a document. The value is kept beside the packed document, so it can be read
+    without unpacking.
     """
 
     def __init__(self, mark: Callable[[Manifest], M]) -> None:

@@ -118,7 +118,7 @@ def _claimable_port(host: str, port: int, flag: str, other_than: int | None = No
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         bound = int(probe.getsockname()[1])
-    # For 0, the system may pick the same port as for the other flag.
+    # If the flag is 0, the system picks a port, which may be the one that it picked for the other flag: try again.
     return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
 
 

@@ -122,7 +122,7 @@ class Observer:
         return found
 
     def _given_up_at(self, pods: Sequence[Manifest], node_loss: timedelta) -> dict[str, datetime]:
-        """Returns the time at which each node of these pods that is not ready counts as lost, by name of the node."""
+        """Returns unready nodes of these pods: name of the node -> time from which the node counts as lost."""
         unready = self._watches.nodes.unready
         nodes = {each["spec"].get("nodeName", "") for each in pods} & unready.keys()
         return {node: unready[node] + node_loss for node in nodes}

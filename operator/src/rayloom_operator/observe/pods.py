@@ -27,7 +27,7 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Reasons that the kubelet gives while it prepares a container, also if a volume cannot be mounted.
+# Reasons that the kubelet gives while it prepares a container. It gives them also if a volume cannot be mounted.
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
 _EXIT_CONFIG = 78  # its settings or its model cannot be used, and a restart would not help

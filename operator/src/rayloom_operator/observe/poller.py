@@ -260,6 +260,6 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )
-    # The reason of an engine that stands still contains the seconds so far, which differ in each answer.
+    # If an engine stands still, its reason contains the seconds since then, which differ in each answer.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

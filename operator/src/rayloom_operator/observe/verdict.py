@@ -156,7 +156,7 @@ def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Returns whether the engine has stopped making tokens: it reports that it serves, or that a rank stands still."""
+    """Returns True if no token has passed lately although the engine reports that it serves, or reports a hung rank."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None

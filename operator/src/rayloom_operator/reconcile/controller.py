@@ -38,7 +38,7 @@ _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; its own watches deliver the others.
+    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; `Watches` delivers all other events.
 
     Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
     """

@@ -81,7 +81,8 @@ class Reconciler:
             return _SOON_S  # KubeRay was installed again a moment ago, and existing RayClusters are not listed yet.
         situation = await self._gatherer.gather(key, document)
         if situation is None:
-            return STALE_S  # The result of the engine's first poll queues the service before that.
+            # An engine's first poll still runs. Its result queues the service again, long before STALE_S have passed.
+            return STALE_S
 
         # 2. Decide: a pure function.
         decision = decide(situation)

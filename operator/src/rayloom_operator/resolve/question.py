@@ -29,7 +29,7 @@ class Question:
     max_model_len: int | None  # None: the model's limit, or less if that does not fit
     num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once
     # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
-    # version of the engine may compute other costs for the same model, and that must not change running services.
+    # version of the engine may compute other costs for the same model, which must not change running services.
     costs: Costs | None = None
     # Settings of the engine. None stands for its default, so a version with another default does not change the hash.
     max_num_seqs: int | None = None

@@ -54,9 +54,10 @@ def revision(resolved: Resolved) -> str:
 
 
 def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
-    """Returns `resolved` with the image `kept` if that gives it the revision `current`; else `resolved` unchanged.
+    """Returns `resolved` with the image `kept` if the revision is then `current`; otherwise `resolved` unchanged.
 
-    So a new default image of the operator changes no running service, until something else in its spec changes.
+    So a new default image of the operator changes a running service only once something else in the service's spec
+    changes.
     """
     if kept in ("", resolved.image) or resolved.service.spec.engine.image is not None:
         return resolved

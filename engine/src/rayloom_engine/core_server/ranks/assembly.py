@@ -183,7 +183,8 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # Blame a rank without an answer, even if another one has reported a failure: that one waited for this one.
+            # Blame a rank without an answer, even if another rank has reported a failure: the reporting rank waited for
+            # the silent one.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

@@ -203,7 +203,10 @@ class RankPool:
         return ended
 
     def fence(self, rank: int, incarnation: int | None) -> None:
-        """Has the launcher kill start `incarnation` of the rank (None: the running one) and start the rank again."""
+        """Orders the launcher to kill the rank and to start it again.
+
+        `incarnation`: the number of the rank's start that is to be killed; None for the start that runs.
+        """
         fence = Fence(rank, incarnation)
         if incarnation is not None:
             self._fences[rank] = fence
@@ -214,9 +217,9 @@ class RankPool:
     def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
         """Waits for replies of attached ranks and returns them as (rank, reply).
 
-        Returns early, possibly without replies, if a rank arrives; otherwise an empty list after `timeout_s`. Raises
-        RankLost for a rank whose connection ended, or that has sent no beat for hang_seconds. `is_due`: an answer to a
-        plan is expected. Then also raises RankLost for the rank that hangs, once no rank has made progress for
+        Returns an empty list if there is no reply within `timeout_s`, or earlier if a new rank connects. Raises
+        RankLost for a rank whose connection ended, or that has sent no beat for hang_seconds. If `is_due` (an answer to
+        a plan is expected), also raises RankLost for the rank that hangs, once no rank has made progress for
         `patience_s`.
         """
         poller = select.poll()

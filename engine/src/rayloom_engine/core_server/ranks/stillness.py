@@ -24,8 +24,8 @@ _TRIAL_FACTOR = 4.0
 def patience_s(hang_seconds: float, forecast_s: float, *, is_trial: bool) -> float:
     """Returns the seconds without progress or sign of work after which a thread counts as hung.
 
-    `forecast_s`: expected seconds for one layer in the present step. In a trial the result is larger, because a request
-    is blamed for a hang there.
+    `forecast_s`: expected seconds for one layer in the present step. In a trial the result is larger, because a hang
+    during a trial is blamed on a request.
     """
     patience = max(hang_seconds, min(_FORECAST_FACTOR * forecast_s, _MOST_PATIENCE * hang_seconds))
     return patience * (_TRIAL_FACTOR if is_trial else 1.0)

@@ -111,7 +111,7 @@ class CoreClient:
 
     @property
     def status_age_s(self) -> float:
-        """Seconds since `status` arrived. Add them to the ages in `status`: a core that hangs sends no newer one."""
+        """Seconds since `status` arrived. Add them to the ages in `status`: a core that hangs sends no newer status."""
         return time.monotonic() - self._status_at_s
 
     def unfinished(self) -> Iterable[ClientSequence]:

@@ -46,7 +46,7 @@ class Connection(Protocol):
 class ConnectionTable:
     """The open connections of one port.
 
-    If there are more than `limit`, it closes the one that has been without a request for the longest time.
+    If there are more than `limit`, the table closes the connection that has had no request for the longest time.
     """
 
     def __init__(self, limit: int, *, refuses: bool = True) -> None:

@@ -40,7 +40,8 @@ def whole_items(values: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(whole)]
-# fail_fast: otherwise pydantic makes an error object for each bad element, and a body can hold millions.
+# fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,
+# and a body can hold millions of them.
 StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
 

@@ -29,8 +29,8 @@ class Waits:
     """Time limits on the HTTP side, in seconds."""
 
     ping_s: float = 10.0  # without an event for this long, a stream gets an SSE comment, so that proxies keep it open
-    # After this long a stream's status line is sent even without an output. Before it, a refusal for a full queue can
-    # still become a 429.
+    # A stream without an output for this long gets its status line. Until the status line is sent, a refusal for a full
+    # queue can still become a 429.
     accept_s: float = 1.0
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 

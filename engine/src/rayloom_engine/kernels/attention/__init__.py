@@ -38,7 +38,7 @@ class AttentionBatch:
 class AttentionPlan(Protocol):
     """One step's preparation for all layers that have the same window.
 
-    Only the backend that made it knows its content.
+    Only the backend that made the plan reads its content.
     """
 
     def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:

@@ -39,8 +39,8 @@ class AxisPart:
 class LinearSpec:
     """One matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
 
-    `outputs`: name of each of these matrices in the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the rows of
-    it that this rank holds, in stacking order. `inputs`: the columns, which are the same for all of them.
+    `outputs`: name of each matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the matrix's rows that
+    this rank holds, in stacking order. `inputs`: the columns, which are the same for all matrices.
     """
 
     outputs: Mapping[str, AxisPart]

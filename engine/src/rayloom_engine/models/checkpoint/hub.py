@@ -13,7 +13,8 @@ from rayloom_engine.models.checkpoint.progress import Progress
 CONFIG = ("config.json", "generation_config.json")
 NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
 EVERYTHING = ("*.safetensors", *NO_WEIGHTS)
-# Other formats of the same weights. Some models keep these in subfolders, Mistral's models next to the usual files.
+# Files with the same weights in other formats. Some models keep such files in subfolders; Mistral's models keep them
+# next to the usual files.
 _UNWANTED = ("*/*", "consolidated*.safetensors")
 
 
@@ -65,7 +66,7 @@ def _explained(name: str, error: Exception) -> ModelError:
         return ModelError(
             f"{name} does not exist on the hub, or is private; check the name, or set HF_TOKEN to a token "
             f"that may read it",
-            # The hub answers 401 in both cases if the client has no token.
+            # For a missing and for a private model alike, the hub answers 401 if the client has no token.
             "NoAccess" if code == 401 else "NotFound",
         )
     if code in (401, 403):

@@ -212,7 +212,7 @@ def _own_objects(replica: str, namespace: str) -> tuple[Deletion, ...]:
 
 
 def _cluster_deletion(replica: EngineReplica, namespace: str) -> Deletion:
-    # In the foreground, so that the RayCluster stays listed until its pods have left their nodes.
+    # A deletion in the foreground: the RayCluster stays listed until its pods have left their nodes.
     return Deletion(object_path("ray.io/v1", "RayCluster", namespace, replica.name), replica.uid, is_foreground=True)
 
 

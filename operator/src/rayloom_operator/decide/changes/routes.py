@@ -75,10 +75,10 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 
 
 def _step_to_follow(situation: Situation) -> Step | None:
-    """The rollout's step, if it says which engines are routed; None while its state cannot be written.
+    """The rollout's step, if its state is written; None otherwise.
 
-    Without KubeRay the next state is never written, and a step before that routes nothing: an engine that has recovered
-    would stay without requests until KubeRay can be used.
+    A step whose state is not written yet routes no engine. Without KubeRay no state is ever written: if such a step
+    were followed, an engine that has recovered would stay without requests until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

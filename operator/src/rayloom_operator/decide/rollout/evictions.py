@@ -1,8 +1,8 @@
 """The eviction hold: while it lasts, the service's PodDisruptionBudget lets no pod be evicted. Pure.
 
 `kubectl drain` requests evictions as soon as it has cordoned the node. So evictions are held in advance, before any
-node is cordoned. Once one is, the planner creates an additional engine elsewhere (maxSurge), and the engine on the
-cordoned node loses its route, drains and is deleted. The hold lasts as long as this makes progress.
+node is cordoned. Once a node is cordoned, the planner creates an additional engine elsewhere (maxSurge), and the engine
+on the cordoned node loses its route, drains and is deleted. The hold lasts as long as this replacement makes progress.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: dat
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Returns the names of engines on cordoned nodes that do not serve, so that their pods may be evicted at once.
+    """Returns the names of the engines on cordoned nodes whose pods may be evicted at once, as they have no requests.
 
-    Empty while evictions wait for an engine to move: the budget cannot tell the pods of two engines apart.
+    Empty while evictions wait for any engine to move: the budget cannot tell the pods of two engines apart.
     """
     return frozenset(engine.name for engine in view.engines if engine.is_cordoned and not state.eviction_hold_time)
 

@@ -107,8 +107,8 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     rollout = trial.desired.rollout
     patience_s = rollout.progress_deadline_seconds
     if not trial.state.is_promoted and trial.peak_available:
-        # Once an engine was available, the time of its analysis is added to the deadline. It stays added while that
-        # engine is ill for a moment and no analysis runs.
+        # Once an engine was available, the deadline is longer by the time of the analysis, even while the engine is ill
+        # for a moment and no analysis runs.
         patience_s += MAX_HOLDS * rollout.analysis.hold_seconds
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):
@@ -136,8 +136,9 @@ def _failed(trial: _Trial, reason: FailureReason, message: str) -> RolloutState:
 
 
 def _deadline_start_time(desired: Desired, state: RolloutState, view: View, wall: datetime) -> str:
-    """Returns the time from which the deadline runs; empty while the rollout waits for something other than new engines
-    to become available."""
+    """Returns the time from which the deadline runs; empty while the rollout waits for something else than the start of
+    new engines.
+    """
     if _waits_for_others(desired, state, view):
         return ""
     if view.num_available(state.update_revision) > state.peak_available:

@@ -59,7 +59,7 @@ from rayloom_operator.decide.rollout.terminating import UNLISTED_S, is_drained
 from rayloom_operator.decide.rollout.transitions import next_state
 from rayloom_operator.times import moment, stamp
 
-# The interval of reconciles during an analysis or a drain. A revision that fails requests is to be noticed within 10 s.
+# The interval of reconciles during an analysis or a drain. A revision that fails requests must be noticed within 10 s.
 _REQUEUE_S = 2.0
 
 
@@ -103,7 +103,7 @@ def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime
 
 
 def _had_ended(stored: RolloutState, state: RolloutState) -> bool:
-    """Returns True if the stored rollout had ended, and nothing else has been asked for since."""
+    """Returns True if the stored rollout had ended, and the spec has asked for no other revision or number since."""
     is_same = (
         stored.counts == state.counts
         and stored.current_revision == state.current_revision

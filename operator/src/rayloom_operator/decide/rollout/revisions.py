@@ -42,8 +42,9 @@ def revision_places(
     """Returns the places, by revision.
 
     `resolved` is the current spec, and `old` has the stored specs of other revisions. Engines that terminate by the
-    state of `step` or by the `stored` one have no place: they are neither counted nor recreated. The stored state also
-    names engines that are gone by now, whose entries in `memory` would otherwise take the place of a failed engine.
+    state of `step` or by the `stored` state have no place: they are neither counted nor recreated. The stored state
+    also names engines that are deleted by now. Without the stored state, their entries in `memory` would take the place
+    of a failed engine.
     """
     state = step.state
     leaving = stored.terminating.keys() | state.terminating.keys()

@@ -105,7 +105,7 @@ def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: V
         if engine.name not in times:
             continue
         if engine.is_routed or engine.is_listed:
-            # Also for an engine that an EndpointSlice lists late, only after the engine has lost its route label.
+            # An EndpointSlice may list an engine late, only after the engine has lost its route label.
             times[engine.name] = ""
         elif engine.name in stored.terminating and engine.state not in IDLE:
             times[engine.name] = times[engine.name] or stamp(wall)

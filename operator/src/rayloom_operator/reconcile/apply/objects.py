@@ -53,9 +53,9 @@ class ObjectApplier:
     async def apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Applies the objects that were not in the service's last plan.
 
-        Applies all objects of the plan if `interval_s` have passed since it last did so, if the last attempt failed, or
-        if somebody else changed an object. In the first reconcile of a service that existed when this process began to
-        lead, objects that exist as planned count as applied.
+        Applies all objects of the plan if `interval_s` have passed since the last time that all were applied, if the
+        last attempt failed, or if somebody else changed an object. In the first reconcile of a service that existed
+        when this process began to lead, objects that exist as planned count as applied.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
@@ -88,7 +88,7 @@ class ObjectApplier:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new
         if manifest["kind"] in _OF_REPLICAS:
-            # If the replica is not new, its RayCluster exists, and these objects were created before that.
+            # If the replica is not new, its RayCluster exists, and these objects were created before the RayCluster.
             return manifest["metadata"]["labels"].get(GROUP_LABEL) not in new
         return self._drift.is_right(key, manifest, listed)
 
