@@ -19,7 +19,9 @@ from rayloom_engine.kernels.target import Target
 from rayloom_engine.layers.destination import Destination
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
-from rayloom_engine.models.empty import empty_model
+from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.empty import empty_model, empty_weights
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -48,18 +50,21 @@ def load_model(
     """Returns a rank's part of the model in a Hugging Face folder, ready to run; without `part`, the whole model.
 
     Dense weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two differ on a CPU
-    without bfloat16 instructions, which serves a bfloat16 model in float32: rounding first gives the results of the
-    bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors' names before reading any
-    weight.
+    without bfloat16 instructions and without the C library, which serves a bfloat16 model in float32: rounding first
+    gives the results of the bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors'
+    names before reading any weight.
     """
     with refuses_broken(folder):
         files = _weight_files(folder)
         _check(files, _whole_destinations(shape), shape)
-    model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
+    part = part or whole_part(shape.num_layers)
+    weights, destinations = empty_weights(shape, part, kernels)
     num_bytes_read = _fill(destinations, files, dtype, progress)
     destinations.clear()  # otherwise it would keep the plain matrices alive next to their packed copies
-    for scheme in model.schemes:
+    for scheme in weights.schemes:
         scheme.finish()
+    decoder = CausalLM if kernels.target.library is None else CpuDecoder
+    model: RankModel = decoder(shape, part, kernels, weights)
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 

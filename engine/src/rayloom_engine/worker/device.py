@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.errors import ConfigError
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -15,8 +16,15 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 class DeviceChoice:
     device: torch.device
     dtype: torch.dtype  # weights are rounded to this type
-    compute_dtype: torch.dtype  # weights are stored and multiplied in this type
+    compute_dtype: torch.dtype  # activations are multiplied in this type; without the C library also stored weights
     reason: str
+
+    def on_library(self, library: CpuLibrary) -> DeviceChoice:
+        """Returns this choice for the C library, which keeps the weights in `dtype` on every CPU."""
+        compute = library.operand_dtype(self.dtype)
+        names = [str(dtype).removeprefix("torch.") for dtype in (self.dtype, compute)]
+        reason = f"{names[0]} weights, activations multiplied in {names[1]}, sums in float32"
+        return replace(self, compute_dtype=compute, reason=reason)
 
 
 def choose_device(device: str, dtype: str, checkpoint_dtype: str) -> DeviceChoice:

@@ -29,7 +29,7 @@ class LoadedRank:
         self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
         self.weight_bytes = loaded.model.weight_bytes
         self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
-        self.activity = Activity()
+        self.activity = Activity(lambda: loaded.model.progress)
         self._model = loaded.model
         self._choice = choice
         self._cache: KvPages | None = None
@@ -51,7 +51,7 @@ class LoadedRank:
         if stage.count == 1:
             return None
         form = HiddenStates(
-            hidden_size=self._model.shape.hidden_size, dtype=self._choice.compute_dtype, device=self._choice.device
+            hidden_size=self._model.shape.hidden_size, dtype=self._model.hidden_dtype, device=self._choice.device
         )
         part = self._model.part
         return ProcessGroupLink(
@@ -76,7 +76,7 @@ class LoadedRank:
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # frees its memory before the new cache is allocated
             self._cache = self._allocate(num_blocks)
-        self.activity.advance = 0  # all ranks begin an epoch together, so their counts can be compared from here on
+        self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)

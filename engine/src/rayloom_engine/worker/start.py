@@ -16,7 +16,7 @@ from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
-from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
+from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder, resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
 from rayloom_engine.models.step_memory import step_bytes
@@ -110,14 +110,31 @@ def load_rank(
         from rayloom_engine.kernels.kernel_set import choose_kernels
         from rayloom_engine.kernels.target import Target, parse_backend
         from rayloom_engine.models.loader import load_model
+        from rayloom_engine.worker.cpu_backend import LibraryChoice, ModelOnCpu, choose_cpu_library
         from rayloom_engine.worker.device import choose_device
         from rayloom_engine.worker.loaded_rank import LoadedRank
 
     torch.set_num_threads(threads)
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
-    logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
     backend = parse_backend(os.environ.get(_KERNELS_VARIABLE, ""))
-    kernels = choose_kernels(Target(device=choice.device, compute_dtype=choice.compute_dtype, backend=backend))
+    chosen = LibraryChoice(None)
+    if choice.device.type == "cpu":
+        on_cpu = ModelOnCpu(shape=shape, num_shards=part.shard.count, dtype=choice.dtype)
+        cache = cache_folder(os.environ)
+        chosen = choose_cpu_library(on_cpu, backend, num_threads=threads, cache=cache, environ=os.environ)
+    library = chosen.library
+    if library is not None:
+        choice = choice.on_library(library)
+    logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
+    if chosen.problem:
+        logger.warning(
+            "torch computes this model, which is slower, and an answer may depend on the other requests of a step: the "
+            "CPU library is not used, because %s",
+            chosen.problem,
+        )
+    stored_dtype = choice.compute_dtype if library is None else choice.dtype
+    target = Target(device=choice.device, compute_dtype=stored_dtype, backend=backend, library=library)
+    kernels = choose_kernels(target)
     logger.info("%s", kernels.description)
     loaded = load_model(resolved.path, shape, kernels, dtype=choice.dtype, part=part, progress=progress)
     progress("kv_cache", 0, 0, "")

@@ -1,0 +1,62 @@
+"""Finds the compiled C library: in the package, else in the cache folder, into which it is compiled if need be."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.cpu_library.build import (
+    NAME,
+    PACKAGE,
+    CompileError,
+    build_library,
+    find_compiler,
+    library_name,
+    source_folder,
+    source_key,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLibrary:
+    """`path`: the compiled library, or None. `problem`: then the reason, else empty."""
+
+    path: Path | None
+    problem: str = ""
+
+
+def find_library(cache: Path, environ: Mapping[str, str], package: Path | None = None) -> FoundLibrary:
+    """Returns the library of these sources, and compiles it into a folder of `cache` if the package has none.
+
+    `package`: used instead of the folder in which the package's build puts the library.
+    """
+    machine = platform.machine()
+    if sys.platform != "linux" or machine != "x86_64":
+        return FoundLibrary(None, f"it needs Linux on x86-64, and this is {sys.platform} on {machine}")
+    sources = source_folder()
+    packaged = (package or PACKAGE) / library_name(sources)
+    if packaged.exists():
+        return FoundLibrary(packaged)
+    compiler = find_compiler(environ)
+    if compiler is None:
+        return FoundLibrary(None, "the package has no compiled library, and there is no C++ compiler here")
+    target = cache / "cpu_library" / f"{NAME}-{source_key(sources)}-{_compiler_key(compiler)}.so"
+    try:
+        build_library(compiler, sources, target)
+    except (CompileError, OSError) as error:
+        return FoundLibrary(None, f"the package has no compiled library, and compiling it failed: {error}")
+    return FoundLibrary(target)
+
+
+def _compiler_key(compiler: str) -> str:
+    """Returns a key of the compiler's version."""
+    try:
+        shown = subprocess.run([compiler, "--version"], capture_output=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        shown = b""
+    return hashlib.sha256(shown).hexdigest()[:8]

@@ -1,0 +1,160 @@
+"""CpuLibrary: the functions of the C library, called with tensors.
+
+Every argument must be contiguous and on the CPU. A call releases the interpreter's lock, so that other threads run, for
+example one that reports progress. Calls of several threads wait for each other.
+
+Legend: T tokens of the step, N rows, D model width, V rows of an embedding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rayloom_engine.cpu_library.memory import PackedMemory
+from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, LinearStruct, declare_functions
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
+
+
+_LOCK = threading.Lock()  # the state of the C library belongs to the process: instruction set, threads, buffers
+
+
+class LibraryFunctions:
+    """The loaded file, before an instruction set is chosen."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file does not fit this system."""
+        self.calls = ctypes.CDLL(str(path))
+        declare_functions(self.calls)
+        self.instruction_sets: tuple[str, ...] = tuple(self.calls.rl_instruction_sets().decode().split())
+
+
+class CpuLibrary:
+    """The library with one instruction set, one of `LibraryFunctions.instruction_sets`."""
+
+    def __init__(self, functions: LibraryFunctions, instruction_set: str) -> None:
+        assert instruction_set in functions.instruction_sets, instruction_set
+        self.instruction_set = instruction_set
+        self.num_threads = 1
+        self.is_pinned = False
+        self._functions = functions.calls
+        self._encoded = instruction_set.encode()
+        self._memory = PackedMemory()
+        with self._chosen():
+            self._operand_bytes = {
+                dtype: int(self._functions.rl_operand_bytes(code)) for dtype, code in _DTYPES.items()
+            }
+
+    @property
+    def description(self) -> str:
+        """Describes the instruction set and the threads, for the log."""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{self.instruction_set}, {threads}, {'pinned' if self.is_pinned else 'not pinned'}"
+
+    def start_threads(self, num_threads: int, *, pin: bool) -> None:
+        """Starts the thread pool, or changes it. Raises OSError if there are too many threads."""
+        with _LOCK:
+            error = self._functions.rl_start_threads(num_threads, pin)
+        if error:
+            raise OSError(error, f"{num_threads} compute threads: {os.strerror(error)}")
+        self.num_threads = num_threads
+        self.is_pinned = pin
+
+    def operand_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the type of the activations that are multiplied by weights of this type."""
+        return torch.float32 if self._operand_bytes[dtype] == 4 else dtype
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of the matrix in the layout of the products. Its shape is the same; its content is opaque."""
+        num_outputs, num_inputs = weight.shape
+        num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
+        packed = self._memory.empty(num_elements, weight.dtype)
+        with self._chosen():
+            self._functions.rl_pack_weight(
+                _DTYPES[weight.dtype], _address(weight), _address(packed), num_outputs, num_inputs
+            )
+        return packed.view(-1, num_inputs)[:num_outputs]
+
+    def embed(self, packed_VD: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
+        width = packed_VD.shape[1]
+        out_ND = torch.empty((ids_N.shape[0], width), dtype=torch.float32)
+        num_rows = ids_N.shape[0]
+        with self._chosen():
+            self._functions.rl_embed(
+                _DTYPES[packed_VD.dtype], _address(packed_VD), width, _address(ids_N), num_rows, _address(out_ND)
+            )
+        return out_ND
+
+    def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`, the weight's type."""
+        assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
+        out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
+        with self._chosen():
+            self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
+        return out
+
+    def normalise(
+        self, dtype: torch.dtype, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Returns RMSNorm of float32 rows [T, D], in the operand type of `dtype`."""
+        num_rows, width = residual_TD.shape
+        out_TD = torch.empty((num_rows, width), dtype=self.operand_dtype(dtype))
+        with self._chosen():
+            self._functions.rl_normalise(
+                _DTYPES[dtype], _address(residual_TD), _address(weight_D), eps, num_rows, width, _address(out_TD)
+            )
+        return out_TD
+
+    def forward(
+        self,
+        decoder: DecoderStruct,
+        batch: BatchStruct,
+        halves: range,
+        progress: ctypes.c_int64,
+        partial_TD: torch.Tensor | None = None,
+    ) -> None:
+        """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+
+        `progress` grows by one with every half, while the call runs. `partial_TD`: gets the output of the last half,
+        which is then not added to the residual stream. Raises MemoryError.
+        """
+        address = None if partial_TD is None else _address(partial_TD)
+        with self._chosen():
+            error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, address, progress)
+        if error:
+            raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
+
+    def add(self, residual_TD: torch.Tensor, update_TD: torch.Tensor) -> None:
+        """Adds an update to the residual stream."""
+        self._functions.rl_add(_address(residual_TD), _address(update_TD), residual_TD.numel())
+
+    @contextlib.contextmanager
+    def _chosen(self) -> Iterator[None]:
+        """Keeps other threads out of the library, and makes it use this instruction set."""
+        with _LOCK:
+            self._functions.rl_choose(self._encoded)
+            yield
+
+
+def linear_of(packed: torch.Tensor, bias: torch.Tensor | None) -> LinearStruct:
+    """Returns the structure of a matrix from `CpuLibrary.pack` and a float32 bias. The caller keeps both alive."""
+    num_outputs, num_inputs = packed.shape
+    return LinearStruct(_address(packed), None if bias is None else _address(bias), num_outputs, num_inputs)
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Returns the library's number of a type of weights."""
+    return _DTYPES[dtype]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    assert tensor.is_contiguous(), "the library reads contiguous memory"
+    return tensor.data_ptr()
