@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "linear.h"
 #include "rows.h"
+#include "sampler_passes.h"
 
 #define RL_JOIN2(a, b) a##b
 #define RL_JOIN(a, b) RL_JOIN2(a, b)
@@ -39,3 +40,6 @@ constexpr Kernels table() {
 
 extern const Kernels RL_JOIN(RL_TABLE, Float32) = RL_ISA::table<RL_ISA::Float32>();
 extern const Kernels RL_JOIN(RL_TABLE, BFloat16) = RL_ISA::table<RL_ISA::BFloat16>();
+extern const SamplerPasses RL_JOIN(RL_TABLE, Sampler) = {
+    RL_ISA::find_highest, RL_ISA::divide, RL_ISA::draw, RL_ISA::mass, RL_ISA::collect, RL_ISA::count,
+};

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "rayloom_cpu.h"
+#include "sampler.h"
 #include "step.h"
 
 #define RL_EXPORT extern "C" __attribute__((visibility("default")))
@@ -15,6 +16,7 @@ struct InstructionSet {
     bool (*is_supported)();
     const Kernels* float32;
     const Kernels* bfloat16;
+    const SamplerPasses* sampler;
 };
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
@@ -27,8 +29,8 @@ bool has_avx512() {
 
 // Best first.
 const InstructionSet kInstructionSets[] = {
-    {"avx512", has_avx512, &kAvx512Float32, &kAvx512BFloat16},
-    {"avx2", has_avx2, &kAvx2Float32, &kAvx2BFloat16},
+    {"avx512", has_avx512, &kAvx512Float32, &kAvx512BFloat16, &kAvx512Sampler},
+    {"avx2", has_avx2, &kAvx2Float32, &kAvx2BFloat16, &kAvx2Sampler},
 };
 
 const InstructionSet* chosen = nullptr;
@@ -62,6 +64,29 @@ const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const
         kernels.quantise_row(from, linear.num_inputs, quantised + row * size);
     }
     return quantised;
+}
+
+// Runs work(row, buffers) for all rows of a vocabulary on all threads. Returns 0, or 1 if there is no memory.
+template <class Work>
+int run_rows(int64_t num_rows, int64_t vocab_size, Work work) {
+    const int64_t num_workers = num_rows < thread_pool().size() ? num_rows : thread_pool().size();
+    const int64_t bytes = RowBuffers::bytes(vocab_size);
+    Arena& arena = step_arena();
+    char* memory;
+    try {
+        arena.clear();
+        memory = arena.take<char>(num_workers * bytes);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    std::atomic<int64_t> next{0};
+    run_pieces(num_workers, [&](int64_t worker) {
+        const RowBuffers buffers = RowBuffers::at(memory + worker * bytes, vocab_size);
+        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) {
+            work(row, buffers);
+        }
+    });
+    return 0;
 }
 
 }  // namespace
@@ -200,4 +225,17 @@ RL_EXPORT void rl_add(float* residual, const float* update, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         residual[i] += update[i];
     }
+}
+
+RL_EXPORT int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size,
+                        int64_t* token_ids) {
+    return run_rows(rows, vocab_size, [&](int64_t row, const RowBuffers& buffers) {
+        token_ids[row] = sample_row(*chosen->sampler, logits + row * vocab_size, vocab_size, sampling[row], buffers);
+    });
+}
+
+RL_EXPORT int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out) {
+    return run_rows(rows, vocab_size, [&](int64_t row, const RowBuffers& buffers) {
+        describe_row(*chosen->sampler, logits + row * vocab_size, vocab_size, *out, row, buffers);
+    });
 }

@@ -1,4 +1,4 @@
-// The C interface of Rayloom's CPU library: a decoder's forward pass, one call per step.
+// The C interface of Rayloom's CPU library: a decoder's forward pass, and the choice of tokens, one call each per step.
 //
 // All pointers are borrowed: the caller keeps the memory alive. No function raises; the functions that can fail return
 // 0 for success. One process uses one library with one thread pool, and calls it from one thread at a time.
@@ -107,6 +107,46 @@ int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half,
 
 // residual [count] += update [count].
 void rl_add(float* residual, const float* update, int64_t count);
+
+// How the next token of a sequence is chosen. Temperature is applied after bias and penalties, top_p after top_k and
+// min_p.
+typedef struct {
+    uint64_t seed;
+    const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
+    int64_t num_prompt_tokens;
+    int64_t num_tokens;         // also the position of the chosen token
+    const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
+    const int64_t* bias_ids;    // [num_biases]
+    const float* biases;        // [num_biases]
+    int64_t num_banned;
+    int64_t num_biases;
+    int64_t top_k;             // 0: off
+    double top_p;              // 1: off
+    double min_p;              // 0: off
+    float temperature;         // 0: greedy
+    float repetition_penalty;  // 1: off
+    float presence_penalty;    // 0: off
+    float frequency_penalty;   // 0: off
+} rl_sampling;
+
+// Log-probabilities of N rows: of the token `token_ids`, its rank from 1 on, and of the most likely tokens.
+typedef struct {
+    const int64_t* token_ids;  // [N]
+    const int64_t* num_top;    // [N] each at most top_stride and V
+    int64_t top_stride;
+    float* logprobs;      // [N]
+    int64_t* ranks;       // [N]
+    int64_t* top_ids;     // [N][top_stride]
+    float* top_logprobs;  // [N][top_stride]
+} rl_logprobs;
+
+// token_ids [rows] = the next token of each row of logits [rows][V], or -1 if the row has a NaN or its highest logit is
+// infinite. Returns 0, or 1 if there is no memory.
+int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size, int64_t* token_ids);
+
+// Writes the log-probabilities of logits [rows][V]; nothing for a row to which rl_sample gives -1. Returns 0, or 1 if
+// there is no memory.
+int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out);
 
 #ifdef __cplusplus
 }
