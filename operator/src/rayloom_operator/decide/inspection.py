@@ -80,8 +80,8 @@ class Inspection:
 class Tried:
     """The objects of a service's inspections so far."""
 
-    jobs: Sequence[Manifest] = ()  # all that carry the service's label
-    pods: Sequence[Manifest] = ()  # all that carry the service's label
+    jobs: Sequence[Manifest] = ()  # all Jobs that carry the service's label
+    pods: Sequence[Manifest] = ()  # all pods that carry the service's label
     # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
     # A Job with the service's image, which may be deleted by now, inspected the model and gave no costs.

@@ -28,7 +28,7 @@ class Permissions:
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that pods may mount, with all below them; "/" allows every path
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
-    # Members of `pod_template.privileges.PRIVILEGES`, and capabilities.
+    # What spec.podTemplate may ask for: members of `pod_template.privileges.PRIVILEGES`, and Linux capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
 
     def check(self, service: LLMService) -> None:

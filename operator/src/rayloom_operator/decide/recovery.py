@@ -64,7 +64,7 @@ class Need:
     """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
-    number: int  # of places; if more replicas exist, each of these has a place
+    number: int  # of places; if more replicas exist, there is a place for each existing replica
     # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
     # written yet: then the places in the status stay, and no place is added.
     num_new: int | None
@@ -176,7 +176,7 @@ class _Names:
 
 
 def remembered_names(service: str, revision: str, memory: Memory) -> frozenset[str]:
-    """Returns the names of the remembered engine replicas of a revision."""
+    """Returns the names of the engine replicas of a revision that are in `memory`."""
     names = _Names(service=service, revision=revision)
     return frozenset(name for name in memory if names.number(name) is not None)
 

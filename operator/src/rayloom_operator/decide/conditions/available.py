@@ -1,6 +1,6 @@
 """Available: a token passed through every rank of an engine a moment ago, and requests reach that engine.
 
-Running pods prove neither.
+Running pods alone prove neither of the two.
 """
 
 from __future__ import annotations

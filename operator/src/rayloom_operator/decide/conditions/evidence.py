@@ -41,10 +41,10 @@ class JudgedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`situation`, and every engine replica in it judged once."""
+    """`situation`, and a verdict on each of its engine replicas."""
 
     situation: Situation
-    accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan was refused
+    accepted: Verdict  # VALID, or why the spec cannot be used, or why an object of the plan was refused
     step: Step | None  # the rollout's step; None while nothing can be planned, or KubeRay cannot be used
     is_made: bool  # replicas of the spec's revision can be created, or were created before
     staying: tuple[JudgedReplica, ...]  # wanted replicas, also those that do not exist yet

@@ -30,7 +30,9 @@ class ReplicaView:
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving it is no use
+    is_tolerant: bool = (
+        False  # one of its pods is on a cordoned node and tolerates that, so moving the engine is no use
+    )
     num_in_flight: int = 0  # requests
     counts: RequestCounts = field(default_factory=RequestCounts)
 

@@ -143,7 +143,10 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 
 
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
-    """Returns True once the unlisted engine may drain: no node sends it new requests, which it would refuse then."""
+    """Returns True once the unlisted engine may be asked to drain.
+
+    By then no node sends it new requests any more: a draining engine refuses them.
+    """
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")
     return has_requests and unlisted_at != "" and wall >= moment(unlisted_at) + timedelta(seconds=UNLISTED_S)
