@@ -55,7 +55,7 @@ class Drift:
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
         # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
         self._seen: dict[ServiceKey, dict[str, str]] = {}
-        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, while nobody else changes it
+        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, until somebody else changes it
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
 

@@ -30,8 +30,8 @@ _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# If thousands of engines do not answer, this keeps requests to them, and reconciles of their services, from taking all
-# the operator's time.
+# If thousands of engines do not answer, this limit keeps requests to them, and reconciles of their services, from
+# taking all the operator's time.
 _MAX_RETRIES_PER_S = 200
 # The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
@@ -52,7 +52,7 @@ class Target(NamedTuple):
     """The address of an engine, and the identity of its pod, because another pod may get the address later."""
 
     ip: str
-    token: str  # of its admin port
+    token: str  # of the engine's admin port
     pod_uid: str
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS

@@ -31,7 +31,7 @@ class Question:
     # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
     # version of the engine may compute other costs for the same model, and that must not change running services.
     costs: Costs | None = None
-    # Settings of the engine. None stands for its default, so a version with another default does not change the hash.
+    # Settings of the engine. None stands for the default, so an engine with another default does not change the hash.
     max_num_seqs: int | None = None
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
