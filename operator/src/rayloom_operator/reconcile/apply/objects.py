@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 # The shortest interval after which all objects are applied again.
 _LEAST_S = 10.0
-# These objects start pods, and the pods need all other objects. So these are written last: if a RayCluster or a Job
+# These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
 _LAST = ("RayCluster", "Job")
 # The objects that belong to one engine replica, in the order of their creation.

@@ -18,7 +18,8 @@ from rayloom_operator.observe.drift import Drift
 
 # Kubernetes' garbage collection deletes the objects of a deleted service within this many seconds, mostly at once.
 _COLLECTION_S = 30.0
-# Called with the service and name of a RayCluster that was created, or may have been created: no answer came.
+# Called with the service and name of a RayCluster that was created. Also called if the API server did not answer: the
+# RayCluster may have been created.
 OnCluster = Callable[[ServiceKey, str], None]
 
 

@@ -40,8 +40,8 @@ class RolloutLookups:
     ) -> Resolved:
         """Returns `resolved` with the default image that the operator had when this spec was first applied.
 
-        A newer default image changes no running service. If the spec returns to the revision before the rollout, it
-        also gets that revision's image. `previous` is the last written status.
+        A newer default image changes no running service. If the spec returns to the revision before the rollout,
+        `resolved` also gets that revision's image. `previous` is the last written status.
         """
         current = previous.get("currentRevision", "")
         update = previous.get("updateRevision", "")

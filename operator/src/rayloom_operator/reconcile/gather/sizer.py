@@ -26,7 +26,7 @@ class Sizer:
         self._thread = ThreadPoolExecutor(1, "sizing")
 
     async def run(self, compute: Callable[..., Computed], *arguments: Any) -> Computed:
-        """Returns `compute(*arguments)`. Raises its exceptions, and OperatorError when it takes longer than 5 s.
+        """Returns `compute(*arguments)`. Raises the exceptions of `compute`, and OperatorError after 5 s.
 
         Too little CPU is no fault of the spec, so the next reconcile repeats the computation.
         """
