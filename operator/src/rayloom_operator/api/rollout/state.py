@@ -34,7 +34,7 @@ class AnalysisWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """Why the update revision failed. It is rolled out again only if the spec has another revision in between."""
+    """The failure of the update revision. This revision is tried again only after the spec has had another one."""
 
     revision: str
     reason: FailureReason
