@@ -31,7 +31,7 @@ def old_spec_path(namespace: str, service: str, revision: str) -> str:
 
 
 def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) -> Manifest:
-    """The ControllerRevision of `revision`; `model` is the inspection's result, None for a built-in model."""
+    """The ControllerRevision of `revision`. `model`: the inspection's result; None for a built-in model."""
     service = resolved.service
     data: dict[str, Any] = {
         "spec": service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True),
