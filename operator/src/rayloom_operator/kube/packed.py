@@ -1,4 +1,4 @@
-"""Keeps many similar documents compressed. Some of them serve as examples: the dictionary of the compression.
+"""Keeps many similar documents compressed. Some of the documents, the examples, are the compression's dictionary.
 
 A pod takes some 6 KB of memory as Python dictionaries, and 100 to 200 bytes packed. Unpacking takes 0.04 ms.
 """
@@ -14,7 +14,7 @@ import msgspec
 from rayloom_operator.names import Manifest
 
 # The most bytes of all examples together. A document that compresses badly becomes an example if there is still room.
-# Deflate looks back only 32 KB, and packing a document reads every example.
+# The limit is low, because Deflate looks back only 32 KB, and each packing of a document reads all examples.
 _MAX_EXAMPLES = 8192
 _MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
 # A document compresses badly if its packed size is more than this share of its text.
