@@ -25,7 +25,10 @@ _MAX_TEXT = 600  # characters
 
 
 def _edge(text: str) -> str:
-    """Checks and interns the upper edge of a histogram bucket: thousands of kept statuses have the same few edges."""
+    """Checks and returns the upper edge of a histogram bucket.
+
+    The text is interned, because thousands of kept statuses have the same few edges.
+    """
     if len(text) > _MAX_EDGE or math.isnan(float(text)):
         raise ValueError(f"{text[:_MAX_EDGE]!r} is not a number of seconds")
     return sys.intern(text)

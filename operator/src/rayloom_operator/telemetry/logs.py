@@ -21,8 +21,8 @@ def set_up(level: str, form: str) -> None:
     # Below warnings, kopf logs each event that it handled, and aiohttp each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # When a standby is stopped, its startup handler has not returned, and kopf warns twice about that. So these two
-    # loggers log errors only.
+    # The startup handler of a standby returns only once the standby leads. If a standby is stopped before, kopf warns
+    # twice about this handler. So these two loggers log errors only.
     for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
