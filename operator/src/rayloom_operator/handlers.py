@@ -70,8 +70,8 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 class _NoDifferences(kopf.DiffBaseStorage):
     """Switches off kopf's comparison of old and new documents, for which kopf copies each document twice.
 
-    Only handlers of changed fields need it, and the operator has none. The comparison takes 0.6 ms per event: a fifth
-    of the time that the operator would take to restart with 10,000 services.
+    Only handlers of changed fields need the comparison, and the operator has none. The comparison takes 0.6 ms per
+    event. With 10,000 services, it would take a fifth of the time of a restart.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
