@@ -86,7 +86,8 @@ class Costs(CostsPart):
         ge=0,
         le=_MAX_HEAD_LAYERS,
         allow_inf_nan=False,
-        description="The work of the output head, as a number of layers. The last stage gets fewer layers by it.",
+        description="The work of the output head, as a number of layers. The last stage, which has the head, gets "
+        "fewer layers to make up for this work.",
     )
     step: StepCosts = Field(description="Memory of the largest step of a rank.")
     checkpoint_bytes: Annotated[int, Field(ge=1, le=_MAX_BYTES)] = Field(

@@ -69,14 +69,14 @@ class ModelFacts(_FactsPart):
     version: str | None = Field(
         None,
         max_length=16,
-        description="Version of the inspection. Absent where an operator of an earlier version stored the facts.",
+        description="Version of the inspection. Absent if an operator of an earlier version stored the facts.",
     )
     commit: str | None = Field(
         None, max_length=256, description="Commit of a model on the hub. Every rank loads this commit."
     )
     costs: Costs | None = Field(
         None,
-        description="The memory that the model takes, in parts that sizing adds. Absent where an engine of an earlier "
+        description="The memory that the model takes, in parts that sizing adds. Absent if an engine of an earlier "
         "version inspected the model.",
     )
 

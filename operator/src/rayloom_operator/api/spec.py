@@ -1,9 +1,8 @@
 """The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
-name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.
-Checks that the API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the
-same message.
+name or in the description. `parse` reads every document, checks all fields and names each invalid one. Checks that the
+API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the same message.
 """
 
 from __future__ import annotations
@@ -381,7 +380,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """Returns `document` with a minimal spec in place of its invalid one; None if its metadata is invalid too."""
+    """Returns the LLMService in `document` with a minimal spec instead of its own; None if its metadata is invalid."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:

@@ -162,8 +162,8 @@ class GroupStatus(_StatusPart):
     )
     restarts: int = Field(
         0,
-        description="Number of failures of the engine since it last served for 10 minutes. The operator recreates the "
-        "engine after each. Evictions of the head pod are not counted.",
+        description="Number of failures since the engine last served for 10 minutes. The operator recreates the engine "
+        "after each failure. Evictions of the head pod are not counted.",
     )
     next_retry_time: str | None = Field(
         None,
@@ -285,7 +285,9 @@ class Status(_StatusPart):
     )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")
-    ready_replicas: int = Field(0, description="Engines whose container is ready, so that they accept requests.")
+    ready_replicas: int = Field(
+        0, description="Engines whose container in the head pod is ready, so that they accept requests."
+    )
     available_replicas: int = Field(
         0, description="Engines that serve: tokens go through every rank, and requests reach the engine."
     )

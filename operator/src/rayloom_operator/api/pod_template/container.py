@@ -1,8 +1,8 @@
 """A container of a pod template: changes of a container that the operator builds, or an additional container.
 
 Types are checked here, and by the API server at `kubectl apply`. The contents of parts such as probes and `valueFrom`
-are not checked here. KubeRay's CRD has their schemas, so the API server refuses a RayCluster with a misspelt field in
-them, and the condition Accepted shows the API server's message.
+are not checked here. KubeRay's CRD has the schemas of these parts. So the API server refuses a RayCluster with a
+misspelt field in such a part, and the condition Accepted shows the API server's message.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class ContainerSecurity(Part):
     proc_mount: str | None = Field(
         None, description="Default or Unmasked. Unmasked must be allowed by the operator's settings."
     )
-    seccomp_profile: Free | None = Field(None, description="Default: the value of the pod.")
-    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    seccomp_profile: Free | None = Field(None, description="Seccomp profile. Default: the value of the pod.")
+    app_armor_profile: Free | None = Field(None, description="AppArmor profile. Default: the container runtime's.")
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
 
 

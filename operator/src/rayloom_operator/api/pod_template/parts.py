@@ -145,17 +145,21 @@ class PodSecurity(Part):
         "the operator's settings.",
     )
     fs_group: int | None = Field(None, ge=0, description="Group of the files in volumes. Default: 1000.")
-    fs_group_change_policy: str | None = Field(None, description="Default: OnRootMismatch.")
+    fs_group_change_policy: str | None = Field(
+        None, description="When the files in volumes get that group: Always or OnRootMismatch. Default: OnRootMismatch."
+    )
     supplemental_groups: tuple[int, ...] | None = Field(
         None, strict=False, description="Further groups of the containers' processes."
     )
     supplemental_groups_policy: str | None = Field(
         None, description="Merge: groups of the image's user are added. Strict: they are not."
     )
-    seccomp_profile: Free | None = Field(None, description="Default: RuntimeDefault.")
-    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    seccomp_profile: Free | None = Field(None, description="Seccomp profile. Default: RuntimeDefault.")
+    app_armor_profile: Free | None = Field(None, description="AppArmor profile. Default: the container runtime's.")
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
-    se_linux_change_policy: str | None = Field(None, description="Recursive or MountOption.")
+    se_linux_change_policy: str | None = Field(
+        None, description="How the files in volumes get these labels: Recursive or MountOption."
+    )
     sysctls: tuple[Free, ...] | None = Field(None, strict=False, description="Kernel settings of the pod.")
 
 

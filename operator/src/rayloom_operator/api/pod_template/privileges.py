@@ -12,7 +12,7 @@ from rayloom_operator.api.pod_template.container import Container, ContainerSecu
 from rayloom_operator.api.pod_template.parts import PodSecurity
 from rayloom_operator.api.pod_template.template import HeadTemplate, PodSpec, PodTemplates, WorkerTemplate
 
-# Value of the setting -> the fields that it allows. Names of capabilities are also values of the setting.
+# Value of the setting -> the fields that this value allows. Names of capabilities are also values of the setting.
 PRIVILEGES = {
     "hostIPC": "hostIPC",
     "hostNetwork": "hostNetwork, and another host in probes and lifecycle hooks",

@@ -148,7 +148,9 @@ class PodSpec(Part):
     priority_class_name: str | None = Field(
         None, pattern=_NAME, max_length=253, description="PriorityClass. Default: that of spec.scheduling."
     )
-    preemption_policy: str | None = Field(None, description="PreemptLowerPriority or Never.")
+    preemption_policy: str | None = Field(
+        None, description="Whether the pods may preempt pods of lower priority: PreemptLowerPriority or Never."
+    )
     scheduler_name: str | None = Field(None, max_length=253, description="Scheduler of the pods.")
     image_pull_secrets: tuple[LocalObject, ...] | None = Field(
         None,

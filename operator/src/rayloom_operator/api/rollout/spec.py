@@ -23,10 +23,10 @@ class Analysis(Part):
         20,
         ge=1,
         le=100_000,
-        description="Least number of requests of each revision for a comparison of their times to the first token. If "
-        "only the new revision has fewer within holdSeconds, the analysis lasts for up to 3 times holdSeconds. If the "
-        "requests are still too few, the times are not compared: the new revision passes if its engine serves, unless "
-        "maxErrorPercent is exceeded. A change restarts no engine.",
+        description="Least number of requests that each revision needs, so that the times to the first token can be "
+        "compared. If only the new revision has fewer within holdSeconds, the analysis lasts for up to 3 times "
+        "holdSeconds. If the requests are still too few, the times are not compared: the new revision passes if its "
+        "engine serves, unless maxErrorPercent is exceeded. A change restarts no engine.",
     )
     max_error_percent: int = Field(
         1,
@@ -61,8 +61,8 @@ class Rollout(Part):
         0,
         ge=0,
         le=64,
-        description="Engines of `replicas` that may be missing or not serve during a rollout. For a cluster without "
-        "room for more engines, set maxUnavailable 1 and maxSurge 0. A change restarts no engine.",
+        description="Number of engines, out of `replicas`, that may be absent or not serving during a rollout. For a "
+        "cluster without room for more engines, set maxUnavailable 1 and maxSurge 0. A change restarts no engine.",
     )
     analysis: Analysis = Field(
         default_factory=Analysis, description="Comparison of the first new engine with the old ones."

@@ -93,8 +93,8 @@ def _former(name: str, extra: dict[str, JsonValue] | None = None) -> Any:
 
 
 class _FormerCounts(_Stored):
-    requests: int | None = Field(None, description="As in analysis.newRevision.")
-    errors: int | None = Field(None, description="As in analysis.newRevision.")
+    requests: int | None = Field(None, description="Requests, as in analysis.newRevision.")
+    errors: int | None = Field(None, description="Errors, as in analysis.newRevision.")
     ttft: dict[str, int] | None = _former("firstTokenSeconds", _ATOMIC)
 
 
