@@ -28,7 +28,7 @@ JsonValue: TypeAlias = str | int | bool | list[str]
 
 
 def engine_model(model: Model) -> str:
-    """Returns the field `model` of the engine's config in a pod. A pvc:// model is in a mounted folder there."""
+    """Returns the field `model` of the engine's config in a pod. A pvc:// model is a path below a mount there."""
     if model.source_kind != "pvc":
         return model.source
     _, _, path = model.source.removeprefix("pvc://").partition("/")

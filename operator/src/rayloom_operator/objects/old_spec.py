@@ -56,7 +56,7 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
 def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None:
     """Returns the resolved spec that is stored in `found`, a ControllerRevision of the LLMService `service`.
 
-    Returns None if it cannot be read, for example because another version of the operator wrote it.
+    Returns None if the stored spec cannot be read, for example because another version of the operator wrote it.
     """
     meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
     try:

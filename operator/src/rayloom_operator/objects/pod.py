@@ -54,7 +54,7 @@ def container_basics(service: LLMService, name: str, image: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The engine writes its own termination message. Ray writes none, so the last lines of its log explain an exit.
+        # The engine writes a termination message. Ray writes none, so the kubelet takes the last lines of Ray's log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 

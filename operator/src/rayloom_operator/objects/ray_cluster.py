@@ -55,8 +55,8 @@ _LEAST_RANK_MIB = 1024
 # Host memory of a rank on a GPU: torch with CUDA's libraries, and one tensor of the checkpoint while it is loaded. An
 # estimate.
 _CUDA_RANK_MIB = 4096
-# Sizes of /dev/shm, which counts towards the pod's memory. Ray's object store uses 75 MiB of it, and NCCL some for each
-# pair of ranks.
+# Sizes of /dev/shm in MiB, which count towards the pod's memory: for Ray, whose object store uses 75 MiB, and for each
+# rank on a GPU, because NCCL uses some for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
@@ -190,8 +190,8 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
         "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
-        # The readiness probe asks the engine's API port: the pod stays ready while Ray's head restarts, because the
-        # engine still accepts requests and lets them wait.
+        # The readiness probe of Ray's container connects to the engine's API port. So the pod stays ready while Ray's
+        # head restarts: the engine still accepts requests and lets them wait.
         **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 
