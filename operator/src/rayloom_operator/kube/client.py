@@ -23,7 +23,8 @@ _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # On a watch without events, the API server sends a bookmark each minute. A longer silence means a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
-# Credentials are read again after this time: the kubelet replaces a service account's token long before it expires.
+# Credentials are read again after this time. The kubelet replaces a service account's token long before the token
+# expires.
 _LOGIN_SECONDS = 300.0
 
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}

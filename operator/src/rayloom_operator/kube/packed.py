@@ -22,8 +22,8 @@ _LITTLE = 0.3
 _LEVEL = 1
 _RAW = -zlib.MAX_WBITS  # without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# How many unpacked documents are kept. A reconcile reads the objects of its service several times, so this is enough
-# for some objects of each running reconcile.
+# How many unpacked documents are kept, because a reconcile reads the objects of its service several times. The number
+# is enough for some objects of each running reconcile.
 _NUM_READ = 64
 
 K = TypeVar("K")
@@ -34,8 +34,8 @@ class Packer:
     """Packs documents of one kind. Only the packer that packed a document can unpack it."""
 
     def __init__(self) -> None:
-        # Each entry is the entry before it and one more example. The first byte of a packed document is the index of
-        # the entry with which it was packed.
+        # Each entry is the previous entry and one more example. The first byte of a packed document is the index of the
+        # entry with which the document was packed.
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:

@@ -161,7 +161,7 @@ class Reflector:
         """Logs a refused list or watch. Returns True if the API server does not know the kind."""
         self.was_tried.set()
         is_unknown = error.code == NOT_FOUND
-        # Lists of an unknown kind are repeated often, so only the first refusal is logged.
+        # Lists of an unknown kind are repeated often. So a refusal is logged only if the kind was listed before, once.
         if not is_unknown or path not in self._unlisted:
             logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
         if is_unknown:
