@@ -23,7 +23,7 @@ ROUTE_LABEL = "rayloom.dev/route"
 # Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
 # clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
-# KubeRay sets these on each of its pods.
+# KubeRay sets these labels on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
 CLUSTER_LABEL = "ray.io/cluster"
 
@@ -34,7 +34,7 @@ INSPECT_CONTAINER = "inspect"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-RANK_PORT = 8002  # of the engine's core; ranks connect to it
+RANK_PORT = 8002  # port of the engine's core, to which ranks connect
 CONFIG_FOLDER = "/etc/rayloom"
 CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"

@@ -1,6 +1,6 @@
 """A simulated service for the rollout planner. Its engines start, serve, drain and are deleted without failures.
 
-`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner add failures to it.
+`rayloom-operator plan --rollout` uses this service to print the planner's steps. Tests of the planner add failures.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ This module has its own HTTP client, because a general client needs twice the CP
 general client would need half a core more.
 
 An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
-read it is linear in its size, even if it arrives in tiny pieces.
+read a response is linear in its size, even if the response arrives in tiny pieces.
 """
 
 from __future__ import annotations

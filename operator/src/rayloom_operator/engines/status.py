@@ -1,6 +1,6 @@
 """The fields of the engine's `/status` document, version v1 (`schemas/status.v1.json`), that the operator uses.
 
-An engine's image may be hostile, and parts of its document are copied into the LLMService's status. So every list and
+An engine's image may be hostile, and parts of the document are copied into the LLMService's status. So every list and
 text has a length limit, far above the lengths of real engines.
 """
 

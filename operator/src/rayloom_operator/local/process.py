@@ -36,7 +36,7 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
 
 
 class EngineProcess:
-    """A running engine. Ctrl-C in the terminal does not reach the engine, because it has its own session: call `stop`.
+    """A running engine. It has its own session, so Ctrl-C in the terminal does not reach it: `stop` ends the engine.
 
     Raises EngineUnavailable if `command` cannot be started.
     """

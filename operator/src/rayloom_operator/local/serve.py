@@ -118,7 +118,7 @@ def _claimable_port(host: str, port: int, flag: str, other_than: int | None = No
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         bound = int(probe.getsockname()[1])
-    # For port 0 the system picks a port, possibly the port of the other flag. Then it is asked again.
+    # For port 0 the system picks a free port, possibly the port of the other flag. Then the system picks again.
     return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
 
 
