@@ -45,7 +45,8 @@ class BuildWithLibrary(build_py):
 class DistributionWithLibrary(Distribution):
     def has_ext_modules(self):
         """Returns whether the wheel fits one platform only, because it will have a compiled library."""
-        return _load_build_module().find_compiler(os.environ) is not None
+        build = _load_build_module()
+        return not build.unsupported_machine() and build.find_compiler(os.environ) is not None
 
 
 class WheelOfAnyPython(bdist_wheel):

@@ -112,7 +112,7 @@ def test_a_package_without_a_compiler_has_no_library(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build_into(tmp_path, sources) is None
-    assert capsys.readouterr().err == "The CPU library is not built: there is no C++ compiler.\n"
+    assert capsys.readouterr().err == "The CPU library is not built: there is no C++ compiler\n"
 
 
 def test_the_packages_library_is_found_without_a_compiler(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 // The kernels of one instruction set. Compiled once for each, with RL_ISA and RL_TABLE defined and its compiler flags.
 
 #include "attention.h"
+#include "int8.h"
 #include "kernels.h"
 #include "linear.h"
 #include "rows.h"
@@ -20,6 +21,13 @@ constexpr Kernels table() {
         linear<Operand>,
         add_linear<Operand>,
         gate_linear<Operand>,
+        int8_linear<Operand>,
+        int8_add_linear<Operand>,
+        int8_gate_linear<Operand>,
+        pack_int8_weight<Operand>,
+        embed_int8,
+        quantise_row<Operand>,
+        quantised_row_bytes,
         rms_norm<Operand>,
         rotate_and_write<Operand>,
         attend<Operand>,

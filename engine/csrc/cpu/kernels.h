@@ -19,7 +19,8 @@ struct LinearTask {
     const void* x;  // [num_rows][num_inputs], the operand type
     int64_t num_rows;
     const void* weight;
-    const float* bias;  // [num_outputs], or null
+    const float* scales;  // [num_outputs] of int8 weights, else null
+    const float* bias;    // [num_outputs], or null
     int64_t num_inputs;
     int64_t num_outputs;
     float* out;  // [num_rows][out_stride]
@@ -72,6 +73,14 @@ struct Kernels {
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
     // gated = silu(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // The same three for int8 weights, whose `x` holds rows that quantise_row made.
+    void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
+    void (*int8_add_linear)(const LinearTask& task, int64_t first, int64_t end);
+    void (*int8_gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    void (*pack_int8_weight)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs);
+    void (*embed_int8)(const void* packed, const float* scales, int64_t width, int64_t id, float* out);
+    void (*quantise_row)(const void* x, int64_t num_inputs, void* quantised);
+    int64_t (*quantised_row_bytes)(int64_t num_inputs);
     // x [width] = weight * row / sqrt(mean(row^2) + eps)
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
     // Rotates the queries and keys of a token, and writes keys and values into the pages.

@@ -24,7 +24,7 @@ bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_support
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bf16");
+           __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
 // Best first.
@@ -54,6 +54,17 @@ void run_pieces(int64_t num_pieces, Piece piece) {
 }
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns the quantised rows of x.
+const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const void* x, int64_t rows, Arena& arena) {
+    const int64_t size = kernels.quantised_row_bytes(linear.num_inputs);
+    char* quantised = arena.take<char>(rows * size);
+    for (int64_t row = 0; row < rows; row++) {
+        const char* from = (const char*)x + row * linear.num_inputs * kernels.operand_bytes;
+        kernels.quantise_row(from, linear.num_inputs, quantised + row * size);
+    }
+    return quantised;
+}
 
 // Runs work(row, buffers) for all rows of a vocabulary on all threads. Returns 0, or 1 if there is no memory.
 template <class Work>
@@ -92,6 +103,21 @@ ThreadPool& thread_pool() {
 Arena& step_arena() {
     static Arena arena;
     return arena;
+}
+
+LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out) {
+    return {
+        x,
+        num_rows,
+        linear.weight,
+        linear.scales,
+        linear.bias,
+        linear.num_inputs,
+        linear.num_outputs,
+        out,
+        linear.num_outputs,
+        nullptr,
+    };
 }
 
 int64_t blocks_per_piece(int64_t num_blocks, int num_threads) {
@@ -142,27 +168,44 @@ RL_EXPORT void rl_pack_weight(int32_t dtype, const void* weight, void* packed, i
     chosen_kernels(dtype).pack_weight(weight, packed, num_outputs, num_inputs);
 }
 
-RL_EXPORT void rl_embed(int32_t dtype, const void* packed, int32_t width, const int64_t* ids, int32_t num_ids,
-                        float* out) {
+RL_EXPORT void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales,
+                                   int64_t num_outputs, int64_t num_inputs) {
+    chosen_kernels(dtype).pack_int8_weight(weight, packed, scales, num_outputs, num_inputs);
+}
+
+RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    const int64_t width = matrix->num_inputs;
     for (int64_t i = 0; i < num_ids; i++) {
         if (ids[i] < 0) {
             memset(out + i * width, 0, (size_t)width * sizeof(float));
+        } else if (matrix->scales != nullptr) {
+            kernels.embed_int8(matrix->weight, matrix->scales, width, ids[i], out + i * width);
         } else {
-            chosen_kernels(dtype).embed(packed, width, ids[i], out + i * width);
+            kernels.embed(matrix->weight, width, ids[i], out + i * width);
         }
     }
 }
 
-RL_EXPORT void rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
+RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
     const Kernels& kernels = chosen_kernels(dtype);
-    const LinearTask task = {x,   rows, linear->weight, linear->bias, linear->num_inputs, linear->num_outputs,
-                             out, linear->num_outputs, nullptr};
+    LinearTask task = linear_task(*linear, x, rows, out);
+    if (linear->scales != nullptr) {
+        try {
+            step_arena().clear();
+            task.x = quantise_rows(kernels, *linear, x, rows, step_arena());
+        } catch (const std::bad_alloc&) {
+            return ENOMEM;
+        }
+    }
     const int64_t num_blocks = ceil_div(linear->num_outputs, 16);
     const int64_t size = blocks_per_piece(num_blocks, thread_pool().size());
     run_pieces(ceil_div(num_blocks, size), [&](int64_t piece) {
         const int64_t end = (piece + 1) * size;
-        kernels.linear(task, piece * size, end < num_blocks ? end : num_blocks);
+        (linear->scales == nullptr ? kernels.linear : kernels.int8_linear)(task, piece * size,
+                                                                           end < num_blocks ? end : num_blocks);
     });
+    return 0;
 }
 
 RL_EXPORT void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows,

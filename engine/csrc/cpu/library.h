@@ -10,5 +10,8 @@ const Kernels& chosen_kernels(int dtype);
 ThreadPool& thread_pool();
 Arena& step_arena();
 
+// The product of `num_rows` rows of x, an operand, with stored outputs.
+LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
+
 // Blocks of 16 outputs that a thread takes at once. `num_blocks`: of the whole product.
 int64_t blocks_per_piece(int64_t num_blocks, int num_threads);

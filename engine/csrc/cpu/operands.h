@@ -23,6 +23,9 @@ constexpr int kGateRows = 12;
 constexpr int kTallRows = 24;  // x 1 block
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
+constexpr int kInt8WideRows = 1;
+constexpr int kInt8WideColumns = 8;
+constexpr int kInt8Rows = 6;
 #else
 // A sum takes two of 16 registers.
 constexpr int kWideRows = 1;
@@ -33,6 +36,9 @@ constexpr int kGateRows = 3;
 constexpr int kTallRows = 0;
 constexpr int kValueRows = 3;
 constexpr int kValueColumns = 2;
+constexpr int kInt8WideRows = 1;
+constexpr int kInt8WideColumns = 2;
+constexpr int kInt8Rows = 2;
 #endif
 // Elements that are fetched ahead in each of the streams of weights that a wide tile reads.
 constexpr int64_t kStreamAhead = 1024;
@@ -50,6 +56,7 @@ struct Float32 {
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
+    static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
 };
 
 #if defined(__AVX512BF16__)
@@ -71,6 +78,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store_bf16(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
+    static RL_INLINE_MEMBER F16 load_values(const X* x) { return load_bf16(x); }
 };
 
 #else
@@ -100,6 +108,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
+    static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
 };
 
 #endif

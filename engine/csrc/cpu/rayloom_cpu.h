@@ -17,9 +17,10 @@ extern "C" {
 // Type of the weights and of the KV cache.
 enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
-// y = x W^T + bias, with W packed by rl_pack_weight.
+// y = x W^T + bias, with W packed by rl_pack_weight, or by rl_pack_int8_weight if there are scales.
 typedef struct {
     const void* weight;
+    const float* scales;  // [num_outputs], or NULL
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
@@ -83,11 +84,16 @@ int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs);
 // Packs W [num_outputs][num_inputs] for products; num_inputs must be even.
 void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
 
-// out [rows][D] = rows `ids` of a packed matrix with D columns; zeros for a negative id.
-void rl_embed(int32_t dtype, const void* packed, int32_t width, const int64_t* ids, int32_t num_ids, float* out);
+// Quantises each row of W to int8 with one scale, and packs it; num_inputs must be a multiple of 32. `packed` has one
+// byte for each of rl_packed_elements. `dtype`: of W.
+void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales, int64_t num_outputs,
+                         int64_t num_inputs);
+
+// out [num_ids][K] = rows `ids` of a packed matrix with K = num_inputs columns; zeros for a negative id.
+void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out);
 
 // out [rows][num_outputs] = x [rows][num_inputs] W^T + bias.
-void rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
+int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
 
 // x [rows][width] as the operand of a product = RMSNorm(residual).
 void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,

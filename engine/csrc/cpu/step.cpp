@@ -1,5 +1,6 @@
 #include "step.h"
 
+#include <algorithm>
 #include <atomic>
 #include <errno.h>
 #include <math.h>
@@ -14,8 +15,8 @@
 
 namespace {
 
-// Phases of one half layer: norm, product, rotation, attention, combination, product.
-constexpr int kMaxPhases = 6;
+// Phases of the attention of a layer: norm, product (2), rotation, attention (2), product (2).
+constexpr int kMaxPhases = 8;
 
 // Everything that the threads of a step share.
 struct Step {
@@ -34,6 +35,7 @@ struct Step {
     void* query;                     // [T][H][d], operand
     void* attended;                  // [T][H][d], operand
     void* gated;                     // [T][I], operand
+    void* quantised;                 // [T] rows of the widest product, if weights are int8
 };
 
 // Hands out the pieces of a phase to the threads, one at a time: a thread that was interrupted takes fewer.
@@ -74,29 +76,57 @@ void normalise(const Step& step, Phase phase, const float* weight) {
     });
 }
 
+enum class Output { kStore, kAdd, kGate };
+
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
 
-// Computes all blocks of 16 outputs; `num_blocks` of the gate if `kernel` computes gates.
-void multiply(const Step& step, Phase phase, LinearKernel kernel, const LinearTask& task, int64_t num_blocks) {
+LinearKernel linear_kernel(const Kernels& kernels, Output output, bool is_int8) {
+    switch (output) {
+        case Output::kStore:
+            return is_int8 ? kernels.int8_linear : kernels.linear;
+        case Output::kAdd:
+            return is_int8 ? kernels.int8_add_linear : kernels.add_linear;
+        case Output::kGate:
+            return is_int8 ? kernels.int8_gate_linear : kernels.gate_linear;
+    }
+    return nullptr;
+}
+
+// Quantises the rows of x into step.quantised.
+void quantise(const Step& step, Phase phase, const rl_linear& linear, const void* x) {
+    const Kernels& kernels = *step.kernels;
+    const int64_t size = kernels.quantised_row_bytes(linear.num_inputs);
+    phase.run(step.batch->num_tokens, [&](int64_t row) {
+        const char* from = (const char*)x + row * linear.num_inputs * kernels.operand_bytes;
+        kernels.quantise_row(from, linear.num_inputs, (char*)step.quantised + row * size);
+    });
+}
+
+// Multiplies the operand x by a matrix, in phases `phase` and `phase` + 1.
+void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear, const void* x, float* out) {
+    const bool is_int8 = linear.scales != nullptr;
+    if (is_int8) {
+        quantise(step, Phase(step, half, phase), linear, x);
+        x = step.quantised;
+    }
+    LinearTask task = linear_task(linear, x, step.batch->num_tokens, out);
+    task.gated = step.gated;
+    const LinearKernel kernel = linear_kernel(*step.kernels, output, is_int8);
+    const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
     const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
-    phase.run(ceil_div(num_blocks, size), [&](int64_t piece) {
+    Phase(step, half, phase + 1).run(ceil_div(num_blocks, size), [&](int64_t piece) {
         const int64_t end = (piece + 1) * size;
         kernel(task, piece * size, end < num_blocks ? end : num_blocks);
     });
 }
 
-LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out) {
-    return {x, num_rows, linear.weight, linear.bias, linear.num_inputs, linear.num_outputs, out, linear.num_outputs,
-            nullptr};
-}
-
 // Adds the product to the residual stream, or stores it for a sum over ranks.
-void multiply_into_residual(const Step& step, Phase phase, int half, const rl_linear& linear, const void* x) {
-    const bool is_partial = step.partial != nullptr && half + 1 == step.end_half;
-    const LinearTask task =
-        linear_task(linear, x, step.batch->num_tokens, is_partial ? step.partial : step.batch->residual);
-    multiply(step, phase, is_partial ? step.kernels->linear : step.kernels->add_linear, task,
-             ceil_div(linear.num_outputs, 16));
+void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear, const void* x) {
+    if (step.partial != nullptr && half + 1 == step.end_half) {
+        multiply(step, half, phase, Output::kStore, linear, x, step.partial);
+    } else {
+        multiply(step, half, phase, Output::kAdd, linear, x, step.batch->residual);
+    }
 }
 
 void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
@@ -158,9 +188,10 @@ void use_segment(AttentionTask& task, const AttentionPlan& plan, const Attention
     task.total = plan.total + row;
 }
 
-void attend(const Step& step, int half, const rl_layer& layer, void* pages) {
+// In phases `phase` and `phase` + 1.
+void attend(const Step& step, int half, int phase, const rl_layer& layer, void* pages) {
     const AttentionPlan& plan = *step.attention;
-    Phase(step, half, 3).run(plan.num_pieces, [&](int64_t index) {
+    Phase(step, half, phase).run(plan.num_pieces, [&](int64_t index) {
         const AttentionPiece& piece = plan.pieces[index];
         const AttentionTile& tile = plan.tiles[piece.tile];
         AttentionTask task = attention_task(step, tile, layer, pages);
@@ -174,7 +205,7 @@ void attend(const Step& step, int half, const rl_layer& layer, void* pages) {
     if (plan.num_split == 0) {
         return;
     }
-    Phase(step, half, 4).run(plan.num_split, [&](int64_t index) {
+    Phase(step, half, phase + 1).run(plan.num_split, [&](int64_t index) {
         const AttentionTile& tile = plan.tiles[plan.split[index]];
         AttentionTask task = attention_task(step, tile, layer, pages);
         use_segment(task, plan, tile, 0);
@@ -183,25 +214,20 @@ void attend(const Step& step, int half, const rl_layer& layer, void* pages) {
 }
 
 void run_attention(const Step& step, int half) {
-    const rl_model& model = *step.model;
-    const rl_layer& layer = model.layers[half / 2];
+    const rl_layer& layer = step.model->layers[half / 2];
     void* pages = step.batch->pages[half / 2];
     normalise(step, Phase(step, half, 0), layer.attention_norm);
-    multiply(step, Phase(step, half, 1), step.kernels->linear,
-             linear_task(layer.qkv, step.normed, step.batch->num_tokens, step.qkv), ceil_div(layer.qkv.num_outputs, 16));
-    rotate(step, Phase(step, half, 2), layer, pages);
-    attend(step, half, layer, pages);
-    multiply_into_residual(step, Phase(step, half, 5), half, layer.out, step.attended);
+    multiply(step, half, 1, Output::kStore, layer.qkv, step.normed, step.qkv);
+    rotate(step, Phase(step, half, 3), layer, pages);
+    attend(step, half, 4, layer, pages);
+    multiply_into_residual(step, half, 6, layer.out, step.attended);
 }
 
 void run_mlp(const Step& step, int half) {
-    const rl_model& model = *step.model;
-    const rl_layer& layer = model.layers[half / 2];
+    const rl_layer& layer = step.model->layers[half / 2];
     normalise(step, Phase(step, half, 0), layer.mlp_norm);
-    LinearTask gate = linear_task(layer.gate_up, step.normed, step.batch->num_tokens, nullptr);
-    gate.gated = step.gated;
-    multiply(step, Phase(step, half, 1), step.kernels->gate_linear, gate, model.intermediate / 16);
-    multiply_into_residual(step, Phase(step, half, 2), half, layer.down, step.gated);
+    multiply(step, half, 1, Output::kGate, layer.gate_up, step.normed, nullptr);
+    multiply_into_residual(step, half, 3, layer.down, step.gated);
 }
 
 void run_halves(void* context, int thread) {
@@ -228,6 +254,8 @@ int run_step(const rl_model& model, const rl_batch& batch, int first_half, int e
     const int64_t tokens = batch.num_tokens;
     const int64_t query_size = (int64_t)model.num_heads * model.head_dim;
     const int64_t qkv_size = query_size + 2 * (int64_t)model.num_kv_heads * model.head_dim;
+    const int64_t widest = std::max({(int64_t)model.width, query_size, (int64_t)model.intermediate});
+    const int64_t quantised_bytes = model.layers[0].qkv.scales == nullptr ? 0 : kernels.quantised_row_bytes(widest);
     const int64_t num_counters = (int64_t)(end_half - first_half) * kMaxPhases;
     try {
         arena.clear();
@@ -248,6 +276,7 @@ int run_step(const rl_model& model, const rl_batch& batch, int first_half, int e
             arena.take<char>(tokens * query_size * kernels.operand_bytes),
             arena.take<char>(tokens * query_size * kernels.operand_bytes),
             arena.take<char>(tokens * model.intermediate * kernels.operand_bytes),
+            arena.take<char>(tokens * quantised_bytes),
         };
         for (int64_t i = 0; i < num_counters; i++) {
             new (&step.counters[i]) std::atomic<int64_t>(0);

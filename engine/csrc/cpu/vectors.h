@@ -65,6 +65,10 @@ RL_INLINE F16 load_bf16(const uint16_t* p) {
 #if defined(__AVX512BF16__)
 RL_INLINE void store_bf16(uint16_t* p, F16 a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
 #endif
+// Integral values in [-128, 127]; a NaN gives some value.
+RL_INLINE void store_int8(int8_t* p, F16 a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(a.v)));
+}
 RL_INLINE __m256 low_half(F16 a) { return _mm512_castps512_ps256(a.v); }
 RL_INLINE __m256 high_half(F16 a) { return _mm512_maskz_extractf32x8_ps(0xff, a.v, 1); }
 
@@ -141,6 +145,12 @@ RL_INLINE __m256i round_to_bf16(__m256 x) {
 RL_INLINE void store_bf16(uint16_t* p, F16 x) {
     __m256i both = _mm256_packus_epi32(round_to_bf16(x.a), round_to_bf16(x.b));
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+// Integral values in [-128, 127]; a NaN gives some value.
+RL_INLINE void store_int8(int8_t* p, F16 x) {
+    const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
 }
 RL_INLINE __m256 low_half(F16 x) { return x.a; }
 RL_INLINE __m256 high_half(F16 x) { return x.b; }

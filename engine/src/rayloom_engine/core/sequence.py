@@ -119,8 +119,11 @@ class Sequence:
         """Sort key: lower runs first. First come, first served within a priority."""
         return (self.priority, self.arrival, self.number)
 
-    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks, which must be full. Each is computed once, as ids never change."""
+    def hashes(self, num_blocks: int, block_size: int, first: int = 0) -> list[bytes]:
+        """Returns the hashes of the blocks [first, num_blocks), which must be full.
+
+        Each hash is computed once, because ids never change.
+        """
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
@@ -129,7 +132,7 @@ class Sequence:
             else:
                 # Each hash includes the one before it, so a salt in the first block changes all hashes.
                 self._hashes.append(block_hash(b"", token_ids, encode_extra([("salt", self.cache_key)])))
-        return self._hashes[:num_blocks]
+        return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
         """Copies the prompt's block hashes that `other` has computed, if both have the same prompt and cache key."""
@@ -177,9 +180,11 @@ class Sequence:
     def finish_reason(self, max_model_len: int) -> str | None:
         """Returns why the newest token completes the sequence ("stop" or "length"), or None if it does not."""
         newest = self.token_ids[-1]
-        if self.num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
+        num_tokens = len(self.token_ids)
+        num_generated = num_tokens - self.num_prompt_tokens
+        if num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
             return "stop"
-        if self.num_generated >= self.params.max_tokens or self.num_tokens >= max_model_len:
+        if num_generated >= self.params.max_tokens or num_tokens >= max_model_len:
             return "length"
         return None
 

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden
 _INSTRUCTION_SETS = {
     "avx512": (
         "kAvx512",
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma"),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma"),
     ),
     "avx2": ("kAvx2", ("-mavx2", "-mfma")),
 }
@@ -86,6 +87,14 @@ def library_name(sources: Path) -> str:
     return f"{NAME}-{source_key(sources)}.so"
 
 
+def unsupported_machine() -> str:
+    """Returns why the library cannot run on this machine; empty if it can."""
+    machine = platform.machine()
+    if sys.platform == "linux" and machine == "x86_64":
+        return ""
+    return f"it needs Linux on x86-64, and this is {sys.platform} on {machine}"
+
+
 def find_compiler(environ: Mapping[str, str]) -> str | None:
     """Returns the path of a C++ compiler: $CXX if that is set, else the first of the usual names; None if none."""
     names = (environ["CXX"],) if environ.get("CXX") else _COMPILERS
@@ -118,14 +127,15 @@ def build_into(folder: Path, sources: Path) -> Path | None:
     Returns its path, or None if there is no compiler or it fails; the reason is printed then.
     """
     compiler = find_compiler(os.environ)
-    if compiler is None:
-        print("The CPU library is not built: there is no C++ compiler.", file=sys.stderr)
-        return None
+    problem = unsupported_machine() or ("there is no C++ compiler" if compiler is None else "")
     target = folder / library_name(sources)
-    try:
-        build_library(compiler, sources, target)
-    except CompileError as error:
-        print(f"The CPU library is not built: {error}", file=sys.stderr)
+    if compiler is not None and not problem:
+        try:
+            build_library(compiler, sources, target)
+        except CompileError as error:
+            problem = str(error)
+    if problem:
+        print(f"The CPU library is not built: {problem}", file=sys.stderr)
         return None
     for old in [*folder.glob(f"{NAME}-*.so"), *folder.glob(f".{NAME}-*.lock")]:
         if old != target:

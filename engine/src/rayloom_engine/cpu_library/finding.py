@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from rayloom_engine.cpu_library.build import (
     library_name,
     source_folder,
     source_key,
+    unsupported_machine,
 )
 
 
@@ -35,9 +34,8 @@ def find_library(cache: Path, environ: Mapping[str, str], package: Path | None =
 
     `package`: used instead of the folder in which the package's build puts the library.
     """
-    machine = platform.machine()
-    if sys.platform != "linux" or machine != "x86_64":
-        return FoundLibrary(None, f"it needs Linux on x86-64, and this is {sys.platform} on {machine}")
+    if problem := unsupported_machine():
+        return FoundLibrary(None, problem)
     sources = source_folder()
     packaged = (package or PACKAGE) / library_name(sources)
     if packaged.exists():

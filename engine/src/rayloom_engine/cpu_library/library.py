@@ -88,13 +88,11 @@ class CpuLibrary:
 
     def embed(self, packed_VD: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
         """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
-        width = packed_VD.shape[1]
-        out_ND = torch.empty((ids_N.shape[0], width), dtype=torch.float32)
         num_rows = ids_N.shape[0]
+        out_ND = torch.empty((num_rows, packed_VD.shape[1]), dtype=torch.float32)
+        matrix = linear_of(packed_VD, None)
         with self._chosen():
-            self._functions.rl_embed(
-                _DTYPES[packed_VD.dtype], _address(packed_VD), width, _address(ids_N), num_rows, _address(out_ND)
-            )
+            self._functions.rl_embed(_DTYPES[packed_VD.dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
         return out_ND
 
     def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +100,9 @@ class CpuLibrary:
         assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
         out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
         with self._chosen():
-            self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
+            error = self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
+        if error:
+            raise MemoryError(f"a product of {x.shape[0]} rows: {os.strerror(error)}")
         return out
 
     def normalise(
@@ -174,7 +174,7 @@ class CpuLibrary:
 def linear_of(packed: torch.Tensor, bias: torch.Tensor | None) -> LinearStruct:
     """Returns the structure of a matrix from `CpuLibrary.pack` and a float32 bias. The caller keeps both alive."""
     num_outputs, num_inputs = packed.shape
-    return LinearStruct(_address(packed), None if bias is None else _address(bias), num_outputs, num_inputs)
+    return LinearStruct(_address(packed), None, None if bias is None else _address(bias), num_outputs, num_inputs)
 
 
 def dtype_code(dtype: torch.dtype) -> int:

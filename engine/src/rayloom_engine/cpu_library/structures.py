@@ -9,10 +9,11 @@ from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, 
 
 
 class LinearStruct(Structure):
-    """A packed matrix [num_outputs, num_inputs] and its float32 bias, or None."""
+    """A packed matrix [num_outputs, num_inputs]. `scales`: float32 for each row of an int8 matrix, else None."""
 
     _fields_ = (
         ("weight", c_void_p),
+        ("scales", c_void_p),
         ("bias", c_void_p),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
@@ -77,8 +78,9 @@ def declare_functions(library: CDLL) -> None:
         ("rl_operand_bytes", c_int32, [c_int32]),
         ("rl_packed_elements", c_int64, [c_int64, c_int64]),
         ("rl_pack_weight", None, [c_int32, c_void_p, c_void_p, c_int64, c_int64]),
-        ("rl_embed", None, [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
-        ("rl_multiply", None, [c_int32, linear, c_void_p, c_int32, c_void_p]),
+        ("rl_pack_int8_weight", None, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64]),
+        ("rl_embed", None, [c_int32, linear, c_void_p, c_int32, c_void_p]),
+        ("rl_multiply", c_int, [c_int32, linear, c_void_p, c_int32, c_void_p]),
         ("rl_normalise", None, [c_int32, c_void_p, c_void_p, c_float, c_int32, c_int32, c_void_p]),
         (
             "rl_forward",

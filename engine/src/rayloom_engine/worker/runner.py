@@ -65,7 +65,7 @@ class Runner:
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
-        batch = build_batch(steps, BLOCK_SIZE, self._device)
+        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE, self._device)
         stage = self._model.part.stage
         inputs = batch.token_ids_T
         if self._link is not None and not stage.is_first:

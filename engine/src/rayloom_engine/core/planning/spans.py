@@ -18,11 +18,15 @@ def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
     """Returns the span of every sequence of these plans, without aborted ones. `in_flight`: oldest plan first."""
     spans: dict[Sequence, Span] = {}
     for record in in_flight:
-        for step in record.plan.slots:
-            sequence = record.sequences[step.slot]
-            if sequence.state is not SequenceState.FINISHED:
-                start, _ = spans.get(sequence, (step.start, 0))
-                spans[sequence] = (start, step.start + step.num_tokens)
+        sequences = record.sequences
+        computed = {
+            sequence: (step.start, step.start + step.num_tokens)
+            for step in record.plan.slots
+            if (sequence := sequences[step.slot]).state is not SequenceState.FINISHED
+        }
+        for sequence in computed.keys() & spans.keys():
+            computed[sequence] = (spans[sequence][0], computed[sequence][1])
+        spans |= computed
     return spans
 
 

@@ -1,0 +1,261 @@
+// Products with int8 weights: y = x W^T + bias with W = scale[n] * (w - 128), w unsigned, one scale for each output.
+//
+// Activations are quantised when they are used: for each group of 32 elements of a row, x = s * q with q in [-127, 127]
+// and s = max |x| / 127. The products w * q are summed exactly in int32 over a group; because w is stored with 128 added,
+// the sum starts at -128 * (sum of q). The groups are added in float32, in their order:
+//
+//   y[n] = scale[n] * sum over groups of s[g] * (sum over the group of (w - 128) * q) + bias[n]
+//
+// So a row's result does not depend on the number of rows, as in linear.h. W is packed as [N / 16][K / 4][16][4].
+
+#pragma once
+
+#include <math.h>
+
+#include "kernels.h"
+#include "linear.h"
+#include "operands.h"
+
+namespace RL_ISA {
+
+constexpr int64_t kGroup = 32;
+constexpr int kInt8Depth = 4;
+constexpr int kGroupSteps = (int)(kGroup / kInt8Depth);
+
+// A quantised row is its K elements, then for each group the scale (float32) and the start of its sums (int32).
+struct GroupScale {
+    float scale;
+    int32_t start;
+};
+
+RL_INLINE int64_t quantised_row_bytes(int64_t num_inputs) {
+    return num_inputs + num_inputs / kGroup * (int64_t)sizeof(GroupScale);
+}
+
+#if defined(__AVX512VNNI__)
+
+struct I16 {
+    __m512i v;
+};
+RL_INLINE I16 splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+RL_INLINE F16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+struct Int8Step {
+    __m512i v;
+};
+RL_INLINE Int8Step load_int8_w(const uint8_t* w) { return {_mm512_loadu_si512(w)}; }
+RL_INLINE Int8Step load_int8_x(const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return {_mm512_set1_epi32(four)};
+}
+RL_INLINE I16 multiply_add_int8(Int8Step w, Int8Step x, I16 sum) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+
+#else
+
+struct I16 {
+    __m256i a, b;
+};
+RL_INLINE I16 splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+RL_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+
+// Bytes 0 and 2, and bytes 1 and 3, of each lane as pairs of int16.
+struct Int8Step {
+    __m256i even_a, odd_a, even_b, odd_b;
+};
+RL_INLINE Int8Step load_int8_w(const uint8_t* w) {
+    const __m256i a = _mm256_loadu_si256((const __m256i*)w);
+    const __m256i b = _mm256_loadu_si256((const __m256i*)(w + 32));
+    const __m256i low = _mm256_set1_epi16(0xff);
+    return {_mm256_and_si256(a, low), _mm256_srli_epi16(a, 8), _mm256_and_si256(b, low), _mm256_srli_epi16(b, 8)};
+}
+RL_INLINE Int8Step load_int8_x(const int8_t* x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    const __m256i both = _mm256_set1_epi32(four);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8);
+    const __m256i odd = _mm256_srai_epi16(both, 8);
+    return {even, odd, even, odd};
+}
+RL_INLINE I16 multiply_add_int8(Int8Step w, Int8Step x, I16 sum) {
+    const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(w.even_a, x.even_a), _mm256_madd_epi16(w.odd_a, x.odd_a));
+    const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(w.even_b, x.even_b), _mm256_madd_epi16(w.odd_b, x.odd_b));
+    return {_mm256_add_epi32(sum.a, a), _mm256_add_epi32(sum.b, b)};
+}
+
+#endif
+
+// Quantises a row of an operand.
+template <class Operand>
+static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
+    const typename Operand::X* row = (const typename Operand::X*)x;
+    int8_t* out = (int8_t*)quantised;
+    GroupScale* groups = (GroupScale*)(out + num_inputs);
+    for (int64_t first = 0; first < num_inputs; first += kGroup) {
+        const F16 low = Operand::load_values(row + first);
+        const F16 high = Operand::load_values(row + first + 16);
+        const float largest = maximum(max(max(low, zero() - low), max(high, zero() - high)));
+        const F16 inverse = splat(largest > 0.0f && largest < INFINITY ? 127.0f / largest : 0.0f);
+        const F16 low_q = round(low * inverse);
+        const F16 high_q = round(high * inverse);
+        store_int8(out + first, low_q);
+        store_int8(out + first + 16, high_q);
+        // `check` is 0, or NaN if a value is NaN or infinite. The scale carries a NaN on to the logits.
+        const float check = sum((low - low) + (high - high));
+        groups[first / kGroup] = {largest / 127.0f + check, -128 * (int32_t)sum(low_q + high_q)};
+    }
+}
+
+// One tile: R rows x C columns of blocks. `ahead`: elements from this tile's weights to those that are read next.
+template <class Output, int R, int C>
+static void int8_tile(const LinearTask& task, int64_t row, int64_t block, int64_t ahead) {
+    const uint8_t* w[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        w[c] = (const uint8_t*)task.weight + Output::weight_block(task, block, c, C) * 16 * task.num_inputs;
+    }
+    const int64_t row_bytes = quantised_row_bytes(task.num_inputs);
+    const int8_t* x = (const int8_t*)task.x + row * row_bytes;
+    F16 sums[R][C];
+    clear(sums);
+    for (int64_t group = 0; group < task.num_inputs / kGroup; group++) {
+        I16 parts[R][C];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + task.num_inputs);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) {
+                parts[r][c] = splat_int(scales[group].start);
+            }
+        }
+#pragma GCC unroll 8
+        for (int step = 0; step < kGroupSteps; step++) {
+            const int64_t at = group * kGroupSteps + step;
+            Int8Step w_step[C];
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) {
+                const uint8_t* source = w[c] + at * 16 * kInt8Depth;
+                w_step[c] = load_int8_w(source);
+                _mm_prefetch((const char*)(source + ahead), _MM_HINT_T1);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; r++) {
+                const Int8Step x_step = load_int8_x(x + r * row_bytes + at * kInt8Depth);
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) {
+                    parts[r][c] = multiply_add_int8(w_step[c], x_step, parts[r][c]);
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + task.num_inputs);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; c++) {
+                sums[r][c] = fma(to_float(parts[r][c]), splat(scales[group].scale), sums[r][c]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        const int64_t at = Output::weight_block(task, block, c, C) * 16;
+        const int64_t left = task.num_outputs - at;
+        const F16 scale = load_first(task.scales + at, left < 16 ? (int)left : 16);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            sums[r][c] = sums[r][c] * scale;
+        }
+    }
+    Output::template write<typename Output::Operand>(task, row, block, sums);
+}
+
+template <class Output, int C, int MaxRows>
+RL_INLINE void int8_rows(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t ahead) {
+    if (num_rows == MaxRows) {
+        int8_tile<Output, MaxRows, C>(task, row, block, ahead);
+    } else if constexpr (MaxRows > 1) {
+        int8_rows<Output, C, MaxRows - 1>(task, row, num_rows, block, ahead);
+    }
+}
+
+template <class Output, bool IsGate>
+static void int8_blocks(const LinearTask& task, int64_t first, int64_t end) {
+    constexpr int per_block = IsGate ? 2 : 1;
+    const int64_t block_size = 16 * task.num_inputs;
+    int64_t block = first;
+    if (task.num_rows <= kInt8WideRows) {
+        for (; block + kInt8WideColumns / per_block <= end; block += kInt8WideColumns / per_block) {
+            int8_rows<Output, kInt8WideColumns, kInt8WideRows>(task, 0, task.num_rows, block, kStreamAhead);
+        }
+    }
+    for (; block < end; block++) {
+        const int64_t num_tiles = (task.num_rows + kInt8Rows - 1) / kInt8Rows;
+        int64_t row = 0;
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            const int64_t num_rows = (task.num_rows - row + num_tiles - tile - 1) / (num_tiles - tile);
+            int8_rows<Output, per_block, kInt8Rows>(task, row, num_rows, block, tile == 0 ? block_size : 0);
+            row += num_rows;
+        }
+    }
+}
+
+template <class For>
+struct Int8Store : StoreOutput {
+    using Operand = For;
+};
+template <class For>
+struct Int8Add : AddOutput {
+    using Operand = For;
+};
+template <class For>
+struct Int8Gate : GateOutput {
+    using Operand = For;
+};
+
+template <class Operand>
+static void int8_linear(const LinearTask& task, int64_t first, int64_t end) {
+    int8_blocks<Int8Store<Operand>, false>(task, first, end);
+}
+
+template <class Operand>
+static void int8_add_linear(const LinearTask& task, int64_t first, int64_t end) {
+    int8_blocks<Int8Add<Operand>, false>(task, first, end);
+}
+
+template <class Operand>
+static void int8_gate_linear(const LinearTask& task, int64_t first, int64_t end) {
+    int8_blocks<Int8Gate<Operand>, true>(task, first, end);
+}
+
+// Quantises rows of W [num_outputs][num_inputs] (the type of Operand's weights) and packs them; sets their scales.
+template <class Operand>
+static void pack_int8_weight(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs) {
+    const typename Operand::W* from = (const typename Operand::W*)weight;
+    uint8_t* to = (uint8_t*)packed;
+    for (int64_t row = 0; row < (num_outputs + 15) / 16 * 16; row++) {
+        float largest = 0.0f;
+        for (int64_t k = 0; k < num_inputs && row < num_outputs; k++) {
+            const float size = fabsf(Operand::from_w(from[row * num_inputs + k]));
+            largest = size > largest ? size : largest;
+        }
+        const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        uint8_t* block = to + row / 16 * 16 * num_inputs + row % 16 * kInt8Depth;
+        for (int64_t k = 0; k < num_inputs; k++) {
+            const float value = row < num_outputs ? Operand::from_w(from[row * num_inputs + k]) : 0.0f;
+            block[k / kInt8Depth * 16 * kInt8Depth + k % kInt8Depth] = (uint8_t)(128 + (int)nearbyintf(value * inverse));
+        }
+        if (row < num_outputs) {
+            scales[row] = largest / 127.0f;
+        }
+    }
+}
+
+// Row `id` of a packed int8 matrix, as float32.
+static void embed_int8(const void* packed, const float* scales, int64_t width, int64_t id, float* out) {
+    const uint8_t* block = (const uint8_t*)packed + id / 16 * 16 * width + id % 16 * kInt8Depth;
+    for (int64_t k = 0; k < width; k++) {
+        out[k] = scales[id] * (float)((int)block[k / kInt8Depth * 16 * kInt8Depth + k % kInt8Depth] - 128);
+    }
+}
+
+}  // namespace RL_ISA
