@@ -1,7 +1,8 @@
 """Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the CPU library (worker/cpu_sampler.py).
 
-`python tools/time_sampler.py` prints a table in Markdown: milliseconds of one row on one thread, the median of calls in
-turn, with a new seed each. `--isa` chooses another instruction set, `--spread` the standard deviation of the logits.
+`python tools/time_sampler.py` prints a table in Markdown: milliseconds of CPU time of one row on one thread, the median
+of calls in turn, with a new seed each. `--isa` chooses another instruction set, `--spread` the standard deviation of
+the logits.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ SETTINGS: dict[str, dict[str, float]] = {
 
 
 def milliseconds(calls: Sequence[Callable[[int], object]], count: int) -> list[float]:
-    """Returns the median time of each call over `count` rounds. A call gets the number of the round."""
+    """Returns the median CPU time of each call over `count` rounds. A call gets the number of the round."""
     times: list[list[float]] = [[] for _ in calls]
     for number in range(WARM_UP + count):
         for call, taken in zip(calls, times, strict=True):
-            started = time.perf_counter()
+            started = time.thread_time()
             call(number)
-            taken.append(1000 * (time.perf_counter() - started))
+            taken.append(1000 * (time.thread_time() - started))
     return [statistics.median(taken[WARM_UP:]) for taken in times]
 
 
