@@ -1,4 +1,4 @@
-"""Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the CPU library (worker/cpu_sampler.py).
+"""Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the C library (worker/cpu_sampler.py).
 
 `python tools/time_sampler.py` prints a table in Markdown: milliseconds of CPU time of one row on one thread, the median
 of calls in turn, with a new seed each. `--isa` chooses another instruction set, `--spread` the standard deviation of
@@ -110,12 +110,12 @@ def main() -> None:
     torch.set_num_threads(1)
     found = find_library(cache_folder(os.environ), os.environ)
     if found.path is None:
-        raise SystemExit(f"there is no CPU library: {found.problem}")
+        raise SystemExit(f"there is no C library: {found.problem}")
     functions = LibraryFunctions(found.path)
     library = CpuLibrary(functions, args.isa or functions.instruction_sets[0])
     library.start_threads(1, pin=False)
     print(f"{library.description}, logits with standard deviation {args.spread}\n")
-    print("| vocabulary | settings | torch, ms | CPU library, ms |\n|---|---|---|---|")
+    print("| vocabulary | settings | torch, ms | C library, ms |\n|---|---|---|---|")
     for vocab_size in VOCAB_SIZES:
         comparison = Comparison(library, vocab_size, args.spread, args.rounds)
         for name, params in SETTINGS.items():

@@ -1,4 +1,4 @@
-"""The sampler of the CPU library: numbers checked by hand, and the same ids as worker/sampler.py for random settings.
+"""The sampler of the C library: numbers checked by hand, and the same ids as worker/sampler.py for random settings.
 
 Left out: the reference's own rules (test_sampler.py).
 """

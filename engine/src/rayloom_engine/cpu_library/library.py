@@ -86,17 +86,16 @@ class CpuLibrary:
             )
         return packed.view(-1, num_inputs)[:num_outputs]
 
-    def embed(self, packed_VD: torch.Tensor, ids_N: torch.Tensor) -> torch.Tensor:
+    def embed(self, dtype: torch.dtype, matrix: LinearStruct, ids_N: torch.Tensor) -> torch.Tensor:
         """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
         num_rows = ids_N.shape[0]
-        out_ND = torch.empty((num_rows, packed_VD.shape[1]), dtype=torch.float32)
-        matrix = linear_of(packed_VD, None)
+        out_ND = torch.empty((num_rows, matrix.num_inputs), dtype=torch.float32)
         with self._chosen():
-            self._functions.rl_embed(_DTYPES[packed_VD.dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
+            self._functions.rl_embed(_DTYPES[dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
         return out_ND
 
     def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`, the weight's type."""
+        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError."""
         assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
         out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
         with self._chosen():
@@ -174,7 +173,8 @@ class CpuLibrary:
 def linear_of(packed: torch.Tensor, bias: torch.Tensor | None) -> LinearStruct:
     """Returns the structure of a matrix from `CpuLibrary.pack` and a float32 bias. The caller keeps both alive."""
     num_outputs, num_inputs = packed.shape
-    return LinearStruct(_address(packed), None, None if bias is None else _address(bias), num_outputs, num_inputs)
+    bias_address = None if bias is None else _address(bias)
+    return LinearStruct(_address(packed), None, bias_address, num_outputs, num_inputs)
 
 
 def dtype_code(dtype: torch.dtype) -> int:

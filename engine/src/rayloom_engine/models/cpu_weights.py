@@ -45,15 +45,16 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: torch.dtype) -> str:
 
 
 class CpuWeights:
-    """`decoder`: the layers. `embedding_VD`, `final_norm_D` and `head` are None in stages without them."""
+    """`decoder`: the layers. `embedding`, `final_norm_D` and `head` are None in stages without them."""
 
     def __init__(self, shape: ModelShape, weights: DecoderWeights, library: CpuLibrary, dtype: torch.dtype) -> None:
         self._tensors: list[torch.Tensor] = []  # everything whose addresses the structures hold
-        self.embedding_VD: torch.Tensor | None = None
+        self.embedding: LinearStruct | None = None
         self.final_norm_D: torch.Tensor | None = None
         self.head: LinearStruct | None = None
         if weights.embedding_VD is not None:
-            self.embedding_VD = library.pack(weights.embedding_VD)
+            self._tensors.append(library.pack(weights.embedding_VD))
+            self.embedding = linear_of(self._tensors[-1], None)
         if weights.final_norm_D is not None:
             self.final_norm_D = weights.final_norm_D.float().clone()
         if weights.head is not None:
@@ -89,8 +90,8 @@ class CpuWeights:
 
     def _head(self, head: Linear) -> LinearStruct:
         if isinstance(head.scheme, TiedScheme):
-            assert self.embedding_VD is not None, "a tied head is in the stage of its embedding"
-            return linear_of(self.embedding_VD, None)
+            assert self.embedding is not None, "a tied head is in the stage of its embedding"
+            return self.embedding
         return self._linear(head)
 
     def _linear(self, linear: Linear) -> LinearStruct:

@@ -1,4 +1,4 @@
-"""CpuSampler: chooses the tokens of a step with one call of the CPU library, as worker/sampler.py defines the choice.
+"""CpuSampler: chooses the tokens of a step with one call of the C library, as worker/sampler.py defines the choice.
 
 The library needs no sorted vocabulary and no exact noise for most tokens; docs/design/engine-worker.md says why. Token
 ids equal the reference's, unless two scores are so close that the rounding of a logarithm decides, or several tokens
@@ -77,7 +77,7 @@ class CpuSampler:
 
 
 def choose_sampler(vocab_size: int, target: Target) -> Sampler | CpuSampler:
-    """Returns the sampler of a rank: that of the CPU library if the library computes the model."""
+    """Returns the sampler of a rank: that of the C library if the library computes the model."""
     if target.library is None:
         return Sampler(vocab_size, target.device)
     return CpuSampler(target.library, vocab_size)
