@@ -27,6 +27,9 @@ class LoadedRank:
         self.device_type = choice.device.type
         self.dtype = str(choice.dtype).removeprefix("torch.")
         self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
+        self.hidden_dtype = str(loaded.model.hidden_dtype).removeprefix("torch.")
+        library = loaded.model.kernels.target.library
+        self.arithmetic = "torch" if library is None else f"C library, {library.instruction_set}"
         self.weight_bytes = loaded.model.weight_bytes
         self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
         self.activity = Activity(lambda: loaded.model.progress)

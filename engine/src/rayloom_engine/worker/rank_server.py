@@ -228,6 +228,8 @@ class RankServer:
             num_step_tokens=rank.num_step_tokens,
             dtype=rank.dtype,
             compute_dtype=rank.compute_dtype,
+            hidden_dtype=rank.hidden_dtype,
+            arithmetic=rank.arithmetic,
             weight_bytes=rank.weight_bytes,
             bytes_read=rank.num_bytes_read,
             kv_explanation=rank.kv.explanation,
