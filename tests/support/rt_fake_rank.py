@@ -41,6 +41,7 @@ def make_loaded(num_blocks: int = 100) -> Loaded:
         num_step_tokens=32,
         dtype="float32",
         compute_dtype="float32",
+        quantization="none",
         weight_bytes=10,
         bytes_read=10,
         kv_explanation=f"{num_blocks} blocks",

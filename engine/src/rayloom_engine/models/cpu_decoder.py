@@ -38,11 +38,11 @@ class CpuDecoder:
         self.shape = shape
         self.part = part
         self.kernels = kernels
-        self.weight_bytes = weights.num_bytes
         self.hidden_dtype = torch.float32
         self._library: CpuLibrary = library
         self._dtype = kernels.target.compute_dtype
         self._weights = CpuWeights(shape, weights, library, self._dtype)
+        self.weight_bytes = self._weights.num_bytes
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
         self._progress = ctypes.c_int64(0)
@@ -120,9 +120,10 @@ class CpuDecoder:
 
     def _embed(self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup) -> torch.Tensor:
         shard = self.part.shard
+        scales_V = self._weights.embedding_scales_V
         if shard.count == 1:
-            return self._library.embed(embedding_VD, token_ids_T)
+            return self._library.embed(embedding_VD, token_ids_T, scales_V)
         # Only one rank has the row of a given token; the others add zeros.
         rows_T = token_ids_T - shard.part(self.shape.vocab_size).start
         elsewhere_T = (rows_T < 0) | (rows_T >= embedding_VD.shape[0])
-        return group.all_reduce(self._library.embed(embedding_VD, rows_T.masked_fill_(elsewhere_T, -1)))
+        return group.all_reduce(self._library.embed(embedding_VD, rows_T.masked_fill_(elsewhere_T, -1), scales_V))

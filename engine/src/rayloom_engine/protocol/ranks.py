@@ -110,6 +110,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     num_step_tokens: int
     dtype: str
     compute_dtype: str
+    quantization: str
     weight_bytes: int
     bytes_read: int  # weight bytes read from files since the process started
     kv_explanation: str

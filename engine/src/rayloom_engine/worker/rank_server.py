@@ -228,6 +228,7 @@ class RankServer:
             num_step_tokens=rank.num_step_tokens,
             dtype=rank.dtype,
             compute_dtype=rank.compute_dtype,
+            quantization=rank.quantization,
             weight_bytes=rank.weight_bytes,
             bytes_read=rank.num_bytes_read,
             kv_explanation=rank.kv.explanation,
