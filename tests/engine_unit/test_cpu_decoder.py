@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayloom_engine.cpu_library.library import linear_of
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.linear import cpu
 from rayloom_engine.kernels.target import Target
@@ -122,9 +123,9 @@ def test_progress_counts_the_halves_of_layers(isa: str, tmp_path: Path) -> None:
 def test_a_tied_head_shares_the_matrix_of_the_embedding(isa: str, tmp_path: Path) -> None:
     model = load_on_library(tiny_variant(tmp_path, "llama-tied"), isa, torch.bfloat16)
     assert isinstance(model, CpuDecoder)
-    head, embedding_VD = model._weights.head, model._weights.embedding_VD
-    assert head is not None and embedding_VD is not None
-    assert head.weight == embedding_VD.data_ptr()
+    head, embedding = model._weights.head, model._weights.embedding
+    assert head is not None and embedding is not None
+    assert head.weight == embedding.weight
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -151,7 +152,8 @@ def test_rows_of_a_packed_matrix_can_be_looked_up(dtype: torch.dtype, isa: str) 
     torch.manual_seed(0)
     library = open_library(isa)
     matrix_VD = torch.randn(37, 48).to(dtype)
-    rows_ND = library.embed(library.pack(matrix_VD), torch.tensor([36, 0, -1, 17]))
+    packed_VD = library.pack(matrix_VD)
+    rows_ND = library.embed(dtype, linear_of(packed_VD, None), torch.tensor([36, 0, -1, 17]))
     assert torch.equal(rows_ND, torch.stack([matrix_VD[36], matrix_VD[0], torch.zeros(48), matrix_VD[17]]).float())
 
 

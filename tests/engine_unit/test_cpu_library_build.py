@@ -1,6 +1,6 @@
 """The build of the C library: its commands, one compilation for several processes, and the reasons why there is none.
 
-The library itself is compiled by `make venv`; here a small one stands for it, because compiling takes long.
+The library itself is compiled by `make venv`; in most tests a small one stands for it, because compiling takes long.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rayloom_engine.cpu_library.build import (
     source_folder,
 )
 from rayloom_engine.cpu_library.finding import find_library
+from rayloom_engine.models.checkpoint.source import cache_folder
 
 COMPILER = find_compiler(os.environ)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
@@ -69,6 +70,12 @@ def test_the_name_changes_with_the_sources(sources: Path) -> None:
     names.append(library_name(sources))
 
     assert len(set(names)) == 3 and names[2] == names[3]
+
+
+@needs_compiler
+def test_the_librarys_sources_compile() -> None:
+    found = find_library(cache_folder(os.environ), os.environ)
+    assert found.path is not None, found.problem
 
 
 @needs_compiler

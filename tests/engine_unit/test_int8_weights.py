@@ -95,8 +95,10 @@ def test_a_product_is_that_of_exact_sums_of_integers(num_outputs: int, dtype: to
 def test_rows_of_a_quantised_matrix_can_be_looked_up(dtype: torch.dtype, isa: str) -> None:
     torch.manual_seed(0)
     matrix_VD = torch.randn(37, 64).to(dtype)
-    packed_VD, scales_V = open_library(isa).pack_int8(matrix_VD)
-    rows_ND = open_library(isa).embed(packed_VD, torch.tensor([36, 0, -1, 17]), scales_V)
+    library = open_library(isa)
+    packed = library.pack_int8(matrix_VD)
+    matrix = linear_of(packed.packed_NK, None, packed.scales_N)
+    rows_ND = library.embed(dtype, matrix, torch.tensor([36, 0, -1, 17]))
     integers_VD, scales = quantised(matrix_VD)
     plain_VD = integers_VD * scales[:, None]
     assert torch.equal(rows_ND, torch.stack([plain_VD[36], plain_VD[0], torch.zeros(64), plain_VD[17]]))
@@ -146,9 +148,8 @@ def test_a_tied_head_shares_the_quantised_matrix_of_the_embedding(isa: str, tmp_
     model = load_on_library(tiny_variant(tmp_path, "llama-tied"), isa, torch.bfloat16, quantization="int8")
     assert isinstance(model, CpuDecoder)
     weights = model._weights
-    assert weights.head is not None and weights.embedding_VD is not None and weights.embedding_scales_V is not None
-    assert weights.head.weight == weights.embedding_VD.data_ptr()
-    assert weights.head.scales == weights.embedding_scales_V.data_ptr()
+    assert weights.head is not None and weights.embedding is not None and weights.embedding.scales
+    assert (weights.head.weight, weights.head.scales) == (weights.embedding.weight, weights.embedding.scales)
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")

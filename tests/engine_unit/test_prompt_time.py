@@ -218,3 +218,15 @@ def test_a_limited_prompt_ends_with_the_same_tokens() -> None:
         outputs += scheduler.update(rank.run(scheduler.schedule(COSTS)))
         scheduler.check_integrity()
     assert ids_of(outputs, "p") == expected_ids(prompt, 6)
+
+
+def test_once_the_time_is_used_up_no_waiting_prompt_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, rank = _decoding(7, max_num_batched_tokens=100)
+    scheduler.add(make_sequence("p", prompt=range(100, 300)))
+    scheduler.update(rank.run(scheduler.schedule(COSTS)))
+    scheduler.add(make_sequence("q", prompt=range(300, 400)))
+    lookups = []
+    known = scheduler.pool.known
+    monkeypatch.setattr(scheduler.pool, "known", lambda *args: lookups.append(args) or known(*args))
+    assert len(_chunks(scheduler.schedule(COSTS))) == 1
+    assert lookups == []

@@ -16,13 +16,15 @@ NAN = float("nan")
 def damage_token(rank: LoadedRank, token_id: int) -> None:
     """Makes the embedding of one token NaN. The vocabulary must be a multiple of 16."""
     model: Any = rank._model
-    embedding_VD = model._weights.embedding_VD
     if not isinstance(model, CpuDecoder):
-        embedding_VD[token_id] = NAN
+        model._weights.embedding_VD[token_id] = NAN
         return
-    plain_VD = model._library.embed(embedding_VD, torch.arange(embedding_VD.shape[0])).to(embedding_VD.dtype)
+    library, dtype, embedding = model._library, model._dtype, model._weights.embedding
+    assert embedding is not None
+    plain_VD = library.embed(dtype, embedding, torch.arange(embedding.num_outputs)).to(dtype)
     plain_VD[token_id] = NAN
-    embedding_VD.copy_(model._library.pack(plain_VD))
+    packed_VD = library.pack(plain_VD)
+    ctypes.memmove(embedding.weight, packed_VD.data_ptr(), packed_VD.nbytes)
 
 
 def damage_norm(rank: LoadedRank) -> None:

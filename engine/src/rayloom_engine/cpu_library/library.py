@@ -102,22 +102,16 @@ class CpuLibrary:
             )
         return Int8Matrix(packed.view(-1, num_inputs)[:num_outputs], scales)
 
-    def embed(self, packed_VD: torch.Tensor, ids_N: torch.Tensor, scales_V: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id.
-
-        `scales_V`: those of an int8 matrix.
-        """
+    def embed(self, dtype: torch.dtype, matrix: LinearStruct, ids_N: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
         num_rows = ids_N.shape[0]
-        out_ND = torch.empty((num_rows, packed_VD.shape[1]), dtype=torch.float32)
-        matrix = linear_of(packed_VD, None, scales_V)
-        # The type matters to the library only where there are no scales.
-        dtype = packed_VD.dtype if scales_V is None else torch.float32
+        out_ND = torch.empty((num_rows, matrix.num_inputs), dtype=torch.float32)
         with self._chosen():
             self._functions.rl_embed(_DTYPES[dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
         return out_ND
 
     def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`.
+        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError.
 
         `dtype`: the weight's type; for an int8 matrix the type from which it was quantised.
         """

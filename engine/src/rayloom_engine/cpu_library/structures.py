@@ -9,7 +9,7 @@ from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, 
 
 
 class LinearStruct(Structure):
-    """A packed matrix [num_outputs, num_inputs]. `scales`: float32 for each row of an int8 matrix, else None."""
+    """A packed matrix [num_outputs, num_inputs]. `scales`: float32, of its rows, if it is int8. `bias`: float32."""
 
     _fields_ = (
         ("weight", c_void_p),

@@ -13,7 +13,7 @@ import ctypes
 import torch
 
 from rayloom_engine.cpu_library.library import CpuLibrary
-from rayloom_engine.cpu_library.structures import BatchStruct
+from rayloom_engine.cpu_library.structures import BatchStruct, LinearStruct
 from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kv.cache import KvLayout, KvPages
@@ -68,7 +68,7 @@ class CpuDecoder:
         assert (pages.shape[1], pages.dtype) == (BLOCK_SIZE, self._dtype), (pages.shape, pages.dtype)
         library = self._library
         weights = self._weights
-        residual_TD = inputs if weights.embedding_VD is None else self._embed(inputs, weights.embedding_VD, group)
+        residual_TD = inputs if weights.embedding is None else self._embed(inputs, weights.embedding, group)
         self._compute_layers(residual_TD, positions_T, batch, cache, group)
         if weights.final_norm_D is None:
             return residual_TD
@@ -118,12 +118,11 @@ class CpuDecoder:
             self._library.forward(decoder, step, range(half, half + 1), self._progress, partial_TD)
             self._library.add(residual_TD, group.all_reduce(partial_TD))
 
-    def _embed(self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    def _embed(self, token_ids_T: torch.Tensor, embedding: LinearStruct, group: TensorGroup) -> torch.Tensor:
         shard = self.part.shard
-        scales_V = self._weights.embedding_scales_V
         if shard.count == 1:
-            return self._library.embed(embedding_VD, token_ids_T, scales_V)
+            return self._library.embed(self._dtype, embedding, token_ids_T)
         # Only one rank has the row of a given token; the others add zeros.
         rows_T = token_ids_T - shard.part(self.shape.vocab_size).start
-        elsewhere_T = (rows_T < 0) | (rows_T >= embedding_VD.shape[0])
-        return group.all_reduce(self._library.embed(embedding_VD, rows_T.masked_fill_(elsewhere_T, -1), scales_V))
+        elsewhere_T = (rows_T < 0) | (rows_T >= embedding.num_outputs)
+        return group.all_reduce(self._library.embed(self._dtype, embedding, rows_T.masked_fill_(elsewhere_T, -1)))

@@ -50,20 +50,16 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: torch.dtype, cut_unit
 
 
 class CpuWeights:
-    """`decoder`: the layers. `embedding_VD`, `final_norm_D` and `head` are None in stages without them.
-
-    `embedding_scales_V`: None unless the embedding is int8.
-    """
+    """`decoder`: the layers. `embedding`, `final_norm_D` and `head` are None in stages without them."""
 
     def __init__(self, shape: ModelShape, weights: DecoderWeights, library: CpuLibrary, dtype: torch.dtype) -> None:
         self._tensors: list[torch.Tensor] = []  # everything whose addresses the structures hold
-        self.embedding_VD: torch.Tensor | None = None
-        self.embedding_scales_V: torch.Tensor | None = None
         self.num_bytes = weights.num_bytes
+        self.embedding: LinearStruct | None = None
         self.final_norm_D: torch.Tensor | None = None
         self.head: LinearStruct | None = None
         if weights.embedding_VD is not None:
-            self._pack_embedding(weights.embedding_VD, library, is_int8=_is_int8(weights))
+            self.embedding = self._embedding(weights.embedding_VD, library, is_int8=_is_int8(weights))
         if weights.final_norm_D is not None:
             self.final_norm_D = weights.final_norm_D.float().clone()
         if weights.head is not None:
@@ -83,12 +79,12 @@ class CpuWeights:
             layers=layers,
         )
 
-    def _pack_embedding(self, plain_VD: torch.Tensor, library: CpuLibrary, *, is_int8: bool) -> None:
+    def _embedding(self, plain_VD: torch.Tensor, library: CpuLibrary, *, is_int8: bool) -> LinearStruct:
         if not is_int8:
-            self.embedding_VD = library.pack(plain_VD)
-            return
-        self.embedding_VD, self.embedding_scales_V = library.pack_int8(plain_VD)
-        self.num_bytes += self.embedding_VD.nbytes + self.embedding_scales_V.nbytes - plain_VD.nbytes
+            return self._packed(_Matrix(library.pack(plain_VD), None, None))
+        packed_VD, scales_V = library.pack_int8(plain_VD)
+        self.num_bytes += packed_VD.nbytes + scales_V.nbytes - plain_VD.nbytes
+        return self._packed(_Matrix(packed_VD, scales_V, None))
 
     def _layer(self, layer: DecoderLayer) -> LayerStruct:
         attention = layer.attention
@@ -97,24 +93,25 @@ class CpuWeights:
             mlp_norm=self._vector(layer.mlp_norm_D),
             q_norm=self._vector(attention.q_norm_d),
             k_norm=self._vector(attention.k_norm_d),
-            qkv=self._linear(attention.qkv),
-            out=self._linear(attention.out),
-            gate_up=self._linear(layer.mlp.gate_up),
-            down=self._linear(layer.mlp.down),
+            qkv=self._packed(_matrix(attention.qkv)),
+            out=self._packed(_matrix(attention.out)),
+            gate_up=self._packed(_matrix(layer.mlp.gate_up)),
+            down=self._packed(_matrix(layer.mlp.down)),
             window=attention.window or 0,
         )
 
     def _head(self, head: Linear) -> LinearStruct:
         if isinstance(head.scheme, TiedScheme):
-            assert self.embedding_VD is not None, "a tied head is in the stage of its embedding"
-            return linear_of(self.embedding_VD, None, self.embedding_scales_V)
-        return self._linear(head)
+            assert self.embedding is not None, "a tied head is in the stage of its embedding"
+            return self.embedding
+        return self._packed(_matrix(head))
 
-    def _linear(self, linear: Linear) -> LinearStruct:
-        packed_NK, scales_N, given_bias = _matrix(linear)
-        bias = None if given_bias is None else given_bias.float().clone()
-        self._tensors += [tensor for tensor in (packed_NK, scales_N, bias) if tensor is not None]
-        return linear_of(packed_NK, bias, scales_N)
+    def _packed(self, matrix: _Matrix) -> LinearStruct:
+        """Returns the structure of the matrix, and keeps its tensors alive."""
+        bias_N = None if matrix.bias_N is None else matrix.bias_N.float().clone()
+        kept = (matrix.packed_NK, matrix.scales_N, bias_N)
+        self._tensors += [tensor for tensor in kept if tensor is not None]
+        return linear_of(matrix.packed_NK, bias_N, matrix.scales_N)
 
     def _vector(self, vector: torch.Tensor | None) -> int | None:
         """Returns the address of a float32 copy."""

@@ -1,6 +1,8 @@
-"""Decides whether an engine replica has failed, so that only a new RayCluster helps, and why. Pure.
+"""Decides whether an engine replica has failed (only a new RayCluster would help), and finds the cause. Pure.
 
-The checks run in order. Each is named after the failure that it detects, and the first failure detected is the cause.
+The checks run in the order of `_CHECKS`. Each is named after the failure that it detects, and its docstring describes
+that failure. The first failure found is the cause.
+
 Smaller faults are repaired elsewhere: the engine replaces its ranks, the kubelet restarts containers, and KubeRay
 recreates worker pods. A missing model, image or node does not count as a failure: the existing replica retries by
 itself, and a new one would miss the same thing.
@@ -17,7 +19,8 @@ from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, si
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment
 
-# The engine itself gives up after rebuildSeconds. The operator waits this much longer, so that only one of them acts.
+# The engine itself gives up after rebuildSeconds. The operator acts this many seconds later, so that the two do not act
+# at the same time.
 _LATER_S = 30.0
 
 
@@ -28,7 +31,7 @@ class _Suspect:
     replica: EngineReplica
     resolved: Resolved
     lost_nodes: frozenset[str]
-    before: GroupStatus | None  # its entry in `status.groups` as last written; None if it has none
+    before: GroupStatus | None  # the replica's entry in `status.groups` as last written; None if there is none
     now: Now
 
     @property
@@ -44,7 +47,7 @@ def cause_to_replace(
     *,
     now: Now,
 ) -> Verdict | None:
-    """Returns why the engine replica has failed; None while it serves, or while something else may repair it.
+    """Returns the cause if the replica has failed; None while it serves, or may recover without a new RayCluster.
 
     `before` is the replica's entry in `status.groups` as last written.
     """
@@ -59,10 +62,10 @@ def cause_to_replace(
 
 
 def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
-    """Returns whether the engine has finished its start, since its containers last started.
+    """Returns whether the engine has finished its start-up since its containers last started.
 
-    This follows from the engine's last answer. While this operator process has no answer yet, it follows from `before`,
-    the replica's entry in `status.groups`.
+    The engine's last answer decides this. While this operator process has no answer yet, `before` decides it: the
+    replica's entry in `status.groups` as last written.
     """
     head, reading = replica.head, replica.reading
     if head is None or head.running_since is None:
@@ -84,7 +87,7 @@ def _head_lost(suspect: _Suspect) -> Verdict | None:
 
 
 def _too_many_pods(suspect: _Suspect) -> Verdict | None:
-    """Pods keep failing. KubeRay replaces each failed pod at once, without a limit."""
+    """Pods keep failing: KubeRay replaces each failed pod at once and without a limit, and has created many."""
     replica, recovery = suspect.replica, suspect.resolved.service.spec.recovery
     if replica.num_new_pods <= 2 * (1 + suspect.resolved.num_pods) + recovery.restart_budget:
         return None
@@ -114,10 +117,10 @@ def _exhausted(suspect: _Suspect) -> Verdict | None:
 
 
 def _unreachable(suspect: _Suspect) -> Verdict | None:
-    """An engine that has served answers neither the operator nor its kubelet.
+    """An engine that has served answers neither the operator nor the readiness probe of the kubelet.
 
-    An engine that has not finished its start is skipped: it is never ready, so its readiness proves nothing. Leaving it
-    to `_stuck` loses nothing.
+    An engine that has not finished its start-up is left to `_stuck`: it is never ready, so a failed readiness probe
+    proves nothing.
     """
     head, reading = suspect.head, _reading_to_doubt(suspect)
     if head is None or reading is None or not has_served(suspect.replica, suspect.before):
@@ -151,8 +154,9 @@ def _stuck(suspect: _Suspect) -> Verdict | None:
 def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
     """Returns the engine's last reading, or None if its head pod does not run.
 
-    Also None if the head pod is ready but does not answer the operator. Its kubelet reaches the engine, so the cause
-    (such as a firewall or another key) lies elsewhere, and would cut off a new replica as well.
+    Also None if the engine's container is ready but the engine does not answer the operator. The kubelet reaches the
+    engine then, so the fault (such as a firewall or another key) is not in the engine. A new replica would not answer
+    the operator either.
     """
     head, reading = suspect.head, suspect.replica.reading
     if head is None or not head.is_running or reading is None:

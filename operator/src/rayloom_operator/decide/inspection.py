@@ -1,11 +1,13 @@
-"""Inspection: gives the facts of a service's model (its shape and its costs in bytes) or the Job to find them. Pure.
+"""Inspection: gives the facts of a service's model (its shape and its costs in bytes), or the Job to find them. Pure.
 
 While there are no facts, a verdict says why. Facts are stored in the status, so Jobs may expire, and a restarted
-operator starts no new ones. A branch is resolved once per source and revision in the spec: all ranks of all engines
-load the commit to which the branch pointed then. While an attempt runs, the verdict stays that of the attempt before.
+operator starts no new Jobs. The inspection resolves a branch to a commit, which is stored with the facts. All ranks of
+all engines load this commit until the spec names another source or revision.
 
-Earlier versions of the operator stored facts without costs. With such facts a service keeps the sizing that it has, and
-`decide.refresh` lets a few Jobs at a time inspect these models again, at the same commit.
+If a Job fails, another Job is the next attempt. While an attempt runs, the verdict is that of the attempt before.
+
+Earlier versions of the operator stored facts without costs. A service with such facts keeps the sizing that it has.
+`decide.refresh` lets a few Jobs at a time inspect the models of such services again, at the same commit.
 """
 
 from __future__ import annotations
@@ -48,37 +50,42 @@ _REASONS = {
 # These faults may pass by themselves; the others need a change of the spec, the token or the model.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
-# A Job normally has its pod within a second. If it has none after this time, its Events are read to find out why.
+# A Job normally has its pod within a second. If it has none after this many seconds, the Job's Events are read to find
+# out why.
 _POD_S = 5.0
 _MAX_MESSAGE = 600  # characters of a Job's termination message that a condition shows
 _OVER = ("Failed", "Complete")  # conditions of a Job that has ended
-_VERSIONS = ("v1", "v2")  # of schemas/inspection; documents of v1 have no costs
+_VERSIONS = ("v1", "v2")  # readable versions of an inspection's result; results of v1 have no costs
 _INSPECTING = Verdict(reason=Reason.INSPECTING, message="A Job inspects the model, before pods are made for it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
+    """The result of `inspect`."""
+
     facts: ModelFacts | None = None  # None while they are unknown
     model: InspectedModel | None = None  # for the status to store
     verdict: Verdict | None = None  # why the facts are unknown
     wanted: tuple[Manifest, ...] = ()  # objects to create now
     look_again_s: float | None = None  # seconds until the result may change without an event
-    waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps for want of a volume
+    waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps because a volume is missing
     is_podless: bool = False  # the Job has no pod, and should have one by now
-    is_costless: bool = False  # a Job of this image found the facts, and they have no costs
-    refresh: Refresh = Refresh.NONE  # the progress of a second inspection, because the facts have no costs
-    refresh_job: Manifest | None = None  # the Job to create for it; the service reports no fault if it is refused
+    is_costless: bool = False  # a Job with the service's image found the facts, but no costs
+    refresh: Refresh = Refresh.NONE  # the progress of the second inspection of a model whose facts have no costs
+    # The Job to create for the second inspection. If the API server refuses it, the service reports no fault.
+    refresh_job: Manifest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
     """The objects of a service's inspections so far."""
 
-    jobs: Sequence[Manifest] = ()  # all that carry the service's label
-    pods: Sequence[Manifest] = ()  # all that carry the service's label
+    jobs: Sequence[Manifest] = ()  # all Jobs that carry the service's label
+    pods: Sequence[Manifest] = ()  # all pods that carry the service's label
     # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
-    gives_no_costs: bool = False  # a Job of this image, which may be gone, found the model and no costs
+    # A Job with the service's image, which may be deleted by now, inspected the model and gave no costs.
+    gives_no_costs: bool = False
 
 
 class _Error(msgspec.Struct):
@@ -87,7 +94,7 @@ class _Error(msgspec.Struct):
 
 
 class _Header(msgspec.Struct):
-    """The fields of an inspection's result that show whether it is facts, an error, or of an unknown version."""
+    """The fields that show whether an inspection's result is facts, an error, or of an unknown version."""
 
     version: str = "v1"
     error: _Error | None = None
@@ -95,8 +102,10 @@ class _Header(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
+    """An attempt that failed."""
+
     verdict: Verdict
-    at: datetime
+    at: datetime  # its end
 
 
 def inspect(
@@ -110,9 +119,9 @@ def inspect(
 ) -> Inspection:
     """Returns the facts of the service's model, or the Job to create and the verdict on the attempts so far.
 
-    `stored` is the service's status as last written. A model whose stored facts have no costs is inspected again if the
-    service has to be sized, unless the engine of this image reports no costs. If the stored sizing stays valid, that
-    happens only with `may_refresh`.
+    `stored` is the service's status as last written. If the model's stored facts have no costs and the service has to
+    be sized, the model is inspected again, unless an inspection with this image is known to give no costs. If the
+    stored sizing is still valid, the model is inspected again only with `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -125,10 +134,11 @@ def inspect(
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
         if known.version is not None and (is_given(service) or tried.gives_no_costs):
-            # The engine's image reports no costs. With a given parallelism none are needed: an engine that does not fit
-            # refuses to start. Otherwise the spec is refused, and another Job of the same image would change nothing.
+            # The engine of this image reports no costs. If the spec gives the parallelism, none are needed: an engine
+            # that does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses it, and
+            # another Job with the same image would not change that.
             return Inspection(facts=known, model=known)
-    # The ranks of running engines have loaded the stored commit, so another inspection uses it as well.
+    # The ranks of running engines have loaded the stored commit, so another inspection is of the same commit.
     commit = known.commit if known is not None and is_current else None
     first = inspect_job(service, image, hub, 0, commit)
     attempts = _attempts(first, tried.jobs)
@@ -166,7 +176,7 @@ def _refreshed(
 ) -> Inspection:
     """Returns the stored facts of a sized service, together with the costs once a Job has found them.
 
-    A Job that fails, or finds another model at the same source, changes nothing: the service runs without its result.
+    A Job that fails, or finds another model at the same source, changes nothing: the service runs without the costs.
     """
     job = inspect_job(service, image, hub, 0, known.commit)
     made = _attempts(job, tried.jobs).get(0)
@@ -184,13 +194,13 @@ def _refreshed(
 
 
 def _model(service: LLMService, facts: ModelFacts) -> InspectedModel:
-    """The facts as the status stores them."""
+    """Returns the facts in the form in which the status stores them."""
     model = service.spec.model
     return InspectedModel(source=model.source, revision=model.revision or "", **dict(facts))
 
 
 def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
-    """Returns the Jobs that differ from `first` only in the number of the attempt, by that number."""
+    """Returns number of the attempt -> Job, for the Jobs that differ from `first` only in this number."""
     stem = _stem(first)
     return {attempt_of(job["metadata"]["name"]): job for job in jobs if _stem(job) == stem}
 
@@ -211,7 +221,8 @@ def _stem(job: Manifest) -> str:
 def _without_pod(
     job: Manifest, known: InspectedModel | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
 ) -> Inspection:
-    """Returns the inspection while its Job has no pod: not yet, or because of a quota or an admission rule."""
+    """Returns the inspection while its Job has no pod: either the pod is created in a moment, or it was refused, for
+    example by a quota or an admission rule."""
     meta = job["metadata"]
     left = _POD_S - (clock - moment(meta.get("creationTimestamp", ""))).total_seconds()
     if left > 0:
@@ -227,7 +238,7 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 
 
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
-    """Returns the facts that an attempt found, or how it failed; None while it runs."""
+    """Returns the facts that an attempt found, or its failure; None while it runs. `own` is the pod of its Job."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
     # Other containers, such as injected sidecars, have termination messages as well.
     states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
@@ -237,7 +248,8 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    if over is None or (over["type"] == "Complete" and own is not None):  # the watch of pods lags behind
+    # If a complete Job has a pod that has not ended, the watch of pods lags behind that of Jobs.
+    if over is None or (over["type"] == "Complete" and own is not None):
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"
     message = f"The Job that inspects the model failed: {cause}."
@@ -245,9 +257,9 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
 
 
 def _read(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
-    """Returns the content of a termination message (schemas/inspection.v2.json).
+    """Returns the facts, or the failure, in a termination message (schemas/inspection.v2.json).
 
-    The image and the model determine this text, so nothing in it is trusted.
+    The image and the model determine the message, so nothing in it is trusted.
     """
     text = ended.get("message", "")
     try:
@@ -279,7 +291,7 @@ def _read(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
 
 def _ended(service: LLMService, reason: Reason, message: str, at: str) -> _Ended:
     token = " The token comes from the Secret that spec.model.tokenSecretRef names." if reason in _TOKEN else ""
-    # The message names no Job, so that it is the same for each attempt.
+    # The message does not name the Job: each attempt has the same message.
     label = f"{SERVICE_LABEL}={service.metadata.name}"
     again = f" It is tried again within 5 min; at once after: kubectl delete jobs -l {label}"
     return _Ended(Verdict(reason=reason, message=message + token + again), datetime.fromisoformat(at))

@@ -1,9 +1,9 @@
 """Checks whether the operator's settings allow the privileges that an LLMService asks for. Pure.
 
-A user who may create LLMServices, but perhaps no pods, gets pods through them. By default, such a pod may do no more
-than a pod in a namespace with the pod security standard `restricted`. A manifest that needs more may be allowed by
-other settings, so it is not refused at admission but reported in a condition. Existing engine replicas stay; none is
-recreated while its spec is not allowed.
+A user with the right to create LLMServices, but perhaps not pods, gets pods through LLMServices. By default, such a
+pod may do no more than a pod in a namespace with the pod security standard `restricted`. Settings of the operator may
+allow more. So a manifest that needs more is not refused at admission: a condition reports it. Existing engine replicas
+stay, but none is recreated while the spec is not allowed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HOST_PATHS = (
 class Permissions:
     """Settings of the operator. By default, they allow only what restricted pod security allows."""
 
-    host_paths: tuple[str, ...] = ()  # folders of nodes that may be mounted, with all below them; "/" allows every path
+    host_paths: tuple[str, ...] = ()  # folders of nodes that pods may mount, with all below them; "/" allows every path
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
-    # Members of `pod_template.privileges.PRIVILEGES`, and capabilities.
+    # What spec.podTemplate may ask for: members of `pod_template.privileges.PRIVILEGES`, and Linux capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
 
     def check(self, service: LLMService) -> None:

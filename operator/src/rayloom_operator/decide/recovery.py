@@ -1,16 +1,16 @@
 """Gives each engine replica of a service a place, and recreates replicas that have failed. Pure.
 
-A place is a position for one engine replica: empty, or held by a RayCluster. Each kind of fault is repaired by one
+A place is a slot for one engine replica: it is empty, or a RayCluster holds it. Each kind of fault is repaired by one
 component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. An engine
 replica that none of them can repair has failed (see `causes`): its RayCluster is deleted and recreated, each time after
 a longer back-off.
 
-All that is remembered between reconciles is in `status.groups`. A failure is first written there, and acted on in the
-next reconcile. So it counts once, even if the operator stops in between.
+Failures are remembered between reconciles only in `status.groups`. A failure is written there first, and the next
+reconcile acts on it. So the failure counts once, even if the operator stops between the two.
 
-A recreated replica gets a new number, and so a new name. KubeRay remembers by name which pods it waits for: under the
-old name the new RayCluster might wait minutes for pods of the old one. Under a new name it can also be created before
-the old RayCluster is gone.
+A recreated replica gets a new number, and so a new name, for two reasons. KubeRay remembers by name which pods a
+RayCluster waits for: a new RayCluster of the old name might wait minutes for pods of the old RayCluster. And a
+RayCluster of another name can be created before the old one is gone.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from rayloom_operator.observe.verdict import is_well, judge
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment, stamp
 
-# After an engine has served for this long, its restarts count from 0 again. The engine's own restart budget covers the
-# same time.
+# Once an engine has served for this many seconds, its restarts count from 0 again. The engine's own restart budget
+# counts restarts within the same time.
 _STABLE_S = 600.0
-# The highest number of an engine replica. After it numbers start at 0 again; by then the first names are long unused.
+# The highest number in the name of an engine replica. After this number, numbers start at 0 again: by then the first
+# names are long unused.
 _MAX_NUMBER = 99
 
 Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in `status.groups`
@@ -45,7 +46,7 @@ Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in 
 class Place:
     """A place for one engine replica: the replica that holds it, if any, and the failures in it so far."""
 
-    name: str  # of the replica, or of the one to create
+    name: str  # of the replica, or of the replica to create
     replica: EngineReplica | None
     restarts: int = 0
     failure: Failure | None = None
@@ -63,9 +64,9 @@ class Need:
     """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
-    number: int  # of places; if more replicas exist, each of them has a place
+    number: int  # of places; if more replicas exist, there is a place for each existing replica
     # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
-    # written yet: places that the status has stay then, and none is added.
+    # written yet: then the places in the status stay, and no place is added.
     num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that are being terminated, and so have no place
 
@@ -120,8 +121,8 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
 
 def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, EngineReplica]:
     """Returns the replicas of the revision that exist and are not being terminated, by name."""
-    # A RayCluster whose failure is recorded under its successor's name was deleted. If it is still listed, the watch
-    # lags.
+    # If a failure is recorded under the name of the successor, the RayCluster that failed is deleted already. If the
+    # watch still lists that RayCluster, the watch lags.
     recorded = {
         (each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid
     }
@@ -168,14 +169,14 @@ class _Names:
         return int(number) if start == f"{self.service}-{self.revision}" and number.isdecimal() else None
 
     def free(self, taken: Set[str]) -> Iterator[str]:
-        """Yields names that are not taken: first those with numbers above all used ones."""
+        """Yields names that are not taken: first those with numbers above all used ones, then those from 0 on."""
         used = {number for name in taken if (number := self.number(name)) is not None}
         numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
         return (group_name(self.service, self.revision, number) for number in numbers if number not in used)
 
 
 def remembered_names(service: str, revision: str, memory: Memory) -> frozenset[str]:
-    """Returns the names of the remembered engine replicas of a revision."""
+    """Returns the names of the engine replicas of a revision that are in `memory`."""
     names = _Names(service=service, revision=revision)
     return frozenset(name for name in memory if names.number(name) is not None)
 
@@ -188,13 +189,18 @@ def _review(
     observed: Observed,
     now: Now,
 ) -> Place:
-    """Returns the place with its failures up to now. `before` is its entry in `status.groups` as last written."""
+    """Returns the place with its failures up to now. `before` is its entry in `status.groups` as last written.
+
+    A new failure counts as a restart, unless the head pod was evicted. If the engine serves again before its RayCluster
+    is deleted, that restart does not count. Once the engine has served for 10 minutes, `restarts` is 0. An engine that
+    serves and has 0 restarts has no failure.
+    """
     failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
     if replica is None:
         return Place(name=name, replica=None, restarts=restarts, failure=failure)
     is_recorded = failure is not None and failure.uid == replica.uid
     if before is not None and failure is not None and is_well(replica, now.mono):
-        if is_recorded:  # The engine serves again, before the operator has deleted it.
+        if is_recorded:  # The engine serves again before its RayCluster was deleted.
             restarts = max(restarts - 1, 0)
             failure = failure.model_copy(update={"uid": ""})
         elif before.state == "Serving" and _is_older(before.last_transition_time, _STABLE_S, now):
@@ -204,7 +210,7 @@ def _review(
         return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
-        # If the head pod was deleted from outside, for example by `kubectl drain`, the engine has not failed.
+        # If the head pod was deleted from outside, for example by `kubectl drain`, this is no fault of the engine.
         restarts += not replica.is_head_evicted
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})
@@ -216,7 +222,7 @@ def _is_older(time: str, seconds: float, now: Now) -> bool:
 
 
 def verdict_of(place: Place, recovery: Recovery, now: Now) -> Verdict:
-    """Returns the verdict on the engine replica in the place, or why the place has none."""
+    """Returns the verdict on the engine replica in the place. For an empty place: why it is empty."""
     failure = place.failure
     if failure is None or (place.replica is not None and failure.uid != place.replica.uid):
         return judge(place.replica, now.mono)

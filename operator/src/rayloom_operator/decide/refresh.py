@@ -1,7 +1,7 @@
-"""Limits the Jobs that inspect a model again because an earlier version of the operator stored no costs. Pure.
+"""Limits the second inspections: Jobs for models whose facts an earlier operator stored without costs. Pure.
 
-A running service does not need the costs, so its Job may wait for those of other services, and may fail. A service
-whose sizing has yet to be computed needs them, and its Job waits for no other.
+A service with a valid sizing does not need the costs, so its Job may wait for the Jobs of other services, and may fail.
+A service whose sizing has yet to be computed needs the costs. Its Job is no second inspection, and waits for no other.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from enum import Enum, auto
 from rayloom_operator.names import ServiceKey
 from rayloom_operator.objects.inspect_job import DEADLINE_SECONDS
 
-MOST_JOBS = 4
+MOST_JOBS = 4  # of second inspections, at once
 
 
 class Refresh(Enum):
     """The progress of the second inspection of a service's model."""
 
-    NONE = auto()  # its facts have costs, or it has no facts
-    DUE = auto()  # its facts have no costs, and it has no Job yet
-    STARTING = auto()  # its Job is to be created now
+    NONE = auto()  # no second inspection is needed
+    DUE = auto()  # the stored facts have no costs, and no Job may be created now
+    STARTING = auto()  # the Job is to be created now
     RUNNING = auto()
     ENDED = auto()
 
@@ -33,7 +33,7 @@ class Refreshes:
     An operator process tries each image of a service only once, because a second Job would give the same answer.
     """
 
-    _since: dict[ServiceKey, float] = field(default_factory=dict)  # when its Job was first seen
+    _since: dict[ServiceKey, float] = field(default_factory=dict)  # the time at which the running Job was first seen
     _tried: dict[ServiceKey, str] = field(default_factory=dict)  # the image that was tried last
     _costless: dict[ServiceKey, str] = field(default_factory=dict)  # the image whose inspection gave no costs
 
@@ -43,16 +43,16 @@ class Refreshes:
 
     def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
         """Returns whether a Job with this image may be started for the service now."""
-        # After its deadline no Job runs. Its end is not noticed while the service's spec is invalid.
+        # While a service's spec is invalid, the end of its Job is not noted. But no Job runs after its deadline.
         running = sum(now - since < DEADLINE_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
 
     def gives_no_costs(self, key: ServiceKey, image: str) -> bool:
-        """Returns whether the engine of this image has inspected the service's model without costs."""
+        """Returns whether an inspection of the service's model with this image gave no costs."""
         return self._costless.get(key) == image
 
     def note_costless(self, key: ServiceKey, image: str) -> None:
-        """Takes that the engine of this image has inspected the service's model without costs."""
+        """Notes that an inspection of the service's model with this image gave no costs."""
         self._costless[key] = image
 
     def note(self, key: ServiceKey, image: str, refresh: Refresh, now: float) -> None:

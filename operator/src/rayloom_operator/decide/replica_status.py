@@ -25,10 +25,10 @@ _STATES: Mapping[Reason, GroupState] = {
 
 
 def replica_status(judged: JudgedReplica, situation: Situation) -> GroupStatus:
-    """Returns the entry. While the state stays the same, so does its transition time."""
+    """Returns the entry. Its transition time changes only when its state changes."""
     place, now = judged.place, situation.now.wall
     before = situation.memory.get(place.name)
-    # While the spec cannot be used, failures are not judged, and the entry keeps those that it has.
+    # While the spec cannot be used, failures are not judged: the entry keeps its restarts and its failure.
     record = before if situation.resolved is None and before is not None else place
     has_failed = place.replica is not None and record.failure is not None and record.failure.uid == place.replica.uid
     state = _state(judged, before, situation, has_failed=has_failed)
@@ -51,8 +51,8 @@ def _state(judged: JudgedReplica, before: GroupStatus | None, situation: Situati
     replica = judged.replica
     if replica is None or has_failed or state in ("Serving", "Draining"):
         return state
-    # A silent engine may yet be repaired by its supervisor or kubelet. `Recovering` records that the engine has served.
-    # After a restart of the operator, `has_served` reads this record from the status.
+    # The supervisor or the kubelet may yet repair an engine that does not answer. The state `Recovering` records that
+    # this engine has served: after a restart of the operator, `has_served` reads the state from the status.
     is_silent = silence(replica.reading, situation.now.mono) is not None
     return "Recovering" if is_silent and has_served(replica, before) else state
 
@@ -64,7 +64,7 @@ def _retry_at(judged: JudgedReplica, situation: Situation) -> datetime | None:
 
 
 def _nodes(replica: EngineReplica) -> tuple[str, ...]:
-    """Returns the nodes of the ranks as the engine reports them, or the nodes of the worker pods if it does not."""
+    """Returns the nodes of the ranks as the engine reports them. If it reports none: the nodes of the worker pods."""
     status = replica.reading.status if replica.reading is not None else None
     if status is not None and status.nodes:
         return status.nodes

@@ -14,12 +14,13 @@ REGULAR_S = 300.0
 # Objects without a watch, such as ConfigMaps, are applied again at this interval, in case a user has deleted them.
 _REAPPLY_S = 1800.0
 # The kubelet reports a mount failure only in an Event, so Events are read while a pod waits: every 2 s during the first
-# minute, when a report is likely, and every 10 s later. Objects are also applied again every 10 s, because the
-# ConfigMap or Secret that the head pod mounts may have been deleted.
+# minute, when a report is likely, and every 10 s later. While a pod waits, objects are also applied again every 10 s,
+# because the ConfigMap or Secret that the head pod mounts may have been deleted.
 _MOUNT_CHECK_S = 2.0
 _LATE_MOUNT_CHECK_S = 10.0
 _EARLY_MOUNT_S = 60.0
-# A failure is written to the status first and acted on in the next reconcile.
+# The seconds until the next reconcile after a new failure: the status gets the failure first, and the next reconcile
+# acts on it.
 _NEXT_RECONCILE_S = 0.2
 
 
@@ -43,7 +44,8 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
         yield situation.spec_requeue_s
     if situation.inspection.look_again_s is not None:
         yield situation.inspection.look_again_s
-    # While nothing can be created, no failed replica is deleted and the rollout takes no step.
+    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so neither needs a
+    # reconcile.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
     if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
@@ -67,7 +69,8 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """Yields, for each engine that does not answer, the seconds until it counts as unreachable and until a retry."""
+    """Yields two times in seconds for each engine that does not answer: until it counts as unreachable, and until the
+    next reconcile that looks for an answer."""
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

@@ -20,7 +20,7 @@ from rayloom_operator.times import Now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Equal situations give equal decisions.
+    """The input of `decide`. Equal situations give equal decisions.
 
     A situation refers to objects in the caches of the watches without copying them: do not change them.
     """
@@ -32,7 +32,8 @@ class Situation:
     previous: Mapping[str, Any]  # its status as last written
     memory: Memory  # `groups` of `previous`, by name
     rollout: RolloutState  # the rollout state in `previous`
-    service: LLMService | None  # has a placeholder spec if its own cannot be read; None if its name cannot
+    # The LLMService. If its spec cannot be read, it has a placeholder spec; if its metadata cannot be read, None.
+    service: LLMService | None
     accepted: Verdict  # VALID, or why the spec cannot be used
     spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None if it cannot
     # The model, and the spec with the values that it leaves open filled in.
@@ -41,9 +42,9 @@ class Situation:
     # The cluster.
     observed: Observed = field(default_factory=Observed)
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
-    mounting_s: float | None = None  # how long a pod has waited, perhaps for a volume; None if no pod waits
+    mounting_s: float | None = None  # seconds that a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
-    # The rollout: its next step, and the places of each revision. Both are empty while `resolved` is None.
+    # The rollout: its next step, and the places of each revision. While `resolved` is None, there are neither.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
 

@@ -1,8 +1,8 @@
-"""Drift: somebody else changes a Service, ServiceAccount, NetworkPolicy or PodDisruptionBudget of the operator's.
+"""Drift: somebody else has changed a Service, ServiceAccount, NetworkPolicy or PodDisruptionBudget of the operator's.
 
-An object has drifted if a watch reports another version of it than that of our last apply. After its start the operator
-has applied nothing yet. So it keeps a digest of each object that it lists, until the first reconcile of the object's
-service. That reconcile applies only objects whose digest differs from that of their manifest.
+An object has drifted if a watch reports another version of the object than that of our last apply. After a start, the
+operator has applied nothing yet. So the operator keeps a digest of each listed object until the first reconcile of the
+object's service. That reconcile applies only objects whose digest differs from that of their manifest.
 
 The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
 object, and a NetworkPolicy that was opened while no operator ran would stay open. Secrets and ConfigMaps are not
@@ -26,8 +26,8 @@ _API_VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-# The first reconciles wait at most this long for the lists. If the list of a kind is missing then, they apply every
-# object of that kind.
+# The first reconciles wait at most this many seconds for the lists of all kinds. If the list of a kind is missing then,
+# the first reconciles apply every object of that kind.
 _LIST_S = 3.0
 
 
@@ -44,7 +44,7 @@ ListedObjects = dict[tuple[str, str], Listed]
 
 
 class Drift:
-    """Lives in one event loop, in which the caller runs `reflectors`.
+    """Not thread-safe: used in one event loop, in which the caller runs `reflectors`.
 
     `on_change` is called with the key of a service when one of its objects has another version than after our last
     apply.
@@ -53,10 +53,9 @@ class Drift:
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
         self._on_change = on_change
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
-        self._seen: dict[
-            ServiceKey, dict[str, str]
-        ] = {}  # uid -> version reported after `_written`, if it differs; "" if deleted
-        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, while nobody else changes it
+        # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
+        self._seen: dict[ServiceKey, dict[str, str]] = {}
+        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, until somebody else changes it
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
 
@@ -76,19 +75,23 @@ class Drift:
     def uid_of_ours(self, key: ServiceKey, kind: str) -> str | None:
         """Returns the uid of the service's object of this kind; a service has one of each kind.
 
-        None unless this process applied the object or `is_right` found it right, and nobody else has changed it since.
+        Returns None if this process has neither applied the object nor found it right (`is_right`), or if somebody else
+        has changed the object since.
         """
         return self._ours.get(key, {}).get(kind)
 
     def take_listed(self, key: ServiceKey) -> ListedObjects | None:
-        """Returns the objects that were listed before the service's first reconcile; None at every later call."""
+        """Returns the objects that were listed before the service's first reconcile. Every later call returns None."""
         if key in self._written:
             return None
         self._written[key] = {}
         return self._listed.pop(key, {})
 
     def is_right(self, key: ServiceKey, manifest: Manifest, listed: ListedObjects) -> bool:
-        """Returns whether `listed` has the manifest's object with the same fields, so that it need not be applied."""
+        """Returns whether `listed` has the manifest's object with the same fields, so that no apply is needed.
+
+        Such an object is noted as ours.
+        """
         kind = manifest["kind"]
         there = listed.get((kind, manifest["metadata"]["name"]))
         if there is None or there.digest != digest(kind, manifest):
@@ -123,7 +126,7 @@ class Drift:
                 self._listed.setdefault(key, {})[kind, name] = Listed(uid, version, digest(kind, found))
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
-            # Without this entry, the next apply first reads to whom the object belongs.
+            # Without an entry in `_ours`, the next apply first reads to whom the object belongs.
             self._ours.get(key, {}).pop(kind, None)
             self._on_change(key)
 
@@ -135,9 +138,9 @@ def _version(kind: str, found: Manifest) -> str:
 
 
 class VersionReflector(Reflector):
-    """Calls `on_object` for each object instead of keeping a copy, with (key, kind, object, whether it was deleted).
+    """Keeps no copy of the objects, but calls `on_object` for each: with (key, kind, object, whether it was deleted).
 
-    It is also called for objects that were deleted while no watch ran.
+    `on_object` is also called for objects that were deleted while no watch ran.
     """
 
     def __init__(
@@ -161,7 +164,8 @@ class VersionReflector(Reflector):
         uid = found["metadata"]["uid"]
         at = key[0], name
         before = self._key_at.get(at, key)
-        # The object's service label may have been edited, or a new object may have the name of an earlier one.
+        # The service label may have been edited, or a new object may have the name of an earlier one. Then the earlier
+        # object counts as deleted.
         if kind == "DELETED" or (before, self._uids.get(at, uid)) != (key, uid):
             self.drop(before, name)
         if kind != "DELETED":

@@ -1,4 +1,4 @@
-"""Reads the Events that say why a pod waits, or why a Job has no pod. No other object says so."""
+"""Reads the Events that say why a pod waits, or why a Job has no pod. No other object has these reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FailureEvents:
         self._kube = kube
 
     async def mount_failures(self, key: ServiceKey, pods: Sequence[Manifest]) -> dict[str, str]:
-        """Returns the kubelet's messages about volumes of the user's, by uid of the pod that waits for the volume."""
+        """Returns uid of a waiting pod -> the kubelet's message about a volume that the user has to provide."""
         waiting = [
             each
             for each in pods
@@ -33,11 +33,11 @@ class FailureEvents:
         return {uid: message for uid, message in messages if any(volume in message for volume in volumes)}
 
     async def job_failures(self, key: ServiceKey) -> dict[str, str]:
-        """Returns why no pod could be created for a Job, by uid of the Job."""
+        """Returns uid of a Job -> the reason why no pod could be created for the Job."""
         return dict(await self._messages(key, "Job", "FailedCreate"))
 
     async def _messages(self, key: ServiceKey, kind: str, reason: str) -> list[tuple[str, str]]:
-        """Returns (uid of the object, message) of the Events about objects of a kind, oldest first."""
+        """Returns (uid of the object, message) for each Event about an object of this kind, oldest first."""
         selector = {"fieldSelector": f"involvedObject.kind={kind},reason={reason}"}
         try:
             found, _ = await self._kube.list(object_path("v1", "Event", key[0]), selector)

@@ -12,8 +12,8 @@ from rayloom_operator.kube.reflector import Reflector, Watched
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.times import moment
 
-# Autoscalers set these taints before they evict pods, instead of cordoning the node. The last is set by Karpenter up to
-# 0.37.
+# Autoscalers set these taints before they evict pods, instead of cordoning the node. Karpenter up to 0.37 sets the last
+# of them.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
@@ -44,7 +44,7 @@ def is_cordoned(node: Manifest) -> bool:
 
 
 class Nodes:
-    """Lives in one event loop, in which the caller runs `reflector`.
+    """Not thread-safe: used in one event loop, in which the caller runs `reflector`.
 
     `on_change` is called with the name of a node whose readiness changed, or whose emptying began or ended. Without the
     right to list nodes, every node counts as ready.
@@ -52,7 +52,7 @@ class Nodes:
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
-        self.unready: dict[str, datetime] = {}  # name of a node that is not ready -> time at which it ceased to be
+        self.unready: dict[str, datetime] = {}  # name of a node -> time at which it ceased to be ready
         self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of nodes that are being emptied
         watched = Watched(api_version="v1", kind="Node", selector={}, key_of=_key, slim=_slim)
@@ -97,12 +97,12 @@ class Nodes:
 
 
 def _key(node: Manifest) -> ServiceKey:
-    """The key of a node in the reflector: nodes belong to no service."""
+    """Returns the key of a node in the reflector. It names no service, because nodes belong to none."""
     return "", node["metadata"]["name"]
 
 
 def _slim(node: Manifest) -> Manifest:
-    """Returns the part of a Node document that is kept, without images and addresses, which are most of it."""
+    """Returns the part of a Node document to keep. It lacks images and addresses, which are most of the document."""
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
     spec = {"unschedulable": True} if is_cordoned(node) else {}
     status: Manifest = {"conditions": ready}

@@ -12,7 +12,7 @@ from rayloom_operator.texts import head, plain
 
 # Pods that KubeRay creates within this time are counted together, to notice pods that keep failing.
 NEW_POD_S = 600.0
-MAX_MESSAGE = 600  # characters of another program's text that a message in the status quotes
+MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Pod:
     is_routed: bool  # carries the route label
     is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
     running_since: datetime | None  # start of the container that started last; None while any container does not run
-    is_exhausted: bool  # its engine gave up, or a container keeps crashing, and not because of the engine's settings
+    is_exhausted: bool  # its engine gave up, or a container keeps crashing; False if only the settings are to blame
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
     owner_uid: str  # of its RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for any other
@@ -99,12 +99,12 @@ class EngineReplica:
 
     @property
     def fault(self) -> Verdict | None:
-        """The fault of the head pod, else that of a worker pod."""
+        """The fault of the head pod; if the head pod has none, `workers_fault`."""
         return (self.head.fault if self.head else None) or self.workers_fault
 
     @property
     def workers_fault(self) -> Verdict | None:
-        """The fault of a pod with ranks, else KubeRay's refusal to create one."""
+        """The fault of a worker pod; if no worker pod has one, the reason why KubeRay could not create a pod."""
         found = next((pod.fault for pod in self.pods if pod.fault and not pod.is_head), None)
         if found is None and self.refusal:
             return refused_pod(self.refusal)

@@ -1,4 +1,4 @@
-"""Observes a service, by the documents in the watches' caches and the last answers of its engines."""
+"""Observes a service: from the documents in the caches of the watches, and the last answers of the engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AdminTokens = Callable[[str, str, str], tuple[str, str]]
 
 
 class Observer:
-    """Lives in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, admin_tokens: AdminTokens) -> None:
         self._kube = kube
@@ -34,15 +34,15 @@ class Observer:
         self._admin_tokens = admin_tokens
         self.events = FailureEvents(kube)
         self._names = RestingNames(kube, watches.clusters, watches.pods)
-        # uid of a pod -> uid of its RayCluster, time of creation
+        # uid of a pod -> (uid of its RayCluster, time of its creation)
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}
         self._evicted: dict[ServiceKey, frozenset[str]] = {}  # uids of RayClusters whose head pods were evicted
 
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Drops everything about a deleted service.
 
-        Returns the seconds until this has to be called again, or None once nothing is left. Until then the names of its
-        RayClusters stay reserved, because a service of the same name may be created at once.
+        Returns the seconds until `forget` has to be called again, or None once nothing is left. Until then the names of
+        the service's RayClusters stay reserved, because a service of the same name may be created at once.
         """
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)
@@ -67,7 +67,7 @@ class Observer:
         await self._names.find_gone(key, uid, remembered, now)
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
-        # `follow` drops the answers of a head pod that was replaced, so the readings are taken after it.
+        # `follow` drops the answers of head pods that were replaced, so the readings are taken after this call.
         self._poller.follow(key, self._targets(key, uid, grouped.replicas))
         given_up_at = self._given_up_at(documents.pods, node_loss)
         return Observed(
@@ -104,7 +104,7 @@ class Observer:
         )
 
     def _targets(self, key: ServiceKey, uid: str, replicas: Sequence[EngineReplica]) -> dict[str, Target]:
-        """Returns the addresses of engines by name of the replica. Replicas whose head pod has no IP are left out."""
+        """Returns name of a replica -> address of its engine. Replicas whose head pod has no IP are left out."""
         found = {}
         for replica in replicas:
             head = replica.head
@@ -128,9 +128,9 @@ class Observer:
         return {node: unready[node] + node_loss for node in nodes}
 
     def _count_new_pods(self, key: ServiceKey, pods: Sequence[Manifest], now: datetime) -> dict[str, int]:
-        """Returns the number of pods that were created lately, by uid of the RayCluster.
+        """Returns uid of a RayCluster -> number of its pods that were created within the last NEW_POD_S seconds.
 
-        Deleted pods count as well, unless the operator was restarted since.
+        Deleted pods count as well, except those that were deleted before this operator process started.
         """
         known = self._new_pods.setdefault(key, {})
         for meta in (each["metadata"] for each in pods):

@@ -27,16 +27,16 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Reasons that the kubelet gives while it prepares a container. It gives them also if a volume cannot be mounted.
+# Reasons that the kubelet gives while it prepares a container, and also if a volume cannot be mounted.
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
 _EXIT_CONFIG = 78  # its settings or its model cannot be used, and a restart would not help
 _EXIT_GIVEN_UP = 70  # one of its processes kept dying
-# The kubelet restarts a container at once, and then at growing intervals. After this many exits, the pod itself may be
-# the cause.
+# The kubelet restarts a container at once, and then at growing intervals. After this many exits the pod itself may be
+# the cause, so another restart in the same pod is not expected to help.
 _MAX_ENDS = 3
-# The engine's last message is a text for people. These phrases in it tell what is wrong with the model, and the first
-# match counts.
+# The engine's last message is a text for people. If it has one of these phrases, the first that matches tells what is
+# wrong with the model.
 HUB_SENTENCES = {
     "the hub cannot be reached": Reason.HUB_UNREACHABLE,
     "accept its terms": Reason.MODEL_GATED,
@@ -221,7 +221,7 @@ def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
 
 
 def _model_fault(words: str) -> Reason:
-    """Returns the fault of the model, by the engine's last message."""
+    """Returns the reason for which a model cannot be used, found in `words`: the engine's last message."""
     for sentence, reason in HUB_SENTENCES.items():
         if sentence in words:
             return reason

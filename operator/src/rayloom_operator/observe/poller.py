@@ -30,8 +30,8 @@ _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# If thousands of engines do not answer, this keeps requests to them, and reconciles of their services, from taking all
-# the operator's time.
+# If thousands of engines do not answer, this limit keeps requests to them, and reconciles of their services, from
+# taking all the operator's time.
 _MAX_RETRIES_PER_S = 200
 # The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
@@ -52,7 +52,7 @@ class Target(NamedTuple):
     """The address of an engine, and the identity of its pod, because another pod may get the address later."""
 
     ip: str
-    token: str  # of its admin port
+    token: str  # of the engine's admin port
     pod_uid: str
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
@@ -64,14 +64,14 @@ class _PolledEngine:
     service: ServiceKey
     target: Target
     reading: Reading = _NEVER
-    reported: _Essence | None = None  # of the reading that was reported last
+    reported: _Essence | None = None  # the essence of the answer that was reported last
     reported_at: float = -math.inf
     is_nudged: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
 
 
 class EnginePoller:
-    """Lives in one event loop.
+    """Not thread-safe: used in one event loop.
 
     `on_report` is called with the service of an engine whose answer, or lack of one, may change the service's status.
     `num_expected` returns how many more engines may be followed soon. An operator process that has just started learns
@@ -132,7 +132,7 @@ class EnginePoller:
             return
         status = engine.reading.status
         if is_to_drain and status is not None and status.state == "serving":
-            # The count may be old, so the engine is taken to have at least one request.
+            # The count of requests may be old, so at least one request is assumed.
             requests = status.requests.model_copy(update={"in_flight": max(status.requests.in_flight, 1)})
             status = status.model_copy(update={"state": "draining", "requests": requests})
             self._on_report(service)
@@ -153,7 +153,7 @@ class EnginePoller:
             engine.is_nudged.clear()
             reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # This poll was sent before the engine was asked to drain or to take requests again.
+                continue  # The poll began before the engine was asked to drain or to take requests again.
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
@@ -195,7 +195,7 @@ class EnginePoller:
             )
 
     def _interval_s(self, reading: Reading, has_turned: bool) -> float:
-        """Returns the seconds until the next request, which follows soon after a first failure: it may fail as well."""
+        """Returns the seconds until the next request. After a first failure it follows soon, to see if it fails too."""
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
         is_slow = _is_serving(reading.status)
@@ -205,12 +205,13 @@ class EnginePoller:
         target = engine.target
         code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
         status = engine_status(code, body, target.max_ranks)
-        # The start-up phases would take most of the memory of 10,000 answers. Once an engine serves they are of no use.
+        # The start-up phases would take most of the memory of 10,000 answers, and are of no use once an engine serves.
         return status.model_copy(update={"startup": (), "model": None}) if status.state == "serving" else status
 
 
 def serving_interval_s(num_engines: int) -> float:
-    """Returns the seconds between requests to an engine that serves: 1 s, 5 s from 250 engines, 15 s from 9000."""
+    """Returns the seconds between requests to an engine that serves: from 1 s, to 5 s with 250 engines and 15 s with
+    9000."""
     usual = min(max(num_engines / _USUAL_ANSWERS_PER_S, _MIN_SERVING_INTERVAL_S), _SERVING_INTERVAL_S)
     return max(usual, min(num_engines / _MAX_ANSWERS_PER_S, _MAX_SERVING_INTERVAL_S))
 
@@ -224,7 +225,7 @@ def _is_serving(status: EngineStatus | None) -> bool:
 
 
 def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
-    """Returns whether the engine serves, or its start has made progress. A phase that only takes longer is none."""
+    """Returns whether the engine serves, or its start has made progress. A phase that takes longer is no progress."""
     return _is_serving(status) or _start_of(status) != _start_of(before)
 
 

@@ -15,11 +15,11 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The objects of one service that the watches hold now, and what was seen earlier of its pods."""
+    """The objects of one service in the caches of the watches, and what the observer remembers of its earlier pods."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
-    pods: Sequence[Manifest] = ()  # pods that carry the label
+    pods: Sequence[Manifest] = ()  # pods that carry the service's label
     slices: Sequence[Manifest] = ()  # EndpointSlices of the service
     cordoned: Set[str] = frozenset()  # names of nodes that are being emptied
     mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
@@ -94,10 +94,10 @@ def cluster_refusal(cluster: Manifest) -> str:
 
 
 def without_suffixes(message: str, owner: str) -> str:
-    """Returns `message` about pods of `owner` without the random ends of their names.
+    """Returns `message` about pods of `owner` without the random ends of the pods' names.
 
-    Each attempt to create a pod uses a new name. With the names, each attempt would be a new message, and so cause a
-    status write and an Event.
+    Each attempt to create a pod uses a new random end. If the message kept it, each attempt would cause a status write
+    and an Event.
     """
     # Kubernetes cuts names of 58 characters and more before it appends five random characters.
     return re.sub(rf'"({re.escape(owner[:57])}[^"]*?)-?[a-z0-9]{{5}}"', r'"\1"', message)
@@ -106,7 +106,7 @@ def without_suffixes(message: str, owner: str) -> str:
 def is_headless(cluster: Manifest) -> bool:
     """Returns whether the RayCluster had its head pod and has lost it.
 
-    This is read from KubeRay's conditions, and not from the watch of pods, which may be ahead of the watch of
+    The answer is read from KubeRay's conditions, and not from the watch of pods, which may be ahead of the watch of
     RayClusters or behind it.
     """
     was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # never becomes False again

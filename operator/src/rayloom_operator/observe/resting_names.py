@@ -1,6 +1,6 @@
 """Keeps the names of deleted RayClusters reserved for 60 s, so that no new RayCluster gets such a name at once.
 
-KubeRay remembers a RayCluster by name for some time, and would mistake a new one for the old one.
+KubeRay remembers a RayCluster by name for some time, and would mistake a new RayCluster of that name for the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REST_S = 60.0
 
 
 class RestingNames:
-    """The reserved names, called resting. Lives in one event loop.
+    """The reserved names, called resting. Not thread-safe: used in one event loop.
 
     `clusters` and `pods` are the watches of RayClusters and of their pods.
     """
@@ -32,7 +32,7 @@ class RestingNames:
     def note(self, key: ServiceKey, name: str) -> None:
         """Notes that a RayCluster of this name was created.
 
-        So its name is reserved even if it is deleted before the watch has seen it.
+        So the name stays reserved even if the RayCluster is deleted before the watch has seen it.
         """
         self._gone_at.setdefault(key, {}).setdefault(name, None)
 
@@ -43,7 +43,7 @@ class RestingNames:
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Keeps the names of a deleted service reserved for a while.
 
-        Returns the seconds until this has to be called again, or None once no name is reserved any more.
+        Returns the seconds until `forget` has to be called again, or None once no name is reserved any more.
         """
         await self.find_gone(key, "", (), now)
         if self._gone_at[key]:
@@ -76,8 +76,8 @@ class RestingNames:
         existing: set[str] = set()
         while missing := {name for name, at in known.items() if at is None} - self._names(key) - existing:
             for name in missing:
-                # The watch does not list a RayCluster whose label was removed. It still exists, and gets the label back
-                # when it is applied again under its name.
+                # The watch does not list a RayCluster whose label was removed. Such a RayCluster still exists, and gets
+                # the label back when a RayCluster of its name is applied.
                 if await self._exists(key, name, uid):
                     existing.add(name)
                 else:

@@ -13,26 +13,28 @@ from rayloom_operator.engines.progress import StartProgress
 from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdict
 
-# An idle engine sends a token through every rank every 10 s.
+# If the last token is older than this many seconds, an engine does not count as serving. An idle engine sends a token
+# through every rank every 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
 # After a first unanswered request, the engine's last answer stays valid for this many seconds. A request fails after
 # 3 s, and the next one follows a second later, so a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
-# Once a request has failed, an answer that is older than this is no longer valid: requests are up to 5 s apart, and a
-# request fails after 3 s.
+# Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
+# apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# The last answer, however old, stays valid for this long after the first request that fails. With thousands of engines
-# requests are more than 5 s apart. Within 4 s a second request follows, and an engine that serves answers it.
+# The last answer, however old, stays valid for this many seconds after the first request that fails. With thousands of
+# engines, requests are more than 5 s apart. A second request follows within 4 s, and an engine that serves answers it.
 _SECOND_ANSWER_S = 4.5
-# An answer older than this is not valid, even if no request has failed. Engines that serve are asked at least every
-# 15 s.
+# An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
+# asked at least every 15 s.
 STALE_S = 20.0
-# Matches the reason that an engine reports if it recovers from a rank that stands still, and not from a lost rank.
+# Matches the reason that an engine reports while it recovers from a rank that stands still. The reason does not match
+# while the engine recovers from a lost rank.
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 
 def judge(replica: EngineReplica | None, now: float) -> Verdict:
-    """Returns the verdict on the engine replica, which is None before it exists. `now` is the event loop's time."""
+    """Returns the verdict on an engine replica. `replica`: None before it exists. `now`: the event loop's time."""
     if replica is None:
         return _UNMADE
     head, reading = replica.head, replica.reading
@@ -53,7 +55,7 @@ def judge(replica: EngineReplica | None, now: float) -> Verdict:
 
 
 def is_well(replica: EngineReplica, now: float) -> bool:
-    """Returns whether tokens go through every rank and the head pod is ready: then requests may be routed to it."""
+    """Returns whether tokens go through every rank and the head pod is ready: the engine may get requests."""
     head, reading = replica.head, replica.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
@@ -81,7 +83,7 @@ def unreachable_at(reading: Reading) -> float:
 def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
     """Returns whether the verdict follows from the engine's last answer.
 
-    Once the engine stops answering, a fault of a pod outweighs the last answer, because it explains better why the
+    Once the engine stops answering, a fault of a pod outweighs the last answer: the fault explains better why the
     engine ended.
     """
     if silence(reading, now) is None:
@@ -90,7 +92,7 @@ def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
 
 
 def _is_unreachable(head: Pod, reading: Reading, now: float) -> bool:
-    """Returns whether an engine that should answer has not: its container is ready, or it has answered before."""
+    """Returns whether the engine does not answer although it should: it runs and has answered before, or is ready."""
     should_answer = head.is_engine_ready or (reading.status is not None and head.is_running)
     return should_answer and now >= unreachable_at(reading)
 
@@ -132,8 +134,8 @@ def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: S
         )
         return _verdict(Reason.TOKENS_STOPPED, message, status)
     if status.state in ("starting", "recovering") and replica.workers_fault is not None:
-        # The engine waits for the ranks' pods. A fault of the head pod is not considered: it is over, as the engine
-        # answers.
+        # The engine waits for the worker pods. A fault of the head pod is ignored: the engine answers, so that fault is
+        # over.
         return replica.workers_fault
     if status.state == "recovering":
         message = f"The engine replaces lost ranks; requests wait. {status.reason}".strip()
@@ -149,8 +151,8 @@ def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: S
 
 
 def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
-    # A token has passed through every rank, so every rank has loaded the model. A rank that replaces a lost one has to
-    # load it again.
+    # If a token has passed through every rank, every rank has loaded the model. During a recovery that may not be so: a
+    # rank that replaces a lost rank has to load the model first.
     is_loaded = status.last_token_age_seconds is not None and reason is not Reason.RECOVERING
     return Verdict(reason=reason, message=message, is_loaded=is_loaded)
 

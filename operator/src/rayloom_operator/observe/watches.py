@@ -1,4 +1,4 @@
-"""All watches but that of LLMServices: objects of engine replicas, nodes, and the definition of RayClusters."""
+"""All watches except that of LLMServices: objects of engine replicas, nodes, and the definition of RayClusters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rayloom_operator.observe.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
-# A watch gets an event, a bookmark or a failure within 90 s, and a failed one begins again at most 60 s later.
+# A watch gets an event, a bookmark or a failure within 90 s. A watch that failed begins again at most 60 s later. So a
+# watch that is silent for longer than this many seconds hangs.
 _MAX_SILENCE_S = 180.0
 _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 _CLUSTERS = Watched(api_version="ray.io/v1", kind="RayCluster", shape=shapes.RayClusterFields, slim=shapes.ray_cluster)
@@ -39,11 +40,11 @@ _DEFINITIONS = Watched(
 
 
 class Watches:
-    """Lives in one event loop.
+    """Not thread-safe: used in one event loop.
 
-    `on_change` is called with the service of a RayCluster, Job or EndpointSlice that changed, and `on_pod` with that of
-    a pod. `on_node` is called with the name of a node whose readiness or cordon changed, and `on_kuberay` when KubeRay
-    becomes usable or unusable.
+    `on_change` is called with the service of a RayCluster, Job or EndpointSlice that changed, and `on_pod` with the
+    service of a pod that changed. `on_node` is called with the name of a node whose readiness or cordon changed, and
+    `on_kuberay` when KubeRay becomes usable or unusable.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Watches:
         self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
-        self.is_synced = asyncio.Event()  # every kind was listed
+        self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed
 
     async def run(self) -> None:
         """Watches for ever."""

@@ -38,9 +38,10 @@ _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Runs in one event loop. kopf passes events of LLMServices to `set_service`; `Watches` delivers all other events.
+    """Not thread-safe: runs in one event loop.
 
-    Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
+    kopf passes events of LLMServices to `set_service`, and `Watches` delivers all other events of the cluster. Serves
+    the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Controller:
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         self._unreported: dict[ServiceKey, str] = {}  # uids of listed services without an event from kopf yet
-        # Opened when this process leads. An open queue of a standby would grow with every service that ever existed.
+        # Opened when this process leads. While the process waits for the Lease, an open queue would grow with every
+        # service that ever existed.
         self._queue = WorkQueue(max_reconciles, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
@@ -93,8 +95,8 @@ class Controller:
         self._unreported.pop(key, None)
         if is_deleted or "deletionTimestamp" in meta:
             self._delete_service(key, meta["uid"])
-        # Skips events that are not newer than the stored document: a status that this process writes is stored at once,
-        # before its event arrives.
+        # Skips events that are not newer than the stored document: when this process writes a status, it stores the
+        # document at once, before the event of that write arrives.
         elif known is None or int(meta["resourceVersion"]) > known.version:
             self._services[key] = document
             is_changed = known is None or known.generation != meta["generation"]
@@ -103,7 +105,8 @@ class Controller:
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
         known = self._services.mark(key)
-        # If the known uid is another, the service was recreated: kopf may report the deletion after the recreation.
+        # If the known uid is another, the service was recreated, and stays: kopf may report a deletion after the
+        # recreation.
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)
@@ -171,7 +174,7 @@ class Controller:
         SERVICE.set("/".join(key))
         document = self._services.get(key)
         if document is None and key in self._unreported:
-            return None  # its objects had an event before the service itself; the service's event queues it again
+            return None  # kopf has not reported this service yet; its first event will queue it again
         if document is None:
             # The service is deleted. Kubernetes deletes its objects by their owner references.
             return await self._reconciler.forget(key)

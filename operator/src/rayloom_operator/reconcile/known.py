@@ -9,7 +9,7 @@ from rayloom_operator.names import Manifest
 
 
 class Known(NamedTuple):
-    """These fields of one service. `PackedDict` keeps them uncompressed beside the compressed document."""
+    """The fields of one service. `PackedDict` keeps them uncompressed beside the compressed document."""
 
     uid: str
     version: int  # metadata.resourceVersion

@@ -1,14 +1,14 @@
 """Finds LLMServices whose deletion kopf has not reported.
 
-When kopf's watch of LLMServices breaks, kopf lists them again and reports each service of that list. So it reports
+When kopf's watch of LLMServices breaks, kopf lists them again and reports each service of that list. So kopf reports
 every service that was created or changed in the meantime. But a service that was deleted in the meantime is not in the
-list and gets no event: the operator would poll its engine replicas and count it in metrics for ever.
+list and gets no event: the operator would poll its engine replicas and count the service in metrics for ever.
 
 So the operator lists the names of all services every five minutes. A list shows the services at one moment after its
 request. If a service was known before the request and is not in the list, it was deleted.
 
-If a service is deleted after that moment and its event is lost, the next list shows it. A recreated service has
-another uid, and kopf reports it.
+If a service is deleted after that moment and its event is lost, the service is missing in the next list. A recreated
+service has another uid, and kopf reports the new service.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _RETRY_S = 1.0
 class MissedDeletions:
     """Compares the services of the cluster with the services that the operator knows.
 
-    `known_uids` returns the uid of every known service. `on_deleted` gets the key and uid of each deleted service. It
-    must do nothing if the known service of that key has another uid by then.
+    `known_uids` returns the uid of every known service. `on_deleted` is called with the key and uid of each deleted
+    service, and must do nothing if the known service of that key has another uid by then.
     """
 
     def __init__(

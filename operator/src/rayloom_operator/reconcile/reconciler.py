@@ -26,13 +26,16 @@ _SOON_S = 1.0
 # not before this many seconds.
 _REFUSED_S = 2.0
 # A decision that has to be stored in the status before it is carried out asks for another reconcile at once. While
-# `WritePace` delays the write, that reconcile would decide the same again. So it waits until the write may happen, but
-# at most this many seconds.
+# `WritePace` delays the write, that reconcile would decide the same again. So that reconcile waits until the write may
+# happen, but at most this many seconds.
 _UNWRITTEN_S = 0.5
 
 
 class Reconciler:
-    """Used in one event loop. `requeue_after(key, seconds)` puts a service into the work queue after that time."""
+    """Not thread-safe: used in one event loop.
+
+    `requeue_after(key, seconds)` puts a service into the work queue after that time.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class Reconciler:
     async def forget(self, key: ServiceKey) -> float | None:
         """Drops what is kept of a deleted service.
 
-        Returns the seconds until this must be called again, or None once the names of its RayClusters are free again.
+        Returns the seconds until `forget` must be called again, or None once the names of the service's RayClusters are
+        free again.
         """
         self._applier.forget(key)
         self._statuses.forget(key)

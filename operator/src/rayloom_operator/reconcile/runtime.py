@@ -35,7 +35,7 @@ class RuntimeSettings:
     """The settings of one operator process."""
 
     settings: Settings
-    namespaces: tuple[str, ...]  # whose LLMServices are served; empty for all namespaces
+    namespaces: tuple[str, ...]  # those whose LLMServices are served; empty for all namespaces
     health_port: int
     lease_namespace: str
     lease_name: str
@@ -44,10 +44,10 @@ class RuntimeSettings:
 
 
 class Runtime:
-    """Used in one event loop; started once and stopped once.
+    """Not thread-safe: used in one event loop. Started once and stopped once.
 
     `stop` sets `stopping`. If a part ends with an error, that error is in `failure` and `stopping` is set as well: the
-    caller then has to call `stop`, for the other parts.
+    caller then has to call `stop`, to stop the other parts.
     """
 
     def __init__(self, settings: RuntimeSettings) -> None:
@@ -56,7 +56,7 @@ class Runtime:
         self._lease = Lease(
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # Random, so that a restarted container is not taken for the one before it, which may hold the Lease.
+            # Random: the container before a restart may still hold the Lease, and must not have the same identity.
             identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
             seconds=settings.lease_seconds,
             connect=lambda: Kube(on_request=self._metrics.count_request),

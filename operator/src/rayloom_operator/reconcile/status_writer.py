@@ -35,7 +35,10 @@ OnEdit = Callable[[ServiceKey], None]
 
 
 class StatusWriter:
-    """Used in one event loop. `services` are the known services; a written status is stored there at once."""
+    """Not thread-safe: used in one event loop.
+
+    `services` are the known services. A written status is stored there at once.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class StatusWriter:
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
         """Writes the status `computed`, if it differs from the status in `document`.
 
-        If it must not be written yet, returns the seconds until it may; otherwise None.
+        Returns None, or, if `WritePace` does not allow the write yet, the seconds until it does.
         """
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         previous = document.get("status", {})
@@ -115,12 +118,12 @@ class StatusWriter:
         return None
 
     def _note_gone(self, key: ServiceKey, document: Manifest) -> None:
-        # Handled as a deletion here, because kopf does not report one that happened while its watch was broken.
+        # Handled like an event of a deletion: kopf reports no deletion that happened while its watch was broken.
         if self._services.mark(key) == Known.of(document):
             self._on_service(document, True)
 
     def _note_written(self, key: ServiceKey, document: Manifest, written: Manifest) -> None:
-        """Stores the written service, even if its spec was edited meanwhile: only its status has the past failures."""
+        """Stores the written service, even if its spec was edited meanwhile: only its status has the last failures."""
         meta = document["metadata"]
         known = self._services.mark(key)
         version = int(written["metadata"]["resourceVersion"])

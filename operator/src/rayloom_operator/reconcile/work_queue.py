@@ -22,12 +22,12 @@ from rayloom_operator.names import ServiceKey
 _FIRST_RETRY_S = 0.5
 _MAX_RETRY_S = 10.0
 _MAX_DOUBLINGS = 10
-# After a failed reconcile, an event of the service starts the next one this many seconds after the failure at the
-# earliest. The event rarely cures the failure, but an engine that fails meanwhile must not wait for the whole back-off.
+# After a failed reconcile, an event of the service starts another reconcile, but not before this many seconds after the
+# failure. The event rarely cures the failure. But an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
 # So that no priority starves, every 8th reconcile takes a key of the second priority if one waits, and every 64th a key
-# of the third. New services get no larger share: each causes about six reconciles of the first priority, which would
-# pile up.
+# of the third. New services get no larger share: each of them causes about six reconciles of the first priority, and
+# these would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third
@@ -39,7 +39,7 @@ Reconcile = Callable[[ServiceKey], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Used in one event loop. Ignores keys until `open` is called."""
+    """Not thread-safe: used in one event loop. Ignores keys until `open` is called."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class WorkQueue:
     def add(self, key: ServiceKey, *, is_changed: bool = False, is_new: bool = False) -> None:
         """Queues the key for a reconcile. A key that is in the queue already is not added twice.
 
-        If its last reconcile failed, the next one begins at the earliest 2 s after the failure, unless the service
-        `is_changed` or `is_new`.
+        If the last reconcile of the key failed, the next one begins at the earliest 2 s after the failure. A service
+        that `is_changed` or `is_new` does not wait.
         """
         if is_changed or is_new:
             self._num_failures.pop(key, None)
@@ -110,7 +110,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
-        """Requeues the key after `seconds`. A requeue that is due earlier stays."""
+        """Requeues the key after `seconds`. If the key has a requeue that is due earlier, that requeue stays."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:

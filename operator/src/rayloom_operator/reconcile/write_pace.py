@@ -12,17 +12,17 @@ from typing import Any
 
 from rayloom_operator.names import ServiceKey
 
-# The least seconds between two writes that only change messages, the nodes of ranks or the loaded bytes.
+# The shortest time in seconds between two writes that only change messages, the nodes of ranks or the loaded bytes.
 WORDS_INTERVAL_S = 5.0
 # Every write takes 1 from a budget of 60, which grows by 2 a second. A rollout of 64 engine replicas does not exhaust
-# it. If it is empty, a write waits for up to half a second.
+# the budget. If the budget is empty, a write waits for up to half a second.
 _BURST = 60.0
 _WRITES_PER_S = 2.0
 
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # time of the last write that left `without_words` unchanged
+    words_at: float = float("-inf")  # time of the last write that changed only words, not `without_words`
     left: float = _BURST  # writes left in the budget
     at: float = field(default=0.0)  # time at which `left` was computed
 

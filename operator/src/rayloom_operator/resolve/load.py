@@ -14,7 +14,8 @@ from rayloom_operator.resolve.stage_split import Stages, stages
 GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 CPU_CAP = 4 * GIB
-# Estimates, rounded up: for the CUDA context, libraries and their workspaces; and, with several ranks, NCCL's buffers.
+# Estimates, rounded up. The first is for the CUDA context, libraries and their workspaces. The second is for NCCL's
+# buffers, which exist only with several ranks.
 _CUDA_BYTES = GIB
 _NCCL_BYTES = GIB // 2
 # Measured in pods on CPU: torch and the rank's own code take 380 MiB in each rank, Ray's processes 153 MiB in each pod.
@@ -68,9 +69,9 @@ class Scale:
         return known
 
     def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
-        """Returns (number of KV blocks that the engine allocates, bytes of one block, bytes for all blocks) of a rank.
+        """Returns (number of KV blocks that there is room for, bytes of one block, bytes for all blocks) of a rank.
 
-        `memory`: the rank's bytes, None if unknown. Its process takes `reserve` of them.
+        `memory`: the bytes that the rank has; None if unknown. The rank's process takes `reserve` of them.
         """
         free = None if memory is None else memory - reserve - rank.weights
         room = _kv_room(self._question, self._tensor, free)

@@ -10,7 +10,7 @@ from rayloom_operator.api.costs import Costs
 from rayloom_operator.api.model_facts import ModelShape
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 
-# The engine's own defaults; a contract test compares them.
+# The engine's own defaults. A contract test checks that they are equal.
 MAX_NUM_SEQS = 64
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
@@ -29,9 +29,9 @@ class Question:
     max_model_len: int | None  # None: the model's limit, or less if that does not fit
     num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once
     # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
-    # version of the engine may compute other costs for the same model, which must not change running services.
+    # version of the engine may compute other costs for the same model, and that must not change running services.
     costs: Costs | None = None
-    # Settings of the engine. None stands for its default, so a version with another default does not change the hash.
+    # Settings of the engine. None stands for the default, so an engine with another default does not change the hash.
     max_num_seqs: int | None = None
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -40,8 +40,9 @@ class Question:
     def num_blocks_of(self, num_tokens: int) -> int:
         """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
 
-        With sliding windows that is fewer than for all tokens, because the engine frees blocks that no token sees. The
-        first token of a step sees span - 1 positions before it; these may begin inside a block, hence one block more.
+        With sliding windows a sequence holds fewer blocks than its tokens fill, because the engine frees blocks that no
+        later token sees. The first token of a step sees the span - 1 positions before it. These positions may begin
+        inside a block, so one more block is counted.
         """
         total = -(-num_tokens // BLOCK_SIZE)
         span = self.parts.attention_span

@@ -1,8 +1,8 @@
 """Bytes that a rank holds: sums of the costs that the engine's inspection gives. Pure.
 
-Rank r has shard r % tensor of stage r // tensor. A stage is a run of layers; the first stage also has the embedding,
-the last one the final norm and the head. The costs of each part are those of its largest shard, so all ranks of a
-stage are computed alike.
+Rank r has shard r % tensor of stage r // tensor. A stage is a run of layers. The first stage also has the embedding,
+and the last stage the final norm and the head. The costs of each part are those of the part's largest shard, so all
+ranks of a stage are computed alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resolved: a service's spec with everything filled in that its engines are built from."""
+"""Resolved: a service's spec, completed with every value from which the engines are built."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Hub:
     """Settings with which pods reach the models' hub. Running engines keep the settings of their creation."""
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
-    allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if a token is sent to it
-    ca_config_map: str = ""  # ConfigMap with CA certificates, in each service's namespace; empty: the image's own
+    allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if pods send a token to that hub
+    ca_config_map: str = ""  # ConfigMap with CA certificates, in each service's namespace; empty: those of the image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ def resolve(
     `previous`: the last written status. If it has a sizing with the same inputs, that choice stays, even if this
     version of the operator would choose differently.
 
-    `memory_of` is called only if the spec leaves out the accelerator's memory, and only for a new choice: a node that
-    joins later changes nothing that runs.
+    `memory_of` is called only if the spec leaves out the accelerator's memory, and only for a new choice. So a node
+    that joins later changes no running service.
 
     Raises SpecError, DoesNotFit or MemoryUnknown, whose messages name what to change.
     """
@@ -99,8 +99,8 @@ def resolve(
         if facts.costs is None:
             if not is_given(service):
                 raise SpecError((_NO_COSTS,))
-            # Without costs the numbers are not checked here: the engine refuses to start if they do not divide the
-            # model, or if the model does not fit.
+            # Without costs the numbers of ranks are not checked here: the engine refuses to start if it cannot divide
+            # the model among these ranks, or if the model does not fit.
             made = _as_given(service, image, hub)
             return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)
@@ -130,13 +130,14 @@ def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
 
 
 def is_given(service: LLMService) -> bool:
-    """True if there is no number of ranks to compute: the spec gives both, or is for CPU, where each defaults to 1."""
+    """Returns True if no number of ranks has to be computed: the spec gives both, or is for CPU, where each defaults to
+    1."""
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
 
 
 def _as_given(service: LLMService, image: str, hub: Hub) -> Resolved:
-    """Returns the service with the parallelism of its spec, and 1 for each number that the spec leaves out."""
+    """Returns the service with the parallelism of its spec. Each number that the spec leaves out is 1."""
     spec = service.spec
     tensor = spec.parallelism.tensor or 1
     pipeline = spec.parallelism.pipeline or 1
@@ -162,7 +163,7 @@ def _stored_choice(
 
 
 def _nodes_to_ask(service: LLMService) -> str | None:
-    """Returns the key of the nodes whose labels give the memory. None if the spec gives it, or for CPU."""
+    """Returns the key of the nodes whose labels give the memory. None on CPU, or if the spec gives the memory."""
     accelerator = service.spec.accelerator
     if accelerator is None or accelerator.memory is not None:
         return None

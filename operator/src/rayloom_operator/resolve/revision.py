@@ -1,6 +1,7 @@
 """The revision of a service: a hash of everything whose change requires new engines.
 
-It covers the spec and its resolved inputs, but not the built objects, so an upgrade of the operator starts no rollout.
+The hash covers the spec and its resolved inputs, but not the objects that the operator builds from them. So an upgrade
+of the operator starts no rollout.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from rayloom_operator.resolve.resolved import Resolved
 def revision(resolved: Resolved) -> str:
     """Returns the revision: 8 hex digits.
 
-    Fields at their default are not hashed. So a field that a later version of the operator adds changes no revision.
+    Fields with default values are not hashed. So a later version of the operator can add a field without changing
+    revisions.
     """
-    # `replicas` and the settings of drains, recovery and rollouts are excluded: they do not change an engine. The
-    # operator takes them from the current spec, and a change of them is no reason to interrupt streams. The pull policy
+    # `replicas` and the settings of drains, recovery and rollouts are excluded, because they do not change an engine: a
+    # change of them is no reason to interrupt streams. The operator takes them from the current spec. The pull policy
     # does not change an engine either. The other excluded fields are added below in their resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
@@ -37,13 +39,13 @@ def revision(resolved: Resolved) -> str:
         },
         exclude_defaults=True,
     )
-    # The resulting numbers are hashed, whether computed or given. So a user who writes the computed numbers into the
-    # spec starts no rollout.
+    # The numbers of ranks are hashed, whether the operator computed them or the spec gives them. So a user who writes
+    # the computed numbers into the spec starts no rollout.
     shape = {"tensor": resolved.tensor, "pipeline": resolved.pipeline, "stages_per_pod": resolved.stages_per_pod}
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
         spec["accelerator"] = service.spec.accelerator.resource
-    elif service.spec.engine.args.device == "cuda":  # without accelerator, auto means cpu, so only cuda matters
+    elif service.spec.engine.args.device == "cuda":  # without an accelerator, auto means cpu, so only cuda differs
         spec["device"] = "cuda"
     if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len
@@ -54,7 +56,7 @@ def revision(resolved: Resolved) -> str:
 
 
 def with_kept_image(resolved: Resolved, kept: str, current: str) -> Resolved:
-    """Returns `resolved` with the image `kept` if the revision is then `current`; otherwise `resolved` unchanged.
+    """Returns `resolved` with the image `kept` if that gives the revision `current`. If not, returns `resolved`.
 
     So a new default image of the operator changes a running service only once something else in the service's spec
     changes.

@@ -1,8 +1,8 @@
 """Chooses the parallelism of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
 
 The candidates are one stage with each tensor size that the model's heads and a node allow, and several stages with the
-largest of these tensor sizes. Of the candidates that fit, the one with the fewest accelerators is
-chosen; among equal ones that with the fewest nodes, then the fewest stages.
+largest of these tensor sizes. Of the candidates that fit, the one with the fewest accelerators is chosen. Among
+candidates with equally many accelerators, the one with the fewest nodes is chosen, then the one with the fewest stages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def size(question: Question) -> SizingStatus:
     """Returns the cheapest candidate that fits, among those with the numbers that the spec gives.
 
     `question` must have costs. Raises SpecError if the model does not support the spec's numbers, and DoesNotFit if
-    there is too little memory. Both name what to change.
+    there is too little memory. Both messages name what to change.
     """
     if problems := _problems(question):
         raise SpecError(problems)
@@ -98,7 +98,8 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
 def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
     """Returns (worker pods, nodes for them).
 
-    A pod has the largest divisor of `pipeline` that fits on a node as its number of stages; on CPU one stage.
+    On CPU a pod has one stage. On accelerators, the number of stages of a pod is the largest divisor of `pipeline` for
+    which the pod fits on a node.
     """
     if per_node is None:
         return pipeline, pipeline
@@ -148,5 +149,5 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
 
 
 def cost(way: SizedShape) -> tuple[int, int, int]:
-    """Returns the sort key of candidates: accelerators, nodes, stages. It differs between any two candidates."""
+    """Returns the sort key of a candidate: accelerators, nodes, stages. No two candidates have the same key."""
     return way.num_ranks, way.nodes, way.pipeline

@@ -28,7 +28,7 @@ class Stages(NamedTuple):
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
     """Returns the number of layers of each stage: as even as possible, but fewer for the last, which has the head too.
 
-    `head_layers`: the head's work, measured in layers. `num_stages` is at most `num_layers`.
+    `head_layers`: the head's work, as a number of layers with equal work. `num_stages` is at most `num_layers`.
     """
     if num_stages == 1:
         return (num_layers,)
@@ -39,7 +39,7 @@ def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[
 
 
 def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
-    """Returns the different stages of `split_layers`, without building the list of all."""
+    """Returns the different stages of `split_layers`, without building the list of all stages."""
     if num_stages == 1:
         return Stages(only=num_layers)
     num_last = _num_last_layers(num_layers, num_stages, head_layers)
@@ -53,8 +53,8 @@ def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> in
     """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
     Of equally good numbers it returns the largest. A larger number makes the last stage slower and the other stages
-    faster, so only numbers near the balance of the two are tried. The function has to be fast: one reconcile may split
-    a model of a thousand layers into every possible number of stages.
+    faster. So only numbers near the balance are tried, at which all stages take equally long. The function has to be
+    fast: one reconcile may split a model of a thousand layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

@@ -25,6 +25,11 @@ class StepBuilder:
     is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
 
+    @property
+    def is_full(self) -> bool:
+        """True if no token of a prompt may be added any more."""
+        return self.budget == 0 or (self.prompt_time is not None and self.prompt_time.most(0) == 0)
+
     def room_for(self, tenant: str) -> int:
         """Returns how many prompt tokens of this tenant may still be added to the step."""
         if self.share is None:

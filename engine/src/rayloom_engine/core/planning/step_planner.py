@@ -54,7 +54,8 @@ class StepPlanner:
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         num_prompt_tokens = max(1, builder.budget - num_decodes)
-        if costs is not None and num_decodes and not self._is_crowd(len(prefills), crowd_of(num_decodes)):
+        has_prompts = bool(prefills or self._waiting)
+        if costs and num_decodes and has_prompts and not self._is_crowd(len(prefills), crowd_of(num_decodes)):
             builder.prompt_time = PromptTime(costs, num_decodes, self._config.window)
             num_prompt_tokens = min(num_prompt_tokens, builder.prompt_time.most(0))
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
@@ -146,7 +147,7 @@ class StepPlanner:
             if len(builder.num_tokens) > num_admitted:
                 num_admitted = len(builder.num_tokens)
                 num_of_tenant = self._running.num_of_tenants()
-            if builder.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
+            if builder.is_full or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
                 # The admitted sequence gets what the decodes of this step leave of the budget, but at least one token.
@@ -155,12 +156,12 @@ class StepPlanner:
     def _schedule_waiting(
         self, builder: StepBuilder, max_admissions: int | None = None, max_tokens: int | None = None
     ) -> None:
-        if builder.budget == 0 or not self._running.num_free_slots or not self._waiting:
+        if builder.is_full or not self._running.num_free_slots or not self._waiting:
             return
         line = Line(self._config.max_num_seqs)
         most = len(self._running) + (len(self._waiting) if max_admissions is None else max_admissions)
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
-            if builder.budget == 0 or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
+            if builder.is_full or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
                 break
             if self._is_allowed(sequence):
                 self._try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)

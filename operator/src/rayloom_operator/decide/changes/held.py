@@ -19,7 +19,7 @@ from rayloom_operator.observe.verdict import is_well
 
 
 def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
-    """Returns `planned`, the plan for a spec that cannot be used, plus the objects that existing replicas need.
+    """Returns `planned` plus the objects that existing replicas need. `planned` is the plan for an unusable spec.
 
     Replicas beyond `spec.replicas` lose their route and are deleted. A deleted head pod drains by itself: its requests
     have `spec.drainSeconds` to finish.
@@ -39,7 +39,7 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
         wanted=(
             service_account(service),
             client_service(service),
-            # It holds no eviction, because no new replica is coming for which an eviction could wait.
+            # This budget holds no eviction, because no replica is created that could replace an evicted one.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
         ),
@@ -49,9 +49,10 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
 
 
 def _surplus(service: LLMService, situation: Situation) -> list[EngineReplica]:
-    """Returns the replicas beyond `spec.replicas`: those that do not serve first, then those with the highest numbers.
+    """Returns the replicas to delete, so that `spec.replicas` remain.
 
-    A replica that lost its route in an earlier reconcile is chosen again.
+    The first to be deleted are replicas that do not serve, then those without a route, then those with the highest
+    numbers. So a replica that lost its route in an earlier reconcile is chosen again.
     """
 
     def order(replica: EngineReplica) -> tuple[bool, bool, int]:

@@ -1,7 +1,8 @@
 """The changes that one reconcile makes to the cluster, so that it matches the spec of a service. Pure.
 
-`decide.rollout` chooses how many engine replicas each revision has, and which are terminated. `decide.recovery` finds
-those that have failed. The route label is the only thing that is ever changed in an existing engine replica.
+`decide.rollout` chooses how many engine replicas each revision has, and which replicas are terminated.
+`decide.recovery` finds the replicas that have failed. The only change that is ever made to an existing engine replica
+is that of its head pod's route label.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ class Drain:
 
     replica: str  # name of the engine replica
     ip: str
-    token: str  # of its admin port
+    token: str  # of the engine's admin port
     wanted: bool  # True: take no more requests
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Carried out in this order: `drains` that are taken back, `routes`, `wanted`, `drains` that begin, `deletions`."""
+    """The changes to make, in this order: drains to take back, `routes`, `wanted`, drains to begin, `deletions`."""
 
-    wanted: tuple[Manifest, ...] = ()
-    # Names of engine replicas and of a stored spec that are created for the first time. A ConfigMap, Secret or
-    # ControllerRevision that has such a name already is left over from an earlier owner.
+    wanted: tuple[Manifest, ...] = ()  # objects to create, or to apply
+    # Names of engine replicas, and of a stored spec, that are created for the first time. If a ConfigMap, Secret or
+    # ControllerRevision of such a name exists already, it was not created for this service.
     new: frozenset[str] = frozenset()
     deletions: tuple[Deletion, ...] = ()
     routes: tuple[Route, ...] = ()
@@ -87,7 +88,7 @@ def plan(situation: Situation) -> Plan:
 
 
 def _open_budget(situation: Situation) -> tuple[Manifest, ...]:
-    """Returns a disruption budget that holds no eviction: no replica can move now, so a hold would be in vain."""
+    """Returns the disruption budget that holds no eviction: no replica can be created to replace an evicted one."""
     if situation.service is None or not situation.observed.replicas:
         return ()
     return (disruption_budget(situation.service),)
@@ -155,7 +156,8 @@ def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datet
     if place.replica is None and retry_at is not None and retry_at > now:
         found.append(retry_at)
     if place.name not in situation.memory:
-        # The status does not have the failure under this name yet. A replica created now would start without it.
+        # The status does not have the failure under this name yet. If the operator created the replica now and stopped,
+        # the failure would be lost.
         found.append(now)
     return found
 
@@ -177,7 +179,7 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for replica in situation.observed.replicas:
         if replica.name in step.delete:
             yield from replica_deletions(replica, namespace)
-    # Replicas that are gone, and whose places have new names.
+    # The objects of replicas whose RayClusters are gone, and whose places have new names.
     places = situation.places
     gone = (
         situation.memory.keys() - {each.name for each in places} - {each.name for each in situation.observed.replicas}
@@ -198,13 +200,14 @@ def _revisions(state: RolloutState) -> set[str]:
 def replica_deletions(replica: EngineReplica, namespace: str) -> tuple[Deletion, ...]:
     """Returns the deletions of an engine replica and of its own objects.
 
-    The RayCluster comes last: while it exists, an operator that was interrupted finds the other objects again.
+    The RayCluster comes last: as long as it exists, an operator that was interrupted deletes the other objects later.
     """
     return (*_own_objects(replica.name, namespace), _cluster_deletion(replica, namespace))
 
 
 def _own_objects(replica: str, namespace: str) -> tuple[Deletion, ...]:
-    # The Secret is deleted before the ConfigMap, because the ConfigMap shows to which service the Secret belongs.
+    # The operator cannot read Secrets: the ConfigMap shows to which service the Secret of the replica belongs. So the
+    # Secret is deleted first.
     return (
         Deletion(object_path("v1", "Secret", namespace, admin_secret_name(replica))),
         Deletion(object_path("v1", "ConfigMap", namespace, replica)),
@@ -217,7 +220,8 @@ def _cluster_deletion(replica: EngineReplica, namespace: str) -> Deletion:
 
 
 def _stranded_pods(situation: Situation) -> Iterator[Deletion]:
-    """Yields deletions of pods that would stay too long: on a lost node, or draining although their engine failed."""
+    """Yields deletions of pods that would stay too long: those on lost nodes, and terminating pods of failed engines,
+    which would wait for requests to finish."""
     observed = situation.observed
     failed = {place.failure.uid for place in situation.places if place.failure is not None}
     staying = [pod for replica in observed.replicas if replica.uid not in failed for pod in replica.pods]

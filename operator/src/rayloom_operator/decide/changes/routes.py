@@ -9,7 +9,7 @@ from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.observed import EngineReplica, Pod
 from rayloom_operator.observe.verdict import is_well
 
-# States in which an engine takes requests. A recovering engine lets them wait.
+# States in which an engine takes requests. In a recovering engine the requests wait.
 _TAKES_REQUESTS = ("serving", "recovering")
 
 
@@ -42,7 +42,7 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 
 
 def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
-    """Returns whether the head pod should have the route label; None if this is left as it is.
+    """Returns whether the head pod should have the route label; None if the label stays as it is.
 
     The labels of replicas that are being terminated are left to the rollout. The label also stays as it is if the
     engine's container is ready but the engine has not answered the operator yet.
@@ -56,7 +56,7 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     if not head.is_engine_ready or status is None or status.state not in _TAKES_REQUESTS:
         return False
     if is_well(replica, situation.now.mono):
-        # The first engine of a failed revision gets no route, although it serves.
+        # Only the rollout gives a new route: an engine of a failed revision gets none, although it serves.
         return head.is_routed or step is None or replica.name in step.route_on
     # Requests may wait in an engine that recovers or does not answer, but only while no other engine takes requests.
     return not has_serving
@@ -75,10 +75,10 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 
 
 def _step_to_follow(situation: Situation) -> Step | None:
-    """The rollout's step, if its state is written; None otherwise.
+    """Returns the rollout's step if its state is written; None if there is no such step.
 
-    A step whose state is not written yet routes no engine. Without KubeRay no state is ever written: if such a step
-    were followed, an engine that has recovered would stay without requests until KubeRay can be used.
+    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written.
+    If the step were followed then, an engine that has recovered would get no route until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

@@ -1,6 +1,6 @@
 """Available: a token passed through every rank of an engine a moment ago, and requests reach that engine.
 
-Running pods prove neither.
+Running pods alone prove neither of the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ SUSPENDED = Verdict(
 
 
 def availability(evidence: Evidence) -> Verdict:
-    """Returns the verdict of the first check that applies. Other conditions use it while no replica exists."""
+    """Returns the verdict of the first check that applies; if none applies, that of the best replica.
+
+    Other conditions use this verdict while no replica is wanted.
+    """
     for check in _CHECKS:
         verdict = check(evidence)
         if verdict is not None:
@@ -64,7 +67,8 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _mo
 
 
 def _best(replicas: Sequence[JudgedReplica]) -> Verdict:
-    """Returns the verdict of a replica that serves, else of one without a fault, else of the first one."""
+    """Returns the verdict of a replica that serves. If none serves, that of a replica without a fault; if all have
+    faults, that of the first replica."""
     verdicts = [each.verdict for each in replicas] or [judge(None, 0.0)]
     for verdict in verdicts:
         if verdict.reason is Reason.SERVING:

@@ -49,7 +49,7 @@ def _recovering(evidence: Evidence) -> Verdict | None:
 
 
 def _recreated(evidence: Evidence) -> Verdict | None:
-    """A replica that took the place of a failed one has not served yet."""
+    """Returns a verdict if a replica was recreated after a failure, and does not serve yet."""
     for each in evidence.staying:
         failure = each.place.failure
         if failure is not None and each.verdict.reason is not Reason.SERVING:
@@ -69,7 +69,7 @@ def _named(judged: JudgedReplica, evidence: Evidence) -> Verdict:
 
 
 def _sound(evidence: Evidence) -> Verdict:
-    """Returns the verdict of the first replica that does not serve yet; Healthy if all do."""
+    """Returns the verdict of the first replica that does not serve yet; Healthy if all replicas serve."""
     if not evidence.staying:
         return availability(evidence)
     for each in evidence.staying:

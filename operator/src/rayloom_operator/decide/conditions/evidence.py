@@ -1,4 +1,4 @@
-"""The evidence for a service's conditions: its engine replicas, each with a verdict on what it does. Pure."""
+"""The evidence for a service's conditions: its engine replicas, each with a verdict on its state. Pure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class JudgedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`situation`, and every engine replica in it judged once."""
+    """`situation`, and a verdict on each of its engine replicas."""
 
     situation: Situation
-    accepted: Verdict  # VALID, or why the spec cannot be used or an object of the plan was refused
-    step: Step | None  # of the rollout; None while nothing can be planned, or KubeRay cannot be used
+    accepted: Verdict  # VALID, or why the spec cannot be used, or why an object of the plan was refused
+    step: Step | None  # the rollout's step; None while nothing can be planned, or KubeRay cannot be used
     is_made: bool  # replicas of the spec's revision can be created, or were created before
     staying: tuple[JudgedReplica, ...]  # wanted replicas, also those that do not exist yet
     leaving: tuple[JudgedReplica, ...]  # existing replicas that are not wanted any more
@@ -68,7 +68,7 @@ def gather_evidence(situation: Situation, accepted: Verdict) -> Evidence:
         for replica in _without_places(situation)
     )
     if situation.resolved is None:
-        # Without a usable spec there are no places. Then the stored rollout state alone says which replicas leave.
+        # Without a resolved spec there are no places. Then only the stored rollout state says which replicas leave.
         remaining = (each for each in leaving if not situation.is_leaving(each.place.name))
         staying = (*remaining, *_failed_before(situation))
         leaving = tuple(each for each in leaving if situation.is_leaving(each.place.name))
@@ -106,7 +106,11 @@ def _without_places(situation: Situation) -> Iterator[EngineReplica]:
 
 
 def _verdict_without_place(replica: EngineReplica, situation: Situation) -> Verdict:
-    """Returns the verdict on a replica without a place: DRAINING if it serves, is terminated and has lost its route."""
+    """Returns the verdict on a replica that has no Place (`decide/recovery.py`).
+
+    DRAINING if the rollout is terminating it, its head pod has no route label any more, and it still serves. For any
+    other replica, the verdict of `judge`.
+    """
     now = situation.now.mono
     is_routed = replica.head is not None and replica.head.is_routed
     if not situation.is_leaving(replica.name) or is_routed or not is_well(replica, now):
@@ -116,7 +120,7 @@ def _verdict_without_place(replica: EngineReplica, situation: Situation) -> Verd
 
 
 def _failed_before(situation: Situation) -> Iterator[JudgedReplica]:
-    """Yields replicas that failed, were deleted, and cannot be recreated now. The status keeps their failures."""
+    """Yields replicas that failed, were deleted, and cannot be recreated now: the status has to keep their failures."""
     existing = {replica.name for replica in situation.observed.replicas}
     for name, before in situation.memory.items():
         if before.failure is None or name in existing:

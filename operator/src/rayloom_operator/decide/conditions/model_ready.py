@@ -15,9 +15,7 @@ _MODEL_FAULTS = (
     Reason.HUB_UNREACHABLE,
 )
 _LOADED = Verdict(reason=Reason.LOADED, message="Every rank has loaded the model.")
-_LOADING = Verdict(
-    reason=Reason.LOADING, message="The engine does not say, or not yet, that every rank has loaded the model."
-)
+_LOADING = Verdict(reason=Reason.LOADING, message="No engine has reported yet that every rank has loaded the model.")
 
 
 def model_ready(evidence: Evidence) -> Finding:

@@ -28,14 +28,15 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     for condition in _CONDITIONS:
         yield condition(evidence)
     situation = evidence.situation
-    # While the spec or the Job of its inspection is refused, nothing inspects the model.
+    # `unplanned`: why no step can be planned. A refusal (of the spec, of an object such as the inspection Job, or of
+    # KubeRay) comes before the inspection's verdict.
     unplanned = (situation.inspection.verdict if evidence.is_accepted else None) or evidence.accepted
     for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
         yield Finding(*finding)
 
 
 def _condition(finding: Finding, written: Mapping[str, Any] | None, evidence: Evidence) -> Condition:
-    """Returns the condition with its timestamps. While its status stays the same, so does the transition time.
+    """Returns the condition with its timestamps. The transition time changes only when the status does.
 
     `written` is the condition as last written.
     """

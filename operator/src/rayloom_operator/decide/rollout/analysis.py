@@ -1,8 +1,9 @@
 """Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-The revision fails before the end of the period once too many requests have failed, even if the rest of the first
-`minRequests` were to succeed. The time to the first token is judged only at the end, because the slowest of a few
-requests says little. If the new engine is so slow that only the old ones reach `minRequests`, the period is extended.
+The revision fails before the end of the period if its failure is certain by then: if the failed requests would be too
+many even if the rest of the first `minRequests` succeeded. The time to the first token is judged only at the end of the
+period, because the slowest of a few requests says little. If only the old engines reach `minRequests`, because the new
+engine is slow, the period is extended.
 """
 
 from __future__ import annotations

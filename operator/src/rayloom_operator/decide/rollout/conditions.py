@@ -1,4 +1,4 @@
-"""The conditions of rollouts, Progressing, RolledBack and Paused, and the state that the status stores. Pure."""
+"""The conditions of rollouts (Progressing, RolledBack, Paused), and the rollout state for the status to store. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     """Yields the conditions of rollouts.
 
-    `step` is None while nothing can be planned, and `because` says why: the spec or the model. Then RolledBack and
-    Paused stay as they are in `previous`, the last written status.
+    `step` is None while nothing can be planned, and `because` is the reason. Then RolledBack and Paused stay as they
+    are in `previous`, the last written status.
     """
     if step is None:
         yield from _as_before(previous, because)

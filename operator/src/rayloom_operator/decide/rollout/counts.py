@@ -56,14 +56,14 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
     if _is_proven(desired, state):
         most_others = max(0, desired.min_available - view.num_available(target))
         if target == state.current_revision:
-            # The other revisions have failed, or the spec no longer asks for them. Only available engines are kept.
+            # The other revisions have failed, or the spec no longer asks for them: only available engines are kept.
             num_others = sum(engine.is_available for engine in view.engines if engine.revision != target)
             most_others = min(most_others, num_others)
         return _Split(of_target=replicas, most_others=most_others, least_others=0)
     # At first a single engine has to prove the target revision. More than one may run if the spec went back to a
     # revision of which engines still exist.
     of_target = min(max(num_decided, 1), replicas)
-    # With maxSurge 0 one old engine makes room for the new one; otherwise all old engines stay.
+    # With maxSurge 0 one old engine makes room for the new one. With a larger maxSurge all old engines stay.
     most_others = min(replicas, desired.max_engines - of_target)
     least_others = min(replicas - view.num_available(target), most_others)
     return _Split(of_target=of_target, most_others=most_others, least_others=least_others)
@@ -92,7 +92,7 @@ def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
 def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
     """Returns the revisions other than the target, in the order in which they get the engines that may be kept.
 
-    The current revision comes first, because it has proven itself, and a failed update revision last. Once the target
+    The current revision comes first, because it has proven itself. A failed update revision comes last. Once the target
     is proven, revisions without an available engine come after all others: they would take room that the target needs.
     """
     target = target_revision(desired, state)

@@ -1,8 +1,9 @@
 """The eviction hold: while it lasts, the service's PodDisruptionBudget lets no pod be evicted. Pure.
 
 `kubectl drain` requests evictions as soon as it has cordoned the node. So evictions are held in advance, before any
-node is cordoned. Once a node is cordoned, the planner creates an additional engine elsewhere (maxSurge), and the engine
-on the cordoned node loses its route, drains and is deleted. The hold lasts as long as this replacement makes progress.
+node is cordoned. Once a node is cordoned, the planner creates an additional engine elsewhere (maxSurge). Then the
+engine on the cordoned node loses its route, drains and is deleted. The hold lasts as long as this replacement makes
+progress.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, r
 from rayloom_operator.decide.rollout.terminating import is_drained
 from rayloom_operator.times import moment, stamp
 
-# Evictions wait this long for a node with room for another engine.
+# Evictions wait this many seconds for a node with room for another engine.
 _NO_CAPACITY_S = 30
 
 
 def with_eviction_hold(
     desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
 ) -> RolloutState:
-    """Returns `state` with the two times of the eviction hold; both are empty while no eviction is held for an engine.
+    """Returns `state` with the two times of the eviction hold; both are empty while evictions wait for no engine.
 
     `eviction_hold_time`: when evictions began to wait for an engine to move. `no_capacity_time`: when moving stopped
     for lack of a node with room; empty while engines can move.
@@ -46,14 +47,14 @@ def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: dat
     """
     if state.eviction_hold_time:
         return all(left_s > 0 for left_s in hold_seconds_left(desired, state, wall))
-    # Evictions are held in advance only if the planner would move the engine. It does not move an engine that tolerates
-    # a cordon, and it does not notice a cordon without the right to read nodes.
+    # Evictions are held in advance only if the planner would move the engine. The planner does not move an engine that
+    # tolerates a cordon. Without the right to read nodes, the operator does not notice a cordon.
     is_any_tolerant = any(engine.is_tolerant for engine in view.engines)
     return desired.rollout.max_surge > 0 and view.knows_nodes and not is_any_tolerant
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Returns the names of the engines on cordoned nodes whose pods may be evicted at once, as they have no requests.
+    """Returns the names of the engines on cordoned nodes whose pods may be evicted at once.
 
     Empty while evictions wait for any engine to move: the budget cannot tell the pods of two engines apart.
     """
@@ -74,7 +75,7 @@ def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> 
 def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall: datetime) -> bool:
     """Returns True if evictions wait for this engine: it is on a cordoned node, and serves or finishes its requests.
 
-    With maxSurge 0 no additional engine could replace it, so evictions wait for none.
+    With maxSurge 0 no additional engine could replace this engine, so evictions do not wait.
     """
     has_requests = engine.state in ("well", "draining")
     drained_at = state.terminating.get(engine.name, "")
@@ -83,7 +84,8 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while moving engines makes progress: one starts, drains or is analysed, or has room to start."""
+    """Returns True while moving engines makes progress: an engine starts, drains or is analysed, or there is room to
+    create one. False while an engine finds no node."""
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

@@ -9,7 +9,7 @@ from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
 
 EngineState: TypeAlias = Literal[
-    "pending",  # no engine process runs; also after its container ended
+    "pending",  # no engine process runs: the container has not started yet, or has ended
     "unschedulable",  # pending, because no node has room for one of its pods
     "starting",  # the engine has not served yet
     "well",  # a token passed through every rank a moment ago
@@ -30,7 +30,9 @@ class ReplicaView:
     is_routed: bool = False  # its head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving it is no use
+    is_tolerant: bool = (
+        False  # one of its pods is on a cordoned node and tolerates that, so moving the engine is no use
+    )
     num_in_flight: int = 0  # requests
     counts: RequestCounts = field(default_factory=RequestCounts)
 
@@ -66,8 +68,8 @@ class View:
 
     engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
-    # How often engines of the spec's revision have failed since they last served for long. Failures caused by a node do
-    # not count.
+    # The number of failures of the spec's revision, without those of engines that have served for 10 minutes since.
+    # Failures caused by a node do not count.
     num_crashes: int = 0
     cause: str = ""  # of the first of these failures, as a sentence
     knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
@@ -88,7 +90,7 @@ def target_revision(desired: Desired, state: RolloutState) -> str:
 
 
 def is_stopped(desired: Desired, state: RolloutState) -> bool:
-    """Returns True while a rollout is paused or halted. The return to the current revision is never stopped."""
+    """Returns True while a rollout is paused or halted. A rollback to the current revision is never stopped."""
     is_rolling = target_revision(desired, state) != state.current_revision
     return is_rolling and (desired.rollout.paused or state.failure is not None)
 

@@ -107,8 +107,8 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     rollout = trial.desired.rollout
     patience_s = rollout.progress_deadline_seconds
     if not trial.state.is_promoted and trial.peak_available:
-        # Once an engine was available, the deadline is longer by the time of the analysis, even while the engine is ill
-        # for a moment and no analysis runs.
+        # Once an engine was available, the deadline is longer by the longest time of an analysis. It stays longer while
+        # the engine is ill for a moment and no analysis runs.
         patience_s += MAX_HOLDS * rollout.analysis.hold_seconds
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):
@@ -122,7 +122,7 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
 def _still_running(trial: _Trial) -> RolloutState:
     return replace(
         trial.state,
-        # If the engine becomes unavailable the analysis is dropped; a new one begins once an engine is available.
+        # If the engine becomes unavailable, the analysis is dropped. A new analysis begins once an engine is available.
         window=trial.window if trial.num_available else None,
         deadline_start_time=trial.deadline_start_time,
         peak_available=trial.peak_available,

@@ -33,7 +33,7 @@ class RolloutStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """The facts that choose a row of `_TABLE`, and that its sentence mentions."""
+    """The facts that choose a row of `_TABLE`, and that the sentence of that row mentions."""
 
     target: str  # revision
     update: str  # revision
@@ -55,7 +55,7 @@ def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_e
     """Returns the step, and a sentence about it.
 
     `had_ended`: the rollout had ended before, and the spec has not asked for anything else since. Such a rollout stays
-    at its last step while an engine is ill or recreated; the condition Degraded reports that.
+    at its last step while an engine is ill or recreated: the condition Degraded reports such engines.
     """
     facts = _facts(desired, state, view, had_ended=had_ended)
     row = next(row for row in _TABLE if row.applies(facts))

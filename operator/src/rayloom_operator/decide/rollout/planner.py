@@ -32,7 +32,7 @@ An engine is terminated in five steps. Each begins only after the one before is 
 4. it has no requests left, or drainSeconds are over
 5. its RayCluster is deleted
 
-Until the deletion it can be taken back, by `DELETE /drain` and the route label.
+Until step 5 the engine can be taken back: by `DELETE /drain` and the route label.
 
 All that the planner knows of earlier reconciles is the state in `status.rollout`. A reconcile that changes this state
 only writes it, and is followed by another reconcile at once. A reconcile that leaves it unchanged acts on it. So the
@@ -69,7 +69,7 @@ class Step:
 
     state: RolloutState
     is_stored: bool  # `state` is already in the status; if not, it is written first and there are no changes
-    message: str  # of the condition Progressing; its reason is `state.step`
+    message: str  # of the condition Progressing, whose reason is `state.step`
     make: dict[str, int] = field(default_factory=dict)  # revision -> number of engines to create
     undrain: tuple[str, ...] = ()
     route_on: tuple[str, ...] = ()
@@ -143,7 +143,10 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 
 
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
-    """Returns True once no node sends new requests to the unlisted engine, which would refuse them while it drains."""
+    """Returns True once the unlisted engine may be asked to drain.
+
+    By then no node sends it new requests any more: a draining engine refuses them.
+    """
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")
     return has_requests and unlisted_at != "" and wall >= moment(unlisted_at) + timedelta(seconds=UNLISTED_S)
@@ -152,7 +155,7 @@ def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
     """Returns the names of engines that get no requests: those of a revision that failed before it was proven.
 
-    Such engines stay only if `autoRollback` is false. Returns none if `min_available` cannot be reached without them.
+    Such engines stay only if `autoRollback` is false. Returns no name if `min_available` is not reached without them.
     """
     if not is_stopped(desired, state) or state.failure is None or state.is_promoted:
         return set()

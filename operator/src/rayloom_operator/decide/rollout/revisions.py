@@ -41,10 +41,11 @@ def revision_places(
 ) -> tuple[RevisionPlaces, ...]:
     """Returns the places, by revision.
 
-    `resolved` is the current spec, and `old` has the stored specs of other revisions. Engines that terminate by the
-    state of `step` or by the `stored` state have no place: they are neither counted nor recreated. The stored state
-    also names engines that are deleted by now. Without the stored state, their entries in `memory` would take the place
-    of a failed engine.
+    `resolved` is the current spec, and `old` has the stored specs of other revisions.
+
+    Engines that the state of `step` or the `stored` state names as terminating have no place: they are neither counted
+    nor recreated. The stored state is needed because it also names engines that are deleted by now. Without it, their
+    entries in `memory` could take places of failed engines.
     """
     state = step.state
     leaving = stored.terminating.keys() | state.terminating.keys()

@@ -13,14 +13,15 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineState, ReplicaView, View, target_revision
 from rayloom_operator.times import moment
 
-# kube-proxy on every node learns of a removed endpoint a moment after the API server. Until then it may send requests.
+# kube-proxy on every node learns of a removed endpoint a moment after the API server. Until then kube-proxy may send
+# requests to that endpoint.
 UNLISTED_S = 2.0
 # The further an engine is from serving, the earlier it is terminated. The order is from far to near.
 _NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "ill", "draining", "well")
 
 
 def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> dict[str, str]:
-    """Returns the names of the engines to terminate, each with the time at which its drain began (empty before).
+    """Returns name -> time at which the drain began (empty if it has not), for the engines to terminate.
 
     `state` has the new counts.
 
@@ -50,9 +51,10 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 
 
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
-    """Returns engines on cordoned nodes that are not needed any more for `replicas` engines; at most maxSurge of them.
+    """Returns the engines on cordoned nodes that can go because `replicas` engines remain without them.
 
-    Additional engines replace no more than that. Further engines on cordoned nodes count as surplus, like any other.
+    At most maxSurge engines are returned, because no more than that have been replaced by additional engines. Further
+    engines on cordoned nodes may be surplus, like engines on other nodes.
     """
     if not _may_move(desired, state):
         return []
@@ -62,7 +64,7 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
 
 
 def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
-    """Returns True while another engine should be created to replace one on a cordoned node; one at a time."""
+    """Returns True while an engine should be created to replace one on a cordoned node. Engines move one at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
     return _may_move(desired, state) and is_missing
@@ -71,7 +73,7 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
     """Returns True once an engine has no requests, or has had `drainSeconds` to finish them.
 
-    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty before.
+    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty if it has not.
     """
     if engine.state in IDLE:
         return True
@@ -82,7 +84,8 @@ def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: dat
 
 
 def _may_move(desired: Desired, state: RolloutState) -> bool:
-    # No engine moves during a rollout: the rollout needs the surge. It terminates engines on cordoned nodes first.
+    # No engine moves during a rollout, which needs the surge itself. The rollout terminates engines on cordoned nodes
+    # before others.
     is_rolling = target_revision(desired, state) != state.current_revision
     return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
 
@@ -96,7 +99,7 @@ def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[Re
 
 
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns the names of engines that could be available but are not, as many as `min_available` lacks.
+    """Returns the names of engines that could be available but are not: as many as are missing to `min_available`.
 
     The choice must not depend on anything that it changes itself: otherwise each reconcile would take back another
     engine.
@@ -124,7 +127,7 @@ def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, 
     number = int(engine.name.rpartition("-")[2])
     return (
         drained_at is None,
-        drained_at or "~",  # after every time
+        drained_at or "~",  # "~" sorts after every time
         engine.is_available,
         _NEARNESS.index(engine.state),
         not engine.is_cordoned,

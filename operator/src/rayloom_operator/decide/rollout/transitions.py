@@ -16,7 +16,7 @@ from rayloom_operator.times import stamp
 
 
 def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """Returns the state after `stored`, without the step's name. Each of these works on the result of the one before:
+    """Returns the state after `stored`, without the step's name. Each function works on the result of the one before:
 
     1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
@@ -41,9 +41,9 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
-    """If no state is stored, or it was lost, returns one for the engines that exist.
+    """If no state is stored (at the beginning, or because it was lost), returns a state made from the existing engines.
 
-    The current revision is then the one with the most available engines.
+    Its current revision is the one with the most available engines, or the spec's if no engine is available.
     """
     if stored.update_revision:
         return None
@@ -105,7 +105,7 @@ def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: V
         if engine.name not in times:
             continue
         if engine.is_routed or engine.is_listed:
-            # An EndpointSlice may list an engine late, only after the engine has lost its route label.
+            # An earlier time is dropped: an EndpointSlice may list an engine late, after it has lost its route label.
             times[engine.name] = ""
         elif engine.name in stored.terminating and engine.state not in IDLE:
             times[engine.name] = times[engine.name] or stamp(wall)

@@ -26,7 +26,7 @@ OnDrain = Callable[[ServiceKey, str, bool], None]
 
 
 class Applier:
-    """Used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`."""
+    """Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
         self._kube = kube
@@ -40,8 +40,8 @@ class Applier:
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
-        If the API server refuses one change, the others are still made. At the end raises Refused for a change that it
-        will refuse until a user changes something, otherwise KubeError or OperatorError for the first failure.
+        If a change fails, the others are still made, unless the API server cannot be reached or this process lost the
+        Lease. At the end the first failure is raised: a Refused, if there is one, because a user has to act on it.
         """
         errors: list[OperatorError] = []
 
@@ -60,7 +60,7 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
-        # A Refused is raised before other errors, because a user has to read it. Other failures are retried.
+        # A Refused is raised before other errors, because a user has to read it. Other failures may pass in a retry.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
             raise error
 

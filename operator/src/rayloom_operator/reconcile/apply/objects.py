@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 # The shortest interval after which all objects are applied again.
 _LEAST_S = 10.0
-# These start pods, which need all other objects. So they are written last: if one exists, all others were created.
+# These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
+# exists, all objects that its pods need were created.
 _LAST = ("RayCluster", "Job")
 # The objects that belong to one engine replica, in the order of their creation.
 _OF_REPLICAS = ("ConfigMap", "Secret")
@@ -31,13 +32,14 @@ class _Applied(NamedTuple):
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
-    # All objects are applied again after this share of the interval: a random one at first, 1 later. Otherwise the
-    # objects of all services that existed at the operator's start would be applied at the same moments for ever.
+    # All objects are applied again after this share of the interval: a random share at first, the whole later. If the
+    # first share were not random, the objects of all services that existed at the operator's start would be applied at
+    # the same moments for ever.
     share: float = 1.0
 
 
 class ObjectApplier:
-    """Used in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
         self._drift = drift
@@ -118,7 +120,7 @@ def _order_of_parts(manifest: Manifest) -> int:
 
 
 async def _all(steps: Iterable[Awaitable[None]]) -> None:
-    """Waits until all have ended, and then raises the first failure."""
+    """Waits until all `steps` have ended, and then raises the first failure."""
     for failure in await asyncio.gather(*steps, return_exceptions=True):
         if failure is not None:
             raise failure

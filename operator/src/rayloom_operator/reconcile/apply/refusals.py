@@ -18,7 +18,7 @@ _MAX_MESSAGE = 1000
 
 
 def as_refusal(error: OperatorError) -> OperatorError:
-    """Returns a Refused if a user has to act before a retry can succeed; else `error` itself."""
+    """Returns a Refused if a user has to act before a retry can succeed. If not, returns `error` itself."""
     if not isinstance(error, KubeError):
         return error
     message = str(error)

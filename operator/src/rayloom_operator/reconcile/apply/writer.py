@@ -18,12 +18,13 @@ from rayloom_operator.observe.drift import Drift
 
 # Kubernetes' garbage collection deletes the objects of a deleted service within this many seconds, mostly at once.
 _COLLECTION_S = 30.0
-# Called with the service and name of a RayCluster that was created, or may have been if no answer came.
+# Called with the service and name of a RayCluster that was created. Also called if the API server did not answer: the
+# RayCluster may have been created.
 OnCluster = Callable[[ServiceKey, str], None]
 
 
 class ObjectWriter:
-    """Used in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster) -> None:
         self._kube = kube
@@ -39,7 +40,8 @@ class ObjectWriter:
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
         """Creates or applies an object.
 
-        `is_new`, for a stored spec: its revision is new, so if an object of its name exists, that is a leftover.
+        `is_new`: the revision of a stored spec is new, so an existing object of its name was left over. Other kinds
+        ignore `is_new`.
 
         Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
         """
@@ -55,9 +57,11 @@ class ObjectWriter:
             self._drift.wrote(key, await self._apply(key, manifest))
 
     async def write_parts(self, key: ServiceKey, parts: Sequence[Manifest], *, is_new: bool) -> None:
-        """Creates an engine replica's ConfigMap and then its Secret. If the ConfigMap is ours, the Secret is too.
+        """Creates an engine replica's ConfigMap and then its Secret.
 
-        `is_new`: the replica did not exist before, so an existing object is left over from a deleted service.
+        `is_new`: the replica did not exist before, so existing objects are left over from a deleted service, or are
+        another owner's. If the ConfigMap existed before, an existing Secret is ours too; if it was created just now, an
+        existing Secret is another owner's (`_create_secret`).
         """
         is_first = False
         for each in parts:
@@ -78,7 +82,8 @@ class ObjectWriter:
     async def _create(self, manifest: Manifest, *, is_new: bool) -> bool:
         """Creates an object that is never changed afterwards. Returns True if no object of that name existed.
 
-        If the object `is_new`, an existing one of its name is deleted and recreated, unless it is another owner's.
+        If the object `is_new`, an existing one of its name is deleted and recreated. Raises Refused if the existing one
+        is another owner's.
         """
         if await self._kube.create(manifest):
             return True
@@ -91,7 +96,7 @@ class ObjectWriter:
         return False
 
     async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows whose it is.
+        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows whose Secret it is.
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted

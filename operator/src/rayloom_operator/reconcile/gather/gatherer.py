@@ -31,7 +31,10 @@ _FOREVER = timedelta(days=36_500)
 
 
 class Gatherer:
-    """Used in one event loop. Stores only, for each service, the time since which a pod of it waits for volumes."""
+    """Not thread-safe: used in one event loop.
+
+    The only state of its own is, for each service, the time at which a pod began to wait for volumes.
+    """
 
     def __init__(
         self, kube: Kube, settings: Settings, watches: Watches, poller: EnginePoller, observer: Observer

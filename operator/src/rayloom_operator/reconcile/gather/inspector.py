@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inspector:
-    """Used in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, settings: Settings, watches: Watches, events: FailureEvents) -> None:
         self._kube = kube
@@ -43,7 +43,8 @@ class Inspector:
     async def inspect(self, key: ServiceKey, previous: Manifest, service: LLMService, now: Now) -> Inspection:
         """Returns the state of the model's inspection. `previous` is the last written status of the service.
 
-        If the stored facts of the model have to be read again, creates a Job for that. No decision waits for that Job.
+        If a second inspection of the model has to begin (`decide.refresh`), creates its Job. No decision waits for that
+        Job.
         """
         image, hub = self._settings.image(service), self._settings.hub
         jobs = [each for each in self._watches.jobs.of_service(key) if "deletionTimestamp" not in each["metadata"]]
@@ -67,7 +68,7 @@ class Inspector:
     async def _create_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
         """Creates the Job. A failure is only logged, because the service works with the stored facts.
 
-        This process does not try again: the next start of the operator does.
+        This process does not create it again: the operator tries again after its next start.
         """
         try:
             await self._kube.create(job)

@@ -1,4 +1,4 @@
-"""Reads the objects that a rollout needs and no watch delivers, and asks the planner for the next step."""
+"""Reads from the API server what a rollout needs beyond the watches, and asks the planner for the next step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from rayloom_operator.times import Now
 
 
 class RolloutLookups:
-    """Used in one event loop. Reads old specs, and before a drain or a deletion the service's EndpointSlices."""
+    """Not thread-safe: used in one event loop.
+
+    Reads old specs. Before a step that drains or deletes an engine, also reads the service's EndpointSlices.
+    """
 
     def __init__(self, kube: Kube, settings: Settings, observer: Observer, sizer: Sizer) -> None:
         self._old_specs = OldSpecs(kube, settings.hub, settings.permissions, sizer)
@@ -37,8 +40,8 @@ class RolloutLookups:
     ) -> Resolved:
         """Returns `resolved` with the default image that the operator had when this spec was first applied.
 
-        A newer default image changes no running service. If the spec returns to the revision before the rollout, it
-        also gets that revision's image. `previous` is the last written status.
+        A newer default image changes no running service. If the spec returns to the revision before the rollout,
+        `resolved` also gets that revision's image. `previous` is the last written status.
         """
         current = previous.get("currentRevision", "")
         update = previous.get("updateRevision", "")
@@ -63,7 +66,7 @@ class RolloutLookups:
         desired = desired_of(resolved, revision(resolved))
         step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
         if step.drain or step.delete:
-            # A drain or a deletion ends requests of clients that still reach the engine. The watch may lag, so the
+            # A drain or a deletion would end requests of clients that still reach the engine. As the watch may lag, the
             # EndpointSlices are listed from the API server, and the step is computed again.
             found = await self._observer.found(key)
             replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class OldSpecs:
-    """Used in one event loop. Caches specs of a service only during its rollout."""
+    """Not thread-safe: used in one event loop. Caches old specs of a service only during its rollout."""
 
     def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
         self._kube = kube

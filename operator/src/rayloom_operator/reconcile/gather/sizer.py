@@ -1,7 +1,7 @@
 """A thread that computes the parallelism of engines.
 
-The time depends on the sizes in the model's configuration, which its author chooses. There is one thread, so a long
-computation delays the computations of other services, but never the event loop.
+The time of a computation depends on the sizes in the model's configuration, which the model's author chooses. There is
+one thread, so a long computation delays the computations of other services, but never the event loop.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Computed = TypeVar("Computed")
 
 
 class Sizer:
-    """Used in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sizing")
 
     async def run(self, compute: Callable[..., Computed], *arguments: Any) -> Computed:
-        """Returns `compute(*arguments)`. Raises its exceptions, and OperatorError when it takes longer than 5 s.
+        """Returns `compute(*arguments)`. Raises the exceptions of `compute`, and OperatorError after 5 s.
 
         Too little CPU is no fault of the spec, so the next reconcile repeats the computation.
         """

@@ -30,7 +30,7 @@ _NODE_LABELS_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedSpec:
-    """The result of reading a service's spec. Fields are None if the spec could not be read that far."""
+    """The result of reading a service's spec."""
 
     service: LLMService | None  # None while the spec cannot be read
     accepted: Verdict  # VALID, or why the spec cannot be used
@@ -40,7 +40,7 @@ class ParsedSpec:
 
 
 class SpecReader:
-    """Used in one event loop."""
+    """Not thread-safe: used in one event loop."""
 
     def __init__(
         self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer
@@ -80,7 +80,7 @@ class SpecReader:
         )
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
-        """Calls `resolve`: in a thread if it has to size, because the model's author decides how long that takes."""
+        """Calls `resolve`: in the sizing thread if it has to compute a sizing, because that may take long."""
         image, hub = self._settings.image(service), self._settings.hub
         if is_sized(service, facts, previous):
             return resolve(service, image, facts, previous, hub)
