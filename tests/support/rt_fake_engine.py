@@ -120,6 +120,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    MODEL["quantization"] = config.get("quantization", "none")
     print("config:", json.dumps(config, sort_keys=True), flush=True)
     if SCENARIO == "crash":
         for number in range(1, 41):
