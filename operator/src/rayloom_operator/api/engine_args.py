@@ -10,11 +10,11 @@ from rayloom_operator.api.base import Part
 
 
 class EngineArgs(Part):
-    """Settings that are passed to the engine as they are. Left out: the engine's default."""
+    """Settings that are passed to the engine unchanged. For a setting that is left out, the engine has a default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         None,
-        description="Device of the ranks. auto, the default: in a cluster cuda with `accelerator` and cpu without.",
+        description="Device of the ranks. auto, the default: in a cluster, cuda with `accelerator`, and cpu without.",
     )
     quantization: Literal["none", "int8"] | None = Field(
         None,
@@ -28,12 +28,13 @@ class EngineArgs(Part):
     )
     enable_priority: bool | None = Field(
         None,
-        description="Obey the field priority of requests: of two requests with one API key the lower one runs first.",
+        description="Obey the field `priority` of requests: of two requests with the same API key, the one with the "
+        "lower number runs first.",
     )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
-    threads: int | None = Field(None, ge=1, description="Compute threads.")
+    threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")
     cors_allowed_origins: tuple[str, ...] | None = Field(
         None, strict=False, description="Origins from which browsers may call the API; * for all."
     )

@@ -1,9 +1,8 @@
 """The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
-name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.
-Checks that the API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the
-same message.
+name or in the description. `parse` reads every document, checks all fields and names each invalid one. Checks that the
+API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the same message.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
 BUILTIN_MODELS = ("smollm2-135m",)
 
-# Objects are named `<service>-<revision>-<n>` in at most 53 characters: 40, "-", 8, "-" and 3.
+# RayClusters are named `<service>-<revision>-<n>`. KubeRay allows 53 characters: 40 + 1 + 8 + 1 + 3.
 _MAX_NAME = 40
 
 _SOURCES = (
@@ -116,13 +115,13 @@ class Model(Part):
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of the weights. auto: the checkpoint's own, if the device can compute in it."
+        "auto", description="Type of the weights; auto: the checkpoint's. CPUs without this type compute in float32."
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: the limit of the model's config, or the longest "
-        "that fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config; if memory is too "
+        "small for that, the longest that fits.",
     )
 
     @field_validator("source")
@@ -150,7 +149,7 @@ class Model(Part):
 
     @property
     def is_gguf(self) -> bool:
-        """True if `source` is a GGUF file. Each pod converts it for its own use."""
+        """True if `source` is a GGUF file. Then each pod converts the file for itself."""
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
@@ -161,7 +160,7 @@ class EnvVar(Part):
         description="Name of an environment variable.",
         json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
     )
-    value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+    value: str = Field(description="Value of the variable, a string: put numbers and true/false in quotes.")
 
     @field_validator("name")
     @classmethod
@@ -174,9 +173,10 @@ class EnvVar(Part):
 class Resources(Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
-        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu "
-        "500m; memory for the weights and a process, at least 1Gi, for each rank of a pod; ephemeral-storage for the "
-        "files of the model that a pod downloads or converts, which is nothing with a cache.",
+        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Defaults for "
+        "each rank of a pod: cpu 500m; memory 4Gi with `accelerator`, and without it enough for the rank's weights and "
+        "process, at least 1Gi. Default of ephemeral-storage: enough for the files of the model that the pod downloads "
+        "or converts. A pod with model.cache downloads none.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict,
@@ -260,10 +260,10 @@ class Spec(Part):
     model: Model = Field(description="The model to serve.")
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
-        description="Numbers of ranks that share one replica. Numbers that are left out are computed: the fewest "
-        "accelerators on which the model fits.",
+        description="Numbers of ranks that share one replica. The operator computes a number that is left out, so that "
+        "the model fits on the fewest accelerators.",
     )
-    sizing: Sizing = Field(default_factory=Sizing, description="Room that an engine must have.")
+    sizing: Sizing = Field(default_factory=Sizing, description="Room for requests that each engine must have.")
     accelerator: Accelerator | None = Field(None, description="The device of each rank. Left out: a CPU.")
     replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
@@ -276,13 +276,13 @@ class Spec(Part):
         ge=0,
         le=86400,
         description="Seconds for which a terminating engine may finish its running requests. A change restarts no "
-        "engine: the operator uses it at once where it replaces or deletes engines; running pods that are evicted or "
-        "deleted keep the value with which they were created.",
+        "engine: when the operator replaces or deletes an engine, it uses the new value at once. If somebody else "
+        "evicts or deletes a running pod, the value with which the pod was created applies.",
     )
     restarted_at: RestartTime | None = Field(
         None,
-        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of it starts a rollout, which replaces "
-        "every engine, and has no other effect: the time may be any.",
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of this field starts a rollout that "
+        "replaces every engine. The field has no other effect, so any time is allowed.",
     )
     rollout: Rollout = Field(
         default_factory=Rollout, description="Rules by which a change of the spec replaces running engines."
@@ -299,7 +299,7 @@ class Spec(Part):
     )
     pod_template: PodTemplates = Field(
         default_factory=PodTemplates,
-        description="Additions to the pods and changes of them, as parts of PodTemplateSpecs.",
+        description="Additions to the pods, and changes of the pods, as parts of PodTemplateSpecs.",
     )
 
     @model_validator(mode="after")
@@ -358,7 +358,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """Reads a document whose spec is invalid, as if its spec were minimal. None if its metadata is invalid too."""
+    """Returns the LLMService in `document` with a minimal spec instead of its own; None if its metadata is invalid."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:
@@ -370,7 +370,8 @@ def _without_server_fields(document: object) -> object:
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
     meta = kept.get("metadata")
-    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others.
+    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others. So the
+    # other fields are dropped, and not refused as unknown.
     if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
         kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept
