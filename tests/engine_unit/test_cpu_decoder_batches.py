@@ -49,13 +49,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(
-    scope="module", params=[(isa, dtype) for isa in ISAS for dtype in (torch.float32, torch.bfloat16)], ids=str
+    scope="module",
+    params=[
+        (isa, dtype, quantization)
+        for isa in ISAS
+        for dtype in (torch.float32, torch.bfloat16)
+        for quantization in ("none", "int8")
+    ],
+    ids=str,
 )
 def cases(request: pytest.FixtureRequest, folders: dict[str, Path]) -> list[Case]:
-    isa, dtype = request.param
+    isa, dtype, quantization = request.param
     made = []
     for folder in folders.values():
-        model = load_on_library(folder, isa, dtype)
+        model = load_on_library(folder, isa, dtype, quantization=quantization)
         sequence = TinySequence(token_ids_of(0, NUM_TOKENS), range(BLOCKS))
         (expected_TV,) = advance(model, new_cache(model), [(sequence, NUM_TOKENS)])
         made.append(Case(model, expected_TV))

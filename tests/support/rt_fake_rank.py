@@ -43,6 +43,7 @@ def make_loaded(num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic
         compute_dtype="float32",
         hidden_dtype=hidden_dtype,
         arithmetic=arithmetic,
+        quantization="none",
         weight_bytes=10,
         bytes_read=10,
         kv_explanation=f"{num_blocks} blocks",

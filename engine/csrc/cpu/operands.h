@@ -57,6 +57,7 @@ struct Float32 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load(w); }
 };
 
 #if defined(__AVX512BF16__)
@@ -79,6 +80,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load_bf16(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }
 };
 
 #else
@@ -109,6 +111,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }
 };
 
 #endif

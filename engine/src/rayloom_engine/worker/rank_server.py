@@ -230,6 +230,7 @@ class RankServer:
             compute_dtype=rank.compute_dtype,
             hidden_dtype=rank.hidden_dtype,
             arithmetic=rank.arithmetic,
+            quantization=rank.quantization,
             weight_bytes=rank.weight_bytes,
             bytes_read=rank.num_bytes_read,
             kv_explanation=rank.kv.explanation,
