@@ -112,7 +112,7 @@ def completion_body(
         body["top_p"] = workload.top_p
     if options.ignores_eos:
         body |= {"min_tokens": workload.num_output, "ignore_eos": True}
-    return body | options.extra_fields
+    return {**body, **options.extra_fields}
 
 
 async def _run_workload(
