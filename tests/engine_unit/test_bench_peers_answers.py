@@ -20,8 +20,10 @@ from rayloom_bench.peers.answers.agreement import (
     compare,
     end_ids,
     equal_length,
+    reference_answers,
     until_end,
 )
+from rt_tiny import tiny_checkpoint
 
 END = frozenset((0, 2))
 IDS = st.lists(st.integers(0, 5)).map(tuple)
@@ -107,6 +109,17 @@ def test_llama_cpp_returns_ids_at_an_address_of_its_own() -> None:
 def test_an_answer_without_ids_is_refused(document: dict) -> None:
     with server_of(document) as (endpoint, _), pytest.raises(EndpointError, match="without a list of token ids"):
         answers_of(endpoint, [(1,)], "vllm")
+
+
+def test_the_reference_is_computed_once_for_the_same_prompts_and_model(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "tiny")
+    prompts = [(5, 6, 7), (8,)]
+    first = reference_answers(checkpoint, prompts, threads=1, cache=tmp_path / "cache")
+    assert len(first) == 2 and 0 < len(first[0]) <= 64
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_text("[[1], [2]]")
+    assert reference_answers(checkpoint, prompts, threads=1, cache=tmp_path / "cache") == ((1,), (2,))
+    assert reference_answers(checkpoint, prompts[:1], threads=1, cache=tmp_path / "cache") == first[:1]
 
 
 def test_the_ends_are_those_of_the_tokenizer(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from rayloom_bench.machine import CpuClock, others_percent
 from rayloom_bench.peers.answers.agreement import Ids, answers_of, compare, end_ids, reference_answers
 from rayloom_bench.peers.answers.greedy_prompts import prompts as greedy_prompts
 from rayloom_bench.peers.engines.contestants import MODEL, Contestant
-from rayloom_bench.peers.engines.installation import Log
+from rayloom_bench.peers.engines.installation import Log, peers_folder
 from rayloom_bench.peers.names import OURS_FP32
 from rayloom_bench.peers.result import PeersResult, Turn
 from rayloom_bench.peers.settings import PeersSettings
@@ -52,7 +53,7 @@ def measure(settings: PeersSettings, contestants: Sequence[Contestant], result: 
     if settings.compares_answers:
         prompts = greedy_prompts(folder)
         log(f"greedy answers of transformers in float32 to {len(prompts)} prompts")
-        reference = reference_answers(folder, prompts, threads=num_cores)
+        reference = reference_answers(folder, prompts, threads=num_cores, cache=peers_folder(os.environ))
         for contestant in contestants:
             _compare_answers(contestant, prompts, reference, end_ids(folder), result, log)
     measured = [each for each in contestants if each.name != OURS_FP32]

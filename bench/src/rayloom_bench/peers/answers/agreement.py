@@ -6,13 +6,16 @@ llama.cpp's `ignore_eos` would forbid it, so answers end where the model ends th
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_bench.child import run_child
 from rayloom_bench.endpoint import Endpoint, EndpointError, call_json
+from rayloom_bench.machine import NAMED_PACKAGES, package_versions
 from rayloom_bench.peers.answers.greedy_prompts import NUM_OUTPUT
 from rayloom_bench.peers.names import Dialect
 
@@ -70,10 +73,24 @@ def end_ids(folder: Path) -> frozenset[int]:
     return frozenset(token["id"] for token in document["added_tokens"] if token["content"] in END_TOKENS)
 
 
-def reference_answers(folder: Path, prompts: Sequence[Ids], *, threads: int) -> tuple[Ids, ...]:
-    """The answers of transformers in float32. Raises ChildFailed."""
-    job = {"folder": str(folder), "prompts": prompts, "num_output": NUM_OUTPUT, "threads": threads}
-    return tuple(tuple(ids) for ids in run_child(MODULE, job, threads=threads)["answers"])
+def reference_answers(folder: Path, prompts: Sequence[Ids], *, threads: int, cache: Path) -> tuple[Ids, ...]:
+    """The answers of transformers in float32, from the folder `cache` if they are there. Raises ChildFailed.
+
+    The key in the cache holds everything that the answers depend on: prompts, model folder and versions.
+    """
+    versions = {name: version for name, version in package_versions().items() if name in NAMED_PACKAGES}
+    key = hashlib.sha256(json.dumps([folder.name, prompts, NUM_OUTPUT, versions]).encode()).hexdigest()[:12]
+    file = cache / f"reference-{key}.json"
+    if file.exists():
+        answers = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        job = {"folder": str(folder), "prompts": prompts, "num_output": NUM_OUTPUT, "threads": threads}
+        answers = run_child(MODULE, job, threads=threads)["answers"]
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(answers), encoding="utf-8")
+        partial.rename(file)
+    return tuple(tuple(ids) for ids in answers)
 
 
 def answers_of(endpoint: Endpoint, prompts: Sequence[Ids], dialect: Dialect) -> tuple[Ids, ...]:

@@ -57,9 +57,8 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
     }
     return inherited | {
         "LD_PRELOAD": f"{folder / 'lib' / ALLOCATOR}:{folder / 'lib' / OPENMP}",
-        # By default vLLM leaves a core to its HTTP server, which halves its speed on two cores.
+        # By default vLLM leaves a core to its scheduler, which halves the model's cores on a machine of two.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CACHE_ROOT": str(folder / "cache"),  # compiled graphs, so that only the first start compiles
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / "inductor"),
