@@ -174,8 +174,9 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that a process runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
+    """The module that Python runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
     arguments = process.cmdline()
-    if "-m" in arguments[:-1] and not process.name().startswith("rank"):
+    is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
+    if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):
         return arguments[arguments.index("-m") + 1]
     return process.name()
