@@ -78,7 +78,7 @@ class Sequence:
         self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
         self.num_overtaking_tokens = 0  # tokens of these sequences
         self.block_ids: list[int] = []  # in order of position; blocks before index `first_block` are released
-        self.first_block = 0  # index in block_ids; with a sliding window, no later token sees a block before it
+        self.first_block = 0  # index in block_ids; no later token attends to a block before it (sliding window)
         self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from it
         self.own_blocks: frozenset[int] = frozenset()  # blocks that it filled before a preemption; it may reuse them
         self.slot: int | None = None  # row in the ranks' table while RUNNING
@@ -105,7 +105,10 @@ class Sequence:
 
     @property
     def known_hashes(self) -> list[bytes]:
-        """The block hashes computed so far, including those of all registered blocks."""
+        """The hashes of the sequence's first full blocks, as many as were computed so far.
+
+        At least those of the blocks that were offered to the prefix index (`num_registered_blocks`).
+        """
         return self._hashes
 
     def num_proven_blocks(self, block_size: int) -> int:
@@ -122,7 +125,7 @@ class Sequence:
     def hashes(self, num_blocks: int, block_size: int, first: int = 0) -> list[bytes]:
         """Returns the hashes of the blocks [first, num_blocks), which must be full.
 
-        Each hash is computed once, because ids never change.
+        Each hash is computed once, because the token ids of a full block never change.
         """
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size

@@ -56,7 +56,9 @@ class RankModel(Protocol):
         cache: KvPages,
         group: TensorGroup,
     ) -> torch.Tensor:
-        """Returns hidden states [T, D]: the last stage after its final norm, earlier stages their residual stream.
+        """Returns hidden states [T, D].
+
+        The last stage returns them after the final norm; earlier stages return the residual stream.
 
         `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
         which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
@@ -65,7 +67,7 @@ class RankModel(Protocol):
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits [N, V] of some rows of `forward`'s result; V is the shard's part.
+        """Returns float32 logits [N, V] of N rows of `forward`'s result. Only the last stage computes logits.
 
-        Only in the last stage.
+        V: the part of the vocabulary that this rank computes.
         """
