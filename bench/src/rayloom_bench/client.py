@@ -41,6 +41,7 @@ class Outcome:
 class RequestOptions:
     ignores_eos: bool = True  # False leaves ignore_eos and min_tokens out, for servers that refuse them
     extra_fields: Mapping[str, object] = field(default_factory=dict)  # added to every body, for one kind of server
+    reuses_connections: bool = True  # False for servers that may close a connection after an answer
 
 
 class _BadAnswer(ValueError):
@@ -142,7 +143,7 @@ async def _run_workload(
                 failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
             on_finished()
 
-    async with _session(endpoint) as session, asyncio.TaskGroup() as clients:
+    async with _session(endpoint, options.reuses_connections) as session, asyncio.TaskGroup() as clients:
         for _ in range(workload.concurrency):
             clients.create_task(send_in_turn(session))
     return Outcome(
@@ -151,9 +152,9 @@ async def _run_workload(
     )
 
 
-def _session(endpoint: Endpoint) -> aiohttp.ClientSession:
+def _session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not reuses_connections),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S),
         headers={"Content-Type": "application/json", **endpoint.headers},
     )

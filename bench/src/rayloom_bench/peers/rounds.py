@@ -135,7 +135,8 @@ def _measure_workload(
     endpoint: Endpoint, contestant: Contestant, workload: Workload, seed: int, vocab_size: int, turn: Turn
 ) -> Sequence[Failure]:
     """Warms up with one batch of other prompts, then measures. Every round has prompts of its own."""
-    options = RequestOptions(extra_fields=contestant.extra_fields)
+    # llama-server closes connections after an answer, so every engine gets a new connection for each request.
+    options = RequestOptions(extra_fields=contestant.extra_fields, reuses_connections=False)
     label = f"{contestant.name}, round {turn.round_number}"
     warm_up = workload.warm_up()
     prompts = token_prompts(warm_up, seed=seed, vocab_size=vocab_size, purpose="warm-up")

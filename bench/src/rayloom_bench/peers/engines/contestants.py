@@ -102,7 +102,7 @@ def _llama_cpp(name: str, parent: Path, cores: Sequence[int], log: Log) -> Conte
 
     return Contestant(
         name=name,
-        title=f"llama.cpp {llama_cpp.VERSION} {kind}",
+        title=f"llama.cpp {kind} (llama-cpp-python {llama_cpp.VERSION})",
         workload_names=LLAMA_WORKLOADS,
         dialect="llama.cpp",
         extra_fields=llama_cpp.sampling_fields(),

@@ -38,7 +38,7 @@ def page(result: PeersResult, *, has_plots: bool) -> str:
         latency_table(result),
         "## Start, memory, answers",
         "*Answers*: greedy answers that are equal to those of transformers in float32, and the mean number of tokens "
-        "before the first difference. *Memory*: PSS of all processes after the last workload.",
+        "before the first difference or the end. *Memory*: PSS of all processes after the last workload.",
         engine_table(result),
     ]
     if result.sweep_turns:
@@ -138,7 +138,7 @@ def engine_table(result: PeersResult) -> str:
                 NO_VALUE if agreement is None else f"{agreement.mean_length:.1f}",
             )
         )
-    return _table(("", "start to first token, s", "memory, GB", "answers equal", "tokens before a difference"), rows)
+    return _table(("", "start to first token, s", "memory, GB", "answers equal", "equal tokens, mean"), rows)
 
 
 def sweep_table(x_name: str, curves: Sequence[Curve]) -> str:
