@@ -1,12 +1,10 @@
 #include "threads.h"
 
 #include <errno.h>
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <x86intrin.h>
 
 namespace {
 
@@ -50,10 +48,10 @@ void ThreadPool::change(Signal& signal) {
 }
 
 void ThreadPool::wait_for_change(Signal& signal, uint32_t seen) {
-    const uint64_t end = __rdtsc() + kSpinCycles;
+    const uint64_t end = __builtin_ia32_rdtsc() + kSpinCycles;
     while (signal.value.load(std::memory_order_acquire) == seen) {
-        if (__rdtsc() < end) {
-            _mm_pause();
+        if (__builtin_ia32_rdtsc() < end) {
+            __builtin_ia32_pause();
             continue;
         }
         signal.num_sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -21,7 +21,7 @@ from pathlib import Path
 NAME = "librayloom_cpu"
 PACKAGE = Path(__file__).parent
 _PER_INSTRUCTION_SET = "instruction_set.cpp"  # compiled once for each instruction set
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden", "-g1")
+_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden", "-g1")
 # Instruction set -> name of its tables of kernels in the sources, and the compiler's flags.
 _INSTRUCTION_SETS = {
     "avx512": (
