@@ -17,14 +17,14 @@ _HEAD = """\
 <!-- Made by `make schemas` from the code; change tools/write_metrics_page.py or the metrics themselves. -->
 
 Engine and operator write Prometheus' text format (version 0.0.4) at `/metrics`, without a key. Histograms have
-`_bucket`, `_sum` and `_count` behind their names.
+`_bucket`, `_sum` and `_count` after their names.
 
 ## Engines
 
 In a cluster, port 8000 of an engine's head pod has the metrics, beside the API; on one machine it is the server's own
-port. Every sample has the label `model_name`, the name that clients put into `model`. A metric that vLLM has too has
-vLLM's name with the prefix `rayloom:`. Counters survive a restart of the engine's core process and start at zero with a
-new pod.
+port. Every sample has the label `model_name`, the name that clients put into `model`. If vLLM has the same metric, the
+name is vLLM's with the prefix `rayloom:`. Counters survive a restart of the engine's core process and start at zero
+with a new pod.
 
 - **Core**: the engine's process that schedules sequences and allocates KV blocks.
 - **Front**: the engine's process that answers HTTP requests.
@@ -42,9 +42,9 @@ The most useful metrics:
 
 With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart creates a PodMonitor that finds
 the head pods of all engine replicas; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision` from
-the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without
-that operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter, not
-the engine, has the metrics of GPUs (utilisation, temperature, memory).
+the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without the
+Prometheus operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter,
+not the engine, has the metrics of GPUs (utilisation, temperature, memory).
 
 ## The operator
 

@@ -120,7 +120,7 @@ def test_a_model_wins_over_the_document(tmp_path) -> None:
         (["--hang-seconds", "soon"], "'soon' is not a number\n"),
         (["--max-num-seq", "5"], "--max-num-seq: there is no such flag; did you mean --max-num-seqs?"),
         (["--no-such-thing", "-1"], "--no-such-thing: there is no such flag; see --help"),
-        (["a", "b"], "nothing takes b; a value follows its flag, and the model comes once"),
+        (["a", "b"], "unexpected b; write each value after its flag, and name the model only once"),
     ],
 )
 def test_the_error_of_an_unusable_command_line_has_the_cure(

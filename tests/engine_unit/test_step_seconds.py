@@ -73,6 +73,26 @@ def test_one_slow_step_changes_nothing_and_a_lasting_change_does() -> None:
     assert costs.decode_s(1) == 2.0
 
 
+def test_a_token_becomes_cheaper_by_a_tenth_a_step_at_most_and_dearer_at_once() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 0.5)
+    for _ in range(9):
+        _run(meter, _plan(0, (0, 10)), 12.0)  # 1 s a token
+    token_s = []
+    for _ in range(8):
+        _run(meter, _plan(0, (0, 10)), 9.6)  # 0.8 s
+        costs = meter.costs()
+        assert costs is not None
+        token_s.append(round(costs.token_s, 3))
+    # The median of nine changes with the fifth new step.
+    assert token_s == [1.0, 1.0, 1.0, 1.0, 0.9, 0.81, 0.8, 0.8]
+    for _ in range(6):
+        _run(meter, _plan(0, (0, 10)), 24.0)
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.token_s == pytest.approx(2.0)
+
+
 def test_steps_that_sample_nothing_or_have_no_time_teach_nothing() -> None:
     meter = StepMeter(WORK)
     _run(meter, _plan(1), 0.5)

@@ -76,7 +76,7 @@ def test_another_resource_has_labels_of_its_own():
             (make_node("a", **{f"{GPU}.replicas": "4"}),),
             {},
             "node a shares each nvidia.com/gpu among several pods (nvidia.com/gpu.replicas), so its label "
-            f"nvidia.com/gpu.memory is more than one pod may use: {GIVE_IT}",
+            f"nvidia.com/gpu.memory gives more memory than a single pod may use: {GIVE_IT}",
         ),
     ],
 )

@@ -221,7 +221,7 @@ def test_a_roll_is_printed_step_by_step(changed, capsys):
         f"Starting   chat-{after}-0 made its first token: send it requests",
         "Analyzing  for 60 s compare the requests of both revisions",
         f"Promoting  send chat-{before}-1 no more requests",
-        f"Promoting  let chat-{before}-1 finish what it has, for at most 30 s",
+        f"Promoting  let chat-{before}-1 finish its requests, for at most 30 s",
         f"Promoting  delete chat-{before}-1",
     ]
     assert steps[-1].endswith(f"Complete   Every engine is of revision {after}.")

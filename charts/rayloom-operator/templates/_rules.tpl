@@ -22,20 +22,21 @@ object.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]
-# Protection of the engines' pods from evictions and from clients without access; watched as Services are, see below.
+# Protection of the engines' pods from evictions and from clients without access. The reasons for get and watch are the
+# same as for Services, see below.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
-# get, because an object of the same name may have another owner. They are watched, because a change or deletion by
-# others makes a service unreachable.
+# get, because an object of the same name may have another owner. watch, because a change or deletion by somebody else
+# makes a service unreachable.
 - apiGroups: [""]
   resources: [services, serviceaccounts]
   verbs: [get, list, watch, create, patch]
 # Secrets are created and deleted, never read: admin tokens are derived from the operator's key. There is no patch,
-# because its response holds the whole object, so that everybody who may patch a Secret can read it.
+# because the response to a patch has the whole object, so that everybody who may patch a Secret can read it.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, delete]
@@ -47,7 +48,7 @@ object.
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, create, delete]
-# An engine serves once it is in the Service's endpoints, and drains once it is in none.
+# An engine counts as available once an EndpointSlice lists its head pod. Its drain begins once none lists the head pod.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]

@@ -20,9 +20,10 @@ GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
 # The operator sets and removes this label on running pods. No pod template has it, so a new pod gets no requests yet.
 ROUTE_LABEL = "rayloom.dev/route"
-# Label of pods with hostNetwork. Anti-affinity by it keeps two of them off one node, where their ports would clash.
+# Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
+# clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
-# KubeRay sets these on each of its pods.
+# KubeRay sets these labels on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
 CLUSTER_LABEL = "ray.io/cluster"
 
@@ -33,7 +34,7 @@ INSPECT_CONTAINER = "inspect"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
-RANK_PORT = 8002  # of the engine's core; ranks connect to it
+RANK_PORT = 8002  # port of the engine's core, to which ranks connect
 CONFIG_FOLDER = "/etc/rayloom"
 CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"
@@ -48,9 +49,9 @@ KEYS_FILE = "keys"
 CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
-# Volumes whose source the user provides. The volumes of a user's pod template are such volumes too.
+# Of OWN_VOLUMES, those whose source the user provides. A pod template may add further volumes of the user.
 USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
-# Volumes whose source the operator or the kubelet provides.
+# Of OWN_VOLUMES, those whose source the operator or the kubelet provides.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 
@@ -67,7 +68,7 @@ def group_name(service: str, revision: str, number: int = 0) -> str:
 def revision_of(group: str) -> str:
     """Returns the revision in a RayCluster's name SERVICE-REVISION-NUMBER. Unlike a label, a name cannot be edited.
 
-    Any other name gives some text that is no revision, or an empty one.
+    For any other name, returns a text that is no revision, or an empty text.
     """
     return group.rpartition("-")[0].rpartition("-")[2]
 
@@ -114,11 +115,12 @@ def app_labels(service: LLMService, image: str) -> dict[str, str]:
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
     """Returns the URL path of an object.
 
-    Without `name`: of all objects of that kind in the namespace; also without `namespace`: of all in the cluster.
+    Without `name`: the path of the list of all objects of the kind in the namespace. Without `name` and `namespace`:
+    the path of the list in the whole cluster.
     """
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
-    # This plural is not right for every English word, but for every kind that the operator uses.
+    # This rule is wrong for some English words, but right for every kind that the operator uses.
     plural = f"{kind.lower()}s".replace("ys", "ies")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 

@@ -14,16 +14,19 @@ def plain(text: str) -> str:
 
 
 def head(text: str, most: int) -> str:
-    """Returns the text, cut after `most` characters if it is longer; `...` marks the cut."""
+    """Returns the text, cut to `most` characters if it is longer; the cut text ends with `...`."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def tail(text: str, most: int) -> str:
-    """Returns the last `most` characters of the text if it is longer; `...` marks the cut."""
+    """Returns the text; if it is longer than `most` characters, `...` and the end of it, together `most` characters."""
     return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def head_bytes(text: str, most: int) -> str:
-    """Returns the text, cut to at most `most` bytes of UTF-8. No character is cut in two."""
+    """Returns the text, cut to `most` bytes of UTF-8 if it is longer; the cut text ends with `...`.
+
+    No character is cut in two.
+    """
     encoded = text.encode()
     return text if len(encoded) <= most else encoded[: most - 3].decode(errors="ignore") + "..."

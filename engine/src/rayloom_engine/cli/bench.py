@@ -21,7 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], ar
     Raises BenchMissing.
     """
     parser = commands.add_parser(
-        "bench", help="measure throughput and latency, beside transformers and the machine's limit"
+        "bench", help="measure throughput and latency, compared with transformers and the machine's limit"
     )
     if arguments[:1] == ["bench"]:
         try:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection) -> dict[str, Any]:
-    """Returns the facts, and for human readers also the whole shape and the bytes of the undivided model by type."""
+    """Returns the facts, and for human readers also the whole shape, and the model's bytes in each data type."""
     from rayloom_engine.models.shape import DTYPE_BYTES
 
     return inspection.model_dump(mode="json", exclude_none=True) | {
@@ -84,7 +84,10 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
 
 
 def _inspect(model: str, revision: str | None, seconds: float) -> tuple[ResolvedModel, ModelShape] | None:
-    """Returns None if the inspection takes longer than `seconds`. Its thread then continues in the background."""
+    """Returns the resolved model and its shape; None if that takes longer than `seconds`.
+
+    After that time, the thread that inspects the model continues in the background.
+    """
     from rayloom_engine.models.inspection import inspect_model
 
     found: list[tuple[ResolvedModel, ModelShape] | Exception] = []

@@ -68,7 +68,7 @@ def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
     """
     flags = [part.partition("=")[0] for part in unknown if part.startswith("-") and not _is_number(part)]
     if not flags:
-        return [f"nothing takes {' '.join(unknown)}; a value follows its flag, and the model comes once"]
+        return [f"unexpected {' '.join(unknown)}; write each value after its flag, and name the model only once"]
     return [f"{flag}: {_advice(flag, known)}" for flag in dict.fromkeys(flags)]
 
 

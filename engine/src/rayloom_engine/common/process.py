@@ -87,8 +87,8 @@ def _watch_parent(parent_pid: int, how: signal.Signals) -> None:
 def start_pulse(fd: int | None, is_up: Callable[[], bool]) -> None:
     """Starts a thread that sends signs of life through the pipe `fd` to the supervisor.
 
-    Each sign contains the result of `is_up`. While it is False, the supervisor waits longer for the next sign, because
-    imports may block the thread.
+    Each sign contains the result of `is_up`. While the result is False, the supervisor waits longer for the next sign,
+    because imports may block the thread.
     """
     if fd is not None:
         threading.Thread(target=_pulse, args=(fd, is_up), daemon=True, name="pulse").start()
@@ -103,7 +103,8 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 def give_sign(fd: int, is_up: bool) -> None:
     """Sends one sign of life. A process with an event loop calls it every PULSE_SECONDS; others call `start_pulse`."""
     os.set_blocking(fd, False)
-    # The pipe is full if the supervisor is stopped, and broken if it has ended. In that case this process ends too.
+    # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. In the second case this
+    # process ends too.
     with contextlib.suppress(OSError):
         os.write(fd, b"1" if is_up else b"0")
 
@@ -114,7 +115,7 @@ def node_name() -> str:
 
 
 def trial_mark(run_dir: Path) -> Path:
-    """Path of a file that exists while the core runs a trial of suspects.
+    """Returns the path of a file that exists while the core runs a trial of suspects (core/suspicion.py).
 
     If the core dies while the file exists, fewer suspects remain.
     """
@@ -122,7 +123,7 @@ def trial_mark(run_dir: Path) -> Path:
 
 
 def silence_mark(run_dir: Path) -> Path:
-    """Path of a file that the supervisor writes when it kills a core that shows no sign of life.
+    """Returns the path of a file that the supervisor writes when it kills a core that shows no sign of life.
 
     The next core then blames no request for this death.
     """
@@ -150,7 +151,7 @@ def thread_cpu_clock() -> Callable[[], float]:
 
 
 def write_failure(run_dir: Path, cause: str) -> None:
-    """Writes the cause of the engine's failure to a file in the run folder, which the supervisor reads."""
+    """Writes the cause of the engine's failure to a file in the run folder. The supervisor reads this file."""
     (run_dir / "failure").write_text(cause)
 
 

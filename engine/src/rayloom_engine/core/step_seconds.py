@@ -19,6 +19,9 @@ from rayloom_engine.core.step_work import StepWork
 
 # A chunk that made a step no longer, as far as that can be measured, took at least this part of it.
 _LEAST_PART = 0.01
+# A step lowers the seconds of an operation to at least this part. A few tokens more may cost little beside decodes and
+# many more a lot, so chunks must not grow faster than their costs are measured.
+_MOST_DROP = 0.9
 # A cost is the median of this many measurements, so that a step beside which the machine was busy changes nothing.
 _NUM_KEPT = 9
 
@@ -55,17 +58,17 @@ class StepMeter:
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
-        self._flop_s: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
+        self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
+        self._flop_s = 0.0  # from these; 0 = unknown
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:
         """Returns the present costs; None until a step with decodes alone and one with a prompt were measured."""
         if self._costs is None and self._decode_only and self._flop_s:
-            flop_s = _median(self._flop_s)
             self._costs = StepSeconds(
                 decode_only=tuple(sorted(self._decode_only.values())),
-                token_s=flop_s * self._work.flops_per_token,
-                pair_s=flop_s * self._work.flops_per_pair,
+                token_s=self._flop_s * self._work.flops_per_token,
+                pair_s=self._flop_s * self._work.flops_per_pair,
             )
         return self._costs
 
@@ -90,7 +93,8 @@ class StepMeter:
             nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
             flops += max(0, num_decodes - nearest) * self._work.flops_per_token
             seconds = max(seconds - decode_s, _LEAST_PART * seconds)
-        self._flop_s.append(seconds / flops)
+        self._flop_samples.append(seconds / flops)
+        self._flop_s = max(_median(self._flop_samples), _MOST_DROP * self._flop_s)
 
     def forget(self) -> None:
         """Removes all plans in flight; what was measured stays."""

@@ -3,7 +3,7 @@
 Every argument must be contiguous and on the CPU. A call releases the interpreter's lock, so that other threads run, for
 example one that reports progress. Calls of several threads wait for each other.
 
-Legend: T tokens of the step, N rows, D model width, V rows of an embedding.
+Legend: T tokens of the step, N rows, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayloom_engine.cpu_library.memory import PackedMemory
+from rayloom_engine.cpu_library.sampling import LogprobsStruct, declare_sampling
 from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, LinearStruct, declare_functions
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
@@ -33,6 +36,7 @@ class LibraryFunctions:
         """Raises OSError if the file does not fit this system."""
         self.calls = ctypes.CDLL(str(path))
         declare_functions(self.calls)
+        declare_sampling(self.calls)
         self.instruction_sets: tuple[str, ...] = tuple(self.calls.rl_instruction_sets().decode().split())
 
 
@@ -134,6 +138,29 @@ class CpuLibrary:
     def add(self, residual_TD: torch.Tensor, update_TD: torch.Tensor) -> None:
         """Adds an update to the residual stream."""
         self._functions.rl_add(_address(residual_TD), _address(update_TD), residual_TD.numel())
+
+    def sample(self, logits_NV: torch.Tensor, sampling_N: npt.NDArray[np.void]) -> list[int]:
+        """Returns the next token of each row of float32 logits, -1 for a row that is not finite.
+
+        The elements of `sampling_N` have the type SAMPLING. Raises MemoryError.
+        """
+        ids_N = np.empty(len(sampling_N), dtype=np.int64)
+        num_rows, vocab_size = logits_NV.shape
+        with self._chosen():
+            failed = self._functions.rl_sample(
+                _address(logits_NV), sampling_N.ctypes.data, num_rows, vocab_size, ids_N.ctypes.data
+            )
+        if failed:
+            raise MemoryError(f"no memory to sample from {num_rows} rows of {vocab_size} logits")
+        return ids_N.tolist()
+
+    def describe(self, logits_NV: torch.Tensor, out: LogprobsStruct) -> None:
+        """Writes log-probabilities of each row of float32 logits to where `out` points. Raises MemoryError."""
+        num_rows, vocab_size = logits_NV.shape
+        with self._chosen():
+            failed = self._functions.rl_describe(_address(logits_NV), num_rows, vocab_size, out)
+        if failed:
+            raise MemoryError(f"no memory for the logprobs of {num_rows} rows of {vocab_size} logits")
 
     @contextlib.contextmanager
     def _chosen(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ app         the API port's routes, behind gate (keys, request ids, drains)
 openai/     OpenAI's endpoints: wire formats, prompts, answers, streams
 generation/ one HTTP request's sequences, from admission to the last delta
 operations/ lifecycle, metrics, health and the admin port
-core_link/  the connection to the EngineCore, which survives the core's death
-http/       connections, bodies, keys and errors, whatever the API
+core_link/  the connection to the EngineCore; after the core's death it reconnects and submits the unfinished
+            sequences again
+http/       connections, bodies, keys and errors, for any API
 """

@@ -1,8 +1,8 @@
 """The API server process ("front"): `python -m rayloom_engine.front`. It inherits two listening sockets from the
 supervisor.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds. After a POST /drain, this time
-counts from that request. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds, counted from the SIGTERM or from
+an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Front:
-    """The API server, the admin server and the connection to the core. SIGTERM drains before it ends them."""
+    """Runs the API server, the admin server and the connection to the core. On SIGTERM, drains before it ends."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Front:
             task.result()
 
     def _close_connections(self) -> None:
-        """Closes idle connections now, and busy ones after their answer, so that clients reconnect elsewhere."""
+        """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
         for connection in list(self._servers[0].server_state.connections):
             connection.shutdown()
 
@@ -119,7 +119,7 @@ class Front:
 
 
 def write_mark(mark: Path) -> None:
-    """Creates the file `mark`. A disk without space must not keep the front from its requests, so it is only logged."""
+    """Creates the file `mark`. Only logs a failure, because a front on a full disk must still answer requests."""
     try:
         mark.touch()
     except OSError as error:
@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT of the core")
     parser.add_argument("--api-fd", type=int, required=True, help="listening socket of the API port")
     parser.add_argument("--admin-fd", type=int, required=True, help="listening socket of the admin port")
-    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
+    parser.add_argument("--parent", type=int, required=True, help="id of the parent; this process ends with it")
     parser.add_argument("--start", type=int, default=1, help="number of this start of the front, from 1")
     parser.add_argument("--server-started", type=float, default=time.time(), help="Unix time of the first start")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
@@ -185,7 +185,7 @@ def main() -> int:
 async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
     """Sends the pulse to the supervisor.
 
-    It is sent from the event loop, because a front whose loop hangs serves nobody, even if its threads still run.
+    Runs on the event loop and not in a thread: if the loop hangs, the front answers nobody, and the pulse must stop.
     """
     while True:
         give_sign(fd, lifecycle.was_ready)

@@ -26,7 +26,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
-    """The ASGI application of the API port."""
+    """Returns the ASGI application of the API port."""
     routes = [
         Route("/v1/chat/completions", _counted(chat_completions), methods=["POST"]),
         Route("/v1/completions", _counted(completions), methods=["POST"]),
@@ -98,7 +98,7 @@ def _model_card(service: Service) -> dict[str, Any]:
 
 
 def model_root(model: str) -> str:
-    """The model's hub id or path: its source without the scheme. `root` in vLLM's model list holds the same.
+    """Returns the model's hub id or path: its source without the scheme, as in the field `root` of vLLM's model list.
 
     Clients that need the tokenizer load it from this source.
     """

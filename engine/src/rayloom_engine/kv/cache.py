@@ -84,7 +84,7 @@ class KvPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns a tensor of zeros. It must not hold a NaN: attention reads whole blocks, and a mask does not hide a NaN.
+    """Returns a tensor of zeros. Uninitialised memory could hold a NaN, which attention would read: a mask hides none.
 
     torch.zeros would write every page and so take the memory at once. An anonymous mapping reads as zeros without a
     write.

@@ -19,8 +19,8 @@ class SequenceBlocks:
     """Computes the number of KV blocks that a sequence holds."""
 
     block_size: int  # tokens in a block
-    window: int | None = None  # positions of the widest window of a layer; None if a layer sees all
-    num_step_tokens: int = 0  # the most tokens in one step; used only with a window
+    window: int | None = None  # positions of the widest window of a layer; None if a layer attends to all positions
+    num_step_tokens: int = 0  # most tokens in one step; used only if there is a window
 
     def most(self, num_tokens: int) -> int:
         """Returns the most blocks that a sequence of `num_tokens` tokens can hold at one time."""

@@ -37,7 +37,7 @@ _AGAIN_SECONDS = 0.5  # delay before a fenced rank, or one that found no core, i
 
 
 class CoreLine:
-    """The connection to the EngineCore. A thread renews it when it breaks, and appends received fences to `fences`."""
+    """The connection to the EngineCore. A thread renews it when it breaks. `fences`: received orders to kill a rank."""
 
     def __init__(self, address: str, token: str) -> None:
         self.fences: deque[Fence] = deque()
@@ -52,7 +52,7 @@ class CoreLine:
         self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
-            with contextlib.suppress(OSError):  # `_run` sends it again after it has connected to the next core
+            with contextlib.suppress(OSError):  # `_run` sends the phase again once the next core is connected
                 channel.send(self._phase)
 
     def _run(self) -> None:
@@ -107,8 +107,8 @@ class Launcher:
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
                 elif fence.incarnation is not None and self._counted.get(fence.rank) == fence.incarnation:
-                    # The core counts this death too, and can better judge whether it is a reason to give up. So remove
-                    # it from the budget here.
+                    # The core counts this death too, and knows better whether to give up. So the launcher's budget does
+                    # not count it.
                     del self._counted[fence.rank]
                     self._budgets[fence.rank].excuse()
 
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port, from this machine")
     parser.add_argument("--start", type=int, required=True, help="number of this start of the launcher, from 1")
-    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
+    parser.add_argument("--parent", type=int, required=True, help="id of the parent; this process ends with it")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
@@ -150,8 +150,8 @@ def main() -> int:
     token = (args.run_dir / "token").read_text().strip()
     starter = _starter(config, args.run_dir, args.core_address, token)
     try:
-        # The first incarnation is start << 20. Those of an earlier launcher are smaller, so the core refuses its ranks
-        # once newer ones have attached.
+        # Incarnations of ranks begin at start << 20, above all incarnations of an earlier launcher. The core therefore
+        # refuses the ranks of an earlier launcher once newer ones have attached.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
         start_pulse(args.pulse_fd, lambda: launcher.is_up)
         launcher.run()

@@ -63,7 +63,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkServer:
-    """`line`: connection to the launcher; each packet is one message."""
+    """Forks and kills ranks by the launcher's orders. `line`: connection to the launcher; a packet is one message."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
     parser.add_argument("--core-address", required=True, help="HOST:PORT of the core's rank port")
     parser.add_argument("--line-fd", type=int, required=True, help="socket of packets to the launcher")
-    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
+    parser.add_argument("--parent", type=int, required=True, help="id of the parent; this process ends with it")
     args = parser.parse_args()
     die_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")

@@ -31,7 +31,7 @@ _MAX_FAILURES = 2  # more than one, because a live control store may refuse one 
 
 
 def address_file(run_dir: Path) -> Path:
-    """Path of the file with HOST:PORT of the running Ray. The file is absent while no Ray runs."""
+    """Returns the path of the file with HOST:PORT of the running Ray. The file is absent while no Ray runs."""
     return run_dir / "ray_address"
 
 
@@ -88,9 +88,9 @@ def wait_while_ray_runs() -> None:
 def _end_with_ray(code: int) -> NoReturn:
     """Kills all processes of Ray, none of which has state to keep, and exits.
 
-    Ray's own shutdown is not used: it kills the raylet after a second, which on a busy machine is too short for the
-    raylet to record that it ends on purpose. Its agents then treat the end as a fault, and try for a minute to report
-    it to a control store that is gone too.
+    Ray's own shutdown is not used, because it kills the raylet after a second. On a busy machine the raylet then has no
+    time to record that it ends on purpose. So Ray's agents treat its end as a fault, and try for a minute to report the
+    fault to a control store that is gone too.
     """
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -101,7 +101,7 @@ def _end_with_ray(code: int) -> NoReturn:
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.launcher.local_ray", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json")
-    parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
+    parser.add_argument("--parent", type=int, required=True, help="id of the parent; this process ends with it")
     args = parser.parse_args()
     end_with_parent(args.parent, signal.SIGTERM)
     config = load_config(args.run_dir / "config.json")

@@ -23,8 +23,8 @@ from rayloom_engine.worker.machine import visible_devices
 
 _KILL_SECONDS = 5.0  # a fork server that does not confirm a KillRank within this time hangs, and is killed itself
 _IMPORT_SECONDS = 120.0  # the same limit while the fork server imports
-# Between two calls of `wait`, at most this much counts against _KILL_SECONDS: if more has passed, this process was
-# stopped, and maybe the fork server too.
+# If more time passes between two calls of `wait`, this process was stopped, and perhaps the fork server too. So at most
+# this many of the seconds between two calls count against _KILL_SECONDS.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # longest wait for the end of a fork server that has closed its connection
 _CLOSE_SECONDS = 0.7  # longest wait for the fork server at a stop; less than the supervisor waits for the launcher

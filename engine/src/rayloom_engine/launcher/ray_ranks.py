@@ -30,12 +30,12 @@ _LOCAL_SECONDS = 60.0  # minimum wait for a Ray that this server itself starts
 
 
 def ray_address(config: EngineConfig) -> str | None:
-    """The address of the Ray cluster to use. None: the server starts a Ray on this machine."""
+    """Returns the address of the Ray cluster to use. None: the server starts a Ray on this machine."""
     return config.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 class RankActor:
-    """Runs one rank in an actor's process, until it finds no core any more."""
+    """Runs one rank in an actor's process, until the rank finds no core any more."""
 
     def run(self, config: str, place: RankPlace) -> None:
         """`config`: the EngineConfig as JSON."""
@@ -105,7 +105,7 @@ class RayRanks:
         while True:
             is_there = False
             try:
-                # Read the file at each attempt, because it changes when the local Ray restarts.
+                # Read at each attempt, because the file changes when the local Ray restarts.
                 address = named or address_file(self._run_dir).read_text()
                 if address != "auto":  # Ray resolves "auto" itself
                     host, _, port = address.rpartition(":")
@@ -199,7 +199,7 @@ class RayRanks:
             os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
-        """Number of ranks, this one included, that Ray has put on the same node."""
+        """Returns the number of ranks, this one included, that Ray has put on the same node."""
         from ray.util.placement_group import placement_group_table
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
@@ -209,7 +209,7 @@ class RayRanks:
 
 
 def _placed_file(run_dir: Path) -> Path:
-    """Path of the file that exists once Ray has placed all ranks of this server."""
+    """Returns the path of the file that exists once Ray has placed all ranks of this server."""
     return run_dir / "placed"
 
 

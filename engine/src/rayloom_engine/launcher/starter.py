@@ -21,7 +21,7 @@ class RankStarter(Protocol):
         """Kills a rank, if it runs. `wait` returns the rank once it has ended."""
 
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
-        """Waits until a rank has ended. Returns (rank, cause) of all that have, or an empty list after `timeout_s`."""
+        """Waits until a rank has ended. Returns (rank, cause) of all ended ranks; after `timeout_s` an empty list."""
 
     def close(self) -> None:
         """Ends all ranks."""

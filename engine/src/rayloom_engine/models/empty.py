@@ -153,7 +153,10 @@ class _Builder:
         )
 
     def _by_columns(self, name: str, columns: AxisPart, has_bias: bool) -> Linear:
-        """Returns some columns of a matrix. The shards' results are summed, so only the first shard adds the bias."""
+        """Returns the matrix `name` with only this shard's `columns`.
+
+        The shards' results are summed, so only the first shard adds the bias.
+        """
         return self._linear(
             LinearSpec(
                 outputs={name: _whole(self.shape.hidden_size)},

@@ -1,4 +1,4 @@
-"""How a process joins and leaves the process group of all ranks and that of the ranks of its stage."""
+"""Joins and leaves torch's process groups: the group of all ranks, and the group of the ranks of one stage."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
 
     Returns the group of this rank's stage, or None if stages have one rank. The group of all ranks becomes torch's
     default group. Both use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join within
-    `timeout_s`. After that, or after the loss of a rank, call `leave_group` and join with a new store, because a store
-    remembers the ranks of its group.
+    `timeout_s`. After such an error, or after the loss of a rank, call `leave_group` and join with a new store, because
+    a store remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    # By default, gloo tells its peers the address to which this machine's name resolves (else loopback). They may be
-    # unable to reach that address, so use the interface through which this machine reaches the store.
+    # By default, gloo tells its peers the address to which this machine's name resolves (loopback if there is none).
+    # Peers may be unable to reach that address, so use the interface through which this machine reaches the store.
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:
         os.environ[_INTERFACE_VARIABLE] = interface
@@ -66,8 +66,8 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
         )
     except Exception:
         if not dist.is_initialized():
-            # torch numbers its groups, and the number is part of a group's keys in the store. A failed join does not
-            # reset it, so this process would look for the other ranks of its next group under another number.
+            # torch counts its groups, and a group's keys in the store contain the count. A failed join does not reset
+            # the count, so this process would look for the other ranks of its next group under wrong keys.
             dist.distributed_c10d._world.group_count = 0
         raise
     else:

@@ -3,9 +3,9 @@
 Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
 a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in
 memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's part.
-A rank overwrites a slot two exchanges later. That is safe: by then, every peer has sent its byte of the exchange in
-between, and it sends that byte only after it has read the slot. Ranks block in the read and do not spin, because there
-may be more ranks than cores.
+A rank overwrites a slot two exchanges later. That is safe: a peer reads the slot before it sends its byte of the
+exchange in between, and by then the rank has read this byte. Ranks block in the read and do not spin, because there may
+be more ranks than cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_MESSAGE_BYTES = 4096
 
 
 def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup:
-    """Returns the fastest TensorGroup for the ranks of a stage: shared memory on one machine's CPU, else torch's.
+    """Returns the fastest TensorGroup for the ranks of a stage: over shared memory on one CPU host, else over torch.
 
     Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup.
     """

@@ -41,9 +41,9 @@ def make_stages(num_layers: int, num_stages: int, head_layers: float = 0.0) -> t
 def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[range, ...]:
     """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
-    The last stage also has the head, whose work equals that of `head_layers` layers. It gets fewer layers if that makes
-    the slowest stage faster, and never more than another stage. If the other stages cannot all have equally many, the
-    first stage has one fewer.
+    The last stage also has the head, whose work equals that of `head_layers` layers. This stage gets fewer layers if
+    that makes the slowest stage faster, and never more than another stage. If the other stages cannot all have equally
+    many, some of them have one layer fewer, the first stage before all others.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from rayloom_engine.common.restarts import RestartBudget
 
 _BUSY_SECONDS = 60.0  # for this long after the last signal in the pipe, use of CPU time counts as a sign of life
-_START_SECONDS = 10.0  # minimum hang_seconds while a child starts: it may wait this long for a disk
+_START_SECONDS = 10.0  # least hang_seconds while a child starts, because it may wait for a slow disk
 
 
 class Child:
@@ -45,7 +45,7 @@ class Child:
         self.started(process, time.monotonic(), pulse)
 
     def started(self, process: subprocess.Popen[bytes], now: float, pulse: int | None = None) -> None:
-        """Supervises a process that has just started. Without `pulse`, it is not watched for signs of life."""
+        """Supervises a process that has just started. Without `pulse`, the process is not watched for signs of life."""
         if self.pulse is not None:
             os.close(self.pulse)
         self.process = process
@@ -83,7 +83,8 @@ class Child:
     def died(self, now: float, is_trial: bool = False) -> bool:
         """Counts a death in the restart budget, and plans the restart. Returns False if the budget is spent.
 
-        `is_trial`: the death leaves fewer suspects (core/suspicion.py), so it is not counted.
+        `is_trial`: the core died while it searched for the request that crashes it (core/suspicion.py). Such a death is
+        not counted, because each leaves fewer suspects.
         """
         self.process = None
         wait = 0.0 if is_trial else self._budget.wait_after_death(now)

@@ -36,9 +36,9 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
-    """Returns the EngineCore's listening socket for ranks. Other machines can reach it only if ranks may run there.
+    """Returns the EngineCore's listening socket for ranks. It is open to other machines only if they may run ranks.
 
-    The supervisor keeps it open, so ranks that connect while the EngineCore restarts wait and are not refused.
+    The supervisor keeps the socket open, so ranks that connect while the EngineCore restarts wait and are not refused.
     """
     if job is not None:
         return _listen("127.0.0.1" if job.is_on_one_host else "0.0.0.0", job.port, "rank_port")

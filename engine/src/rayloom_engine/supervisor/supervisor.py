@@ -1,8 +1,8 @@
 """`rayloom-engine serve`: owns the listening sockets; starts the API server process, the EngineCore and the launcher.
 
 A child that dies is restarted, within a restart budget. The supervisor itself seldom dies, because it does little and
-imports neither torch nor Ray. The sockets outlive the API server process ("front"): while it restarts, new connections
-wait and are not refused.
+imports neither torch nor Ray. The sockets outlive the API server process ("front"): while the front restarts, new
+connections wait and are not refused.
 
 In a job (executor external) the supervisor starts rank 0 instead of a launcher, and exits when rank 0 or the EngineCore
 ("core") ends.
@@ -220,7 +220,7 @@ class Supervisor:
     def _end_after_drain(self, code: int) -> None:
         """Stops after the front has ended during a drain. A front that died is not restarted: its requests are lost.
 
-        A job also gets SIGTERM when one of its ranks has died. In that case the EngineCore has written the failure.
+        In a job, SIGTERM may also mean that a rank has died. The EngineCore has then written the failure.
         """
         if code != 0:
             logger.warning("front died (%s) while it drained", cause_of(code))
@@ -234,7 +234,7 @@ class Supervisor:
         self._exit_code = EXIT_RANK_LOST
 
     def _was_trial(self) -> bool:
-        """True if the EngineCore died in a trial of suspects, so that its death leaves fewer suspects."""
+        """True if the EngineCore died in a trial of suspects (core/suspicion.py), so that fewer suspects remain."""
         return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
 
     # --- stop ---
@@ -250,8 +250,8 @@ class Supervisor:
             self._front.process.send_signal(signal.SIGTERM)
 
     def _stop_children(self) -> None:
-        # The front must close its connections, and launcher and Ray must end their children. All others get SIGKILL,
-        # because core and rank 0 have nothing to save.
+        # The front must close its connections, and launcher and Ray must end their children. Core and rank 0 have
+        # nothing to save, so they get SIGKILL.
         how = {"front": signal.SIGINT, "launcher": signal.SIGTERM, "ray": signal.SIGTERM}
         processes = []
         for child in self._children:

@@ -66,10 +66,9 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-        """Returns the template of a model folder, from chat_template.jinja, else from tokenizer_config.json. None if it
-        has none.
+        """Returns the template of a model folder, from chat_template.jinja, else from tokenizer_config.json.
 
-        Raises ModelError if the template cannot be used.
+        Returns None if the folder has no template. Raises ModelError if the template cannot be used.
         """
         path = folder / "chat_template.jinja"
         if path.exists():
@@ -97,7 +96,7 @@ class ChatTemplate:
     def was_slow(self) -> None:
         """Records a slow rendering: the next RENDERINGS_AS_SLOW renderings run in a thread.
 
-        Not all later ones, because one odd conversation says little about others.
+        Later renderings do not, because one odd conversation says little about others.
         """
         self._num_slow_left = RENDERINGS_AS_SLOW
 

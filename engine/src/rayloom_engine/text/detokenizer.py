@@ -13,8 +13,8 @@ from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
 
-# Tokens that are held back while they decode to an incomplete character. A UTF-8 character has at most 4 bytes, and a
-# token at least one, so twice as many tokens without a character are invalid bytes.
+# Most tokens that are held back while they decode to an incomplete character. A UTF-8 character has at most 4 bytes, a
+# token at least one. So if 8 tokens form no character, their bytes are invalid.
 MAX_HELD_TOKENS = 8
 
 

@@ -40,7 +40,7 @@ class StopAutomaton:
     def open(self, state: int) -> int:
         """Returns `state` if its text can still grow into a longer stop string.
 
-        Otherwise returns the state of the longest suffix of this text that can; 0 if no suffix can.
+        If it cannot, returns the state of the longest suffix of this text that can grow; 0 if there is none.
         """
         while state and not self._next[state]:
             state = self._fallback[state]
@@ -59,9 +59,10 @@ class StopAutomaton:
         self.found[state] = string
 
     def _link(self) -> None:
-        """Sets each state's fallback: where the state's last character leads from the fallback of its predecessor.
+        """Sets each state's fallback: the state of the longest proper suffix of the state's text.
 
-        Shorter states come first.
+        The fallback is reached from the predecessor's fallback by the state's last character. So shorter states come
+        first.
         """
         states = deque(self._next[0].values())
         while states:

@@ -49,7 +49,7 @@ def growth(name: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     """Returns the number of characters that the filter or method `name` adds to its arguments. Raises SecurityError if
     it must not be used with these arguments.
 
-    `values[0]` is the value to which it is applied.
+    `values[0]` is the value to which the filter or method is applied.
     """
     known = _GROWTH.get(name)
     return 0 if known is None else known(values, named)

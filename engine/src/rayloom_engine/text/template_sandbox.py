@@ -24,7 +24,7 @@ from rayloom_engine.text.template_growth import check_percent, growth, weight
 MAX_INTEGER_BITS = 10_000
 MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
 CHARS_AT_LOAD = 1_000_000  # limit for constant expressions, which Jinja computes when it compiles
-_SPENDS_PER_CLOCK = 8  # calls of `spend` per look at the clock, which costs more than an iteration
+_SPENDS_PER_CLOCK = 8  # calls of `spend` for each reading of the clock, which costs more than an iteration
 
 # Filters whose result has no more characters than their input, so it need not be counted.
 _STRUCTURAL = frozenset(

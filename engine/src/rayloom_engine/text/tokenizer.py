@@ -81,7 +81,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary are skipped."""
-        # A batch of one if there are many tokens, for the reason in `encode`. For a few tokens that would be slower.
+        # For many tokens a batch of one, because the library's `decode` holds the interpreter lock. For a few tokens, a
+        # batch would be slower.
         if len(ids) > DECODED_ALONE:
             return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -1,4 +1,4 @@
-"""CpuSampler: chooses the tokens of a step with one call of the CPU library, as worker/sampler.py defines the choice.
+"""CpuSampler: chooses the tokens of a step with one call of the C library, as worker/sampler.py defines the choice.
 
 The library needs no sorted vocabulary and no exact noise for most tokens; docs/design/engine-worker.md says why. Token
 ids equal the reference's, unless two scores are so close that the rounding of a logarithm decides, or several tokens
@@ -16,6 +16,8 @@ import torch
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.cpu_library.sampling import SAMPLING, LogprobsStruct
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.worker.sampler import Sampler
 from rayloom_engine.worker.slots import Slot
 
 
@@ -72,6 +74,13 @@ class CpuSampler:
         assert logits_NV.shape == (num_rows, self._vocab_size), f"{num_rows} rows, but logits {logits_NV.shape}"
         assert logits_NV.dtype == torch.float32 and logits_NV.device.type == "cpu"
         return logits_NV.contiguous()
+
+
+def choose_sampler(vocab_size: int, target: Target) -> Sampler | CpuSampler:
+    """Returns the sampler of a rank: that of the C library if the library computes the model."""
+    if target.library is None:
+        return Sampler(vocab_size, target.device)
+    return CpuSampler(target.library, vocab_size)
 
 
 def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:

@@ -74,7 +74,7 @@ def node_memory(
         return NodeMemory(
             None,
             f"node {shared[0]} shares each {resource} among several pods ({resource}.replicas), so its label {label} "
-            f"is more than one pod may use: {_CURE}",
+            f"gives more memory than a single pod may use: {_CURE}",
         )
     return NodeMemory(min(_mebibytes(node.labels[label]) or 0 for node in candidates) * _MIB)
 

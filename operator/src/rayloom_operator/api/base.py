@@ -11,7 +11,8 @@ from pydantic.config import JsonDict
 
 from rayloom_operator.texts import head
 
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/, without signs and exponents.
+# Kubernetes' quantities, but without signs and exponents:
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
 _FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
@@ -24,7 +25,7 @@ def _cut(text: object) -> object:
     return head(text, MAX_MESSAGE) if isinstance(text, str) else text
 
 
-# A message in a status, cut to the length that the API server accepts: its text may come from an engine.
+# A message in a status. It is cut to the length that the CRD allows, because parts of it may come from an engine.
 Message = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_MESSAGE)]
 
 
@@ -41,18 +42,21 @@ def rules(*pairs: tuple[str, str]) -> JsonDict:
 
 
 def amount(quantity: Quantity) -> int:
-    """Converts a quantity to a whole number, which for memory means bytes: 80Gi is 85899345920."""
+    """Returns a quantity as a whole number; for memory, in bytes: 80Gi gives 85899345920."""
     return int(number_of(quantity))
 
 
 def number_of(quantity: Quantity) -> float:
-    """Converts a quantity to a number: 500m is 0.5."""
+    """Returns a quantity as a number: 500m gives 0.5."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
     return float(number) * _FACTORS[unit]
 
 
 def no_nulls(value: Any, path: str = "") -> Any:
-    """Returns `value`. Raises ValueError if a null is in it: the API server drops some nulls and keeps others."""
+    """Returns `value` unchanged. `path` is the name of `value` in messages.
+
+    Raises ValueError if a map or list in `value` has a null, because the API server drops some nulls and keeps others.
+    """
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         pairs = [(f"{path}.{key}".lstrip("."), each) for key, each in value.items()]
@@ -60,12 +64,14 @@ def no_nulls(value: Any, path: str = "") -> Any:
         pairs = [(f"{path}[{number}]", each) for number, each in enumerate(value)]
     for where, each in pairs:
         if each is None:
-            raise ValueError(f"{where} is empty; give it a value, or remove it: an empty value resets no default here")
+            raise ValueError(
+                f"{where} is empty; give it a value, or remove it: an empty value restores no default here"
+            )
         no_nulls(each, where)
     return value
 
 
-# A map whose fields only Kubernetes checks, not the operator.
+# A map whose fields are checked by Kubernetes, and not by the operator.
 Free = Annotated[dict[str, Any], AfterValidator(no_nulls)]
 # A list that server-side apply merges by the names of its elements.
 MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

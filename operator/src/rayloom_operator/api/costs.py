@@ -1,8 +1,8 @@
 """Costs: the memory that a model takes, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-A tenant chooses the image that writes this document, and the operator, which serves all tenants, computes with it. So
-each number and each list has a limit, far beyond any existing model. The limits are also checked when a status is read
-back.
+A tenant chooses the image that writes this document, and the operator, which serves all tenants, computes with the
+numbers in it. So each number and each list has a limit, far beyond any existing model. The limits are also checked when
+a status is read back.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ class CostsPart(BaseModel):
 
 
 class Amounts(CostsPart):
-    """The memory that one part of a rank takes, a number for each of `Costs.tensor`."""
+    """The memory of one part of a model on a rank. Each list has one number for each tensor size in `Costs.tensor`."""
 
-    elements: Counts = Field(description="Numbers in the type in which a rank computes.")
+    elements: Counts = Field(description="How many numbers of the type in which a rank computes the part has.")
     packed: Counts | None = Field(
-        None, alias="bytes", description="Bytes beside them, whatever that type is; absent for none."
+        None,
+        alias="bytes",
+        description="Bytes of the part that do not depend on the type in which a rank computes, for example of "
+        "quantised weights; absent if there are none. The engine does not set this field yet.",
     )
 
     def bytes_at(self, index: int, element_bytes: int) -> int:
@@ -65,11 +68,12 @@ class Costs(CostsPart):
     tensor: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_TENSOR)], ...], Field(strict=False)] = Field(
         min_length=1,
         max_length=_MAX_NUMBERS,
-        description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists.",
+        description="Possible tensor sizes: numbers of ranks that can share a layer, ascending from 1. The lists of "
+        "numbers in the other fields have one number for each of these, in this order.",
     )
-    embedding: Amounts = Field(description="Weights of the first of several stages, beside its layers.")
-    head: Amounts = Field(description="Weights of the last of several stages, beside its layers.")
-    both: Amounts = Field(description="Weights of an only stage, beside its layers.")
+    embedding: Amounts = Field(description="Weights of the first of several stages, in addition to its layers.")
+    head: Amounts = Field(description="Weights of the last of several stages, in addition to its layers.")
+    both: Amounts = Field(description="Weights of the stage of a model with one stage, in addition to its layers.")
     kinds: Annotated[tuple[LayerKind, ...], Field(strict=False)] = Field(
         min_length=1, max_length=_MAX_KINDS, description="The kinds of layers; the first is called a, the second b."
     )
@@ -82,7 +86,8 @@ class Costs(CostsPart):
         ge=0,
         le=_MAX_HEAD_LAYERS,
         allow_inf_nan=False,
-        description="The head's work, in layers; it decides how stages are cut.",
+        description="The work of the output head, as a number of layers. The last stage, which has the head, gets "
+        "fewer layers to make up for this work.",
     )
     step: StepCosts = Field(description="Memory of the largest step of a rank.")
     checkpoint_bytes: Annotated[int, Field(ge=1, le=_MAX_BYTES)] = Field(
@@ -115,13 +120,13 @@ class Costs(CostsPart):
         if self.tensor[0] != 1 or sorted(set(self.tensor)) != list(self.tensor):
             raise ValueError("tensor: the numbers of ranks must ascend from 1")
         if any(kind >= len(self.kinds) for _, kind in self.runs):
-            raise ValueError("layers: it names a kind that kinds does not have")
+            raise ValueError("layers: a letter names a kind that `kinds` does not have")
         if self.num_layers > MAX_LAYERS:
             raise ValueError(f"layers: {self.num_layers} are more than {MAX_LAYERS}")
         of_kinds = [each for kind in self.kinds for each in (kind.weights, kind.kv)]
         for each in (self.embedding, self.head, self.both, self.step.token, *of_kinds):
             if {len(each.elements), len(each.packed or each.elements)} != {len(self.tensor)}:
-                raise ValueError("a list of it has not one number for each of tensor")
+                raise ValueError("each list must have one number for each number in `tensor`")
         self._check_size()
         return self
 
@@ -133,4 +138,4 @@ class Costs(CostsPart):
                 number * kind.weights.bytes_at(index, 1) for number, kind in zip(self.numbers, self.kinds, strict=True)
             )
             if ends + layers > MAX_PARAMETERS:
-                raise ValueError(f"its weights are those of a model with more than {MAX_PARAMETERS} parameters")
+                raise ValueError(f"the weights are those of a model with more than {MAX_PARAMETERS} parameters")

@@ -23,8 +23,8 @@ _Loader.yaml_implicit_resolvers = {
 def load_service(path: Path) -> LLMService:
     """Reads the LLMService in a YAML file.
 
-    Raises SpecError if the file cannot be read, is not YAML, or contains anything besides one LLMService: its author
-    would be surprised if a document were silently ignored.
+    Raises SpecError if the file cannot be read, is not YAML, or contains anything besides one LLMService: no document
+    of a user is silently ignored.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The facts of a model that `rayloom-engine inspect` returns: its commit, its shape and its costs.
 
-The costs are what sizing adds up. The shape is shown in the status, and `status.sizing.inputs` is a hash that covers
-it. So the existing fields of the shape must not change: every stored sizing would become invalid.
+Sizing adds up the costs. The shape is shown in the status, and `status.sizing.inputs` is a hash that covers the shape.
+So the existing fields of the shape must not change: with another hash, every stored sizing would be invalid.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelShape(_FactsPart):
         ge=1,
         le=MAX_POSITIONS,
         description="Positions that a token sees in the layer with the widest window, itself included; "
-        "none when a layer sees all.",
+        "absent if a token sees all positions in some layer.",
     )
 
 
@@ -69,14 +69,14 @@ class ModelFacts(_FactsPart):
     version: str | None = Field(
         None,
         max_length=16,
-        description="Version of the inspection. Absent where an operator of an earlier version stored the facts.",
+        description="Version of the inspection. Absent if an operator of an earlier version stored the facts.",
     )
     commit: str | None = Field(
-        None, max_length=256, description="Commit of a hub's model, by which every rank loads it."
+        None, max_length=256, description="Commit of a model on the hub. Every rank loads this commit."
     )
     costs: Costs | None = Field(
         None,
-        description="The memory that the model takes, in parts that sizing adds. Absent where an engine of an earlier "
+        description="The memory that the model takes, in parts that sizing adds. Absent if an engine of an earlier "
         "version inspected the model.",
     )
 

@@ -34,15 +34,15 @@ class ModelCache(Part):
         None,
         pattern=_NAME,
         max_length=253,
-        description="Name of a claim in the service's namespace that all pods may write to: ReadWriteMany, or "
-        "ReadWriteOnce where all pods run on one node.",
+        description="Name of a PersistentVolumeClaim in the service's namespace to which all pods can write: with "
+        "access mode ReadWriteMany, or with ReadWriteOnce if all pods run on one node.",
     )
     host_path: str | None = Field(
         None,
         pattern="^/.+$",
         max_length=1024,
-        description="A folder that must exist on each node and belong to user 1000. The namespace must allow hostPath "
-        "volumes.",
+        description="A folder that must exist on each node and belong to user 1000. The namespace and the operator's "
+        "setting allowHostPaths must allow it.",
     )
 
     @model_validator(mode="after")
@@ -71,7 +71,9 @@ class Toleration(Part):
     )
 
     key: str | None = Field(
-        None, min_length=1, description="Key of the taint. With Exists it may be left out: every taint."
+        None,
+        min_length=1,
+        description="Key of the taint. With operator Exists, the key may be left out: then every taint is tolerated.",
     )
     operator: Literal["Exists", "Equal"] | None = Field(
         None, description="Exists: the taint may have any value. Equal, the default: its value must be `value`."

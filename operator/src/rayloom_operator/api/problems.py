@@ -107,7 +107,10 @@ def _description(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
 
 
 def _fields(location: tuple[int | str, ...], root: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Returns alias -> field, for the class at `location`. List indexes are skipped: all elements have one class."""
+    """Returns alias -> field of the class at `location`.
+
+    List indexes in `location` are skipped, because all elements of a list have the same class.
+    """
     fields = {field.alias or name: field for name, field in root.model_fields.items()}
     if not location:
         return fields

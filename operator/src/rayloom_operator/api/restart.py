@@ -1,4 +1,4 @@
-"""`spec.restartedAt`: a time. Changing it restarts every engine, as `kubectl rollout restart` does for Deployments."""
+"""`spec.restartedAt`: a time. A new time restarts every engine, as `kubectl rollout restart` does for Deployments."""
 
 from __future__ import annotations
 

@@ -12,15 +12,16 @@ class Parallelism(Part):
         None,
         ge=1,
         le=1024,
-        description="Ranks that share each layer, together in one pod. The model's attention heads must divide by it. "
-        "Default: computed from the model and `accelerator`; 1 on CPU.",
+        description="Ranks that share each layer; they run in the same pod. The number of the model's attention heads "
+        "must be a multiple of this number. Default: computed from the model and `accelerator`; 1 on CPU.",
     )
     pipeline: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="Stages that share the layers, one after another. As many as fit on a node share a pod; on CPU "
-        "each has a pod of its own. Default: computed from the model and `accelerator`; 1 on CPU.",
+        description="Stages: consecutive parts of the layers, each computed by other ranks. With `accelerator`, as "
+        "many stages as fit on a node share a pod. On CPU, each stage has a pod of its own. Default: computed from the "
+        "model and `accelerator`; 1 on CPU.",
     )
 
 
@@ -32,12 +33,17 @@ class Accelerator(Part):
         description="Extended resource that pods request, such as nvidia.com/gpu. It must be a CUDA device.",
     )
     per_node: int = Field(
-        1, ge=1, le=64, description="Accelerators of one node. The ranks of a stage share a node, stages need not."
+        1,
+        ge=1,
+        le=64,
+        description="Accelerators of one node. The ranks of one stage share a node; different stages may be on "
+        "different nodes.",
     )
     memory: Quantity | None = Field(
         None,
-        description="Memory of one accelerator as its driver shows it, such as 80Gi or 81559Mi. Text, with its unit. "
-        "Default: the least of the nodes that have one, from their labels, such as nvidia.com/gpu.memory.",
+        description="Memory of one accelerator as its driver shows it, such as 80Gi or 81559Mi: a text with a unit. "
+        "Default: the smallest memory in the labels (such as nvidia.com/gpu.memory) of the nodes that have the "
+        "resource and can run the pods.",
     )
 
 
@@ -46,6 +52,6 @@ class Sizing(Part):
         1,
         ge=1,
         le=4096,
-        description="Requests of maxModelLen tokens for which the KV cache must have room at once; otherwise the model "
-        "does not fit.",
+        description="Requests of maxModelLen tokens for which the KV cache must have room at once. If there is less "
+        "room, the model does not fit.",
     )

@@ -1,9 +1,8 @@
 """The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
-name or in the description. Every document is read by `parse`, which checks all of it and names each invalid field.
-Checks that the API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the
-same message.
+name or in the description. `parse` reads every document, checks all fields and names each invalid one. Checks that the
+API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the same message.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
 BUILTIN_MODELS = ("smollm2-135m",)
 
-# Objects are named `<service>-<revision>-<n>` in at most 53 characters: 40, "-", 8, "-" and 3.
+# RayClusters are named `<service>-<revision>-<n>`. KubeRay allows 53 characters: 40 + 1 + 8 + 1 + 3.
 _MAX_NAME = 40
 
 _SOURCES = (
@@ -115,13 +114,13 @@ class Model(Part):
         None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of the weights. auto: the checkpoint's own, if the device can compute in it."
+        "auto", description="Type of the weights; auto: the checkpoint's. CPUs without this type compute in float32."
     )
     max_model_len: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt + output in tokens. Default: the limit of the model's config, or the longest "
-        "that fits.",
+        description="Longest prompt + output in tokens. Default: the limit of the model's config; if memory is too "
+        "small for that, the longest that fits.",
     )
 
     @field_validator("source")
@@ -149,16 +148,16 @@ class Model(Part):
 
     @property
     def is_gguf(self) -> bool:
-        """True if `source` is a GGUF file. Each pod converts it for its own use."""
+        """True if `source` is a GGUF file. Then each pod converts the file for itself."""
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
 class EngineArgs(Part):
-    """Settings that are passed to the engine as they are. Left out: the engine's default."""
+    """Settings that are passed to the engine unchanged. For a setting that is left out, the engine has a default."""
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         None,
-        description="Device of the ranks. auto, the default: in a cluster cuda with `accelerator` and cpu without.",
+        description="Device of the ranks. auto, the default: in a cluster, cuda with `accelerator`, and cpu without.",
     )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
@@ -167,12 +166,13 @@ class EngineArgs(Part):
     )
     enable_priority: bool | None = Field(
         None,
-        description="Obey the field priority of requests: of two requests with one API key the lower one runs first.",
+        description="Obey the field `priority` of requests: of two requests with the same API key, the one with the "
+        "lower number runs first.",
     )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
-    threads: int | None = Field(None, ge=1, description="Compute threads.")
+    threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")
     cors_allowed_origins: tuple[str, ...] | None = Field(
         None, strict=False, description="Origins from which browsers may call the API; * for all."
     )
@@ -190,7 +190,7 @@ class EnvVar(Part):
         description="Name of an environment variable.",
         json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
     )
-    value: str = Field(description="Its value, a string: put numbers and true/false in quotes.")
+    value: str = Field(description="Value of the variable, a string: put numbers and true/false in quotes.")
 
     @field_validator("name")
     @classmethod
@@ -203,9 +203,10 @@ class EnvVar(Part):
 class Resources(Part):
     requests: dict[str, Quantity] = Field(
         default_factory=dict,
-        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Left out: cpu "
-        "500m; memory for the weights and a process, at least 1Gi, for each rank of a pod; ephemeral-storage for the "
-        "files of the model that a pod downloads or converts, which is nothing with a cache.",
+        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Defaults for "
+        "each rank of a pod: cpu 500m; memory 4Gi with `accelerator`, and without it enough for the rank's weights and "
+        "process, at least 1Gi. Default of ephemeral-storage: enough for the files of the model that the pod downloads "
+        "or converts. A pod with model.cache downloads none.",
     )
     limits: dict[str, Quantity] = Field(
         default_factory=dict,
@@ -283,10 +284,10 @@ class Spec(Part):
     model: Model = Field(description="The model to serve.")
     parallelism: Parallelism = Field(
         default_factory=Parallelism,
-        description="Numbers of ranks that share one replica. Numbers that are left out are computed: the fewest "
-        "accelerators on which the model fits.",
+        description="Numbers of ranks that share one replica. The operator computes a number that is left out, so that "
+        "the model fits on the fewest accelerators.",
     )
-    sizing: Sizing = Field(default_factory=Sizing, description="Room that an engine must have.")
+    sizing: Sizing = Field(default_factory=Sizing, description="Room for requests that each engine must have.")
     accelerator: Accelerator | None = Field(None, description="The device of each rank. Left out: a CPU.")
     replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
@@ -299,13 +300,13 @@ class Spec(Part):
         ge=0,
         le=86400,
         description="Seconds for which a terminating engine may finish its running requests. A change restarts no "
-        "engine: the operator uses it at once where it replaces or deletes engines; running pods that are evicted or "
-        "deleted keep the value with which they were created.",
+        "engine: when the operator replaces or deletes an engine, it uses the new value at once. If somebody else "
+        "evicts or deletes a running pod, the value with which the pod was created applies.",
     )
     restarted_at: RestartTime | None = Field(
         None,
-        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of it starts a rollout, which replaces "
-        "every engine, and has no other effect: the time may be any.",
+        description="A time in RFC 3339, such as 2026-11-24T08:00:00Z. A change of this field starts a rollout that "
+        "replaces every engine. The field has no other effect, so any time is allowed.",
     )
     rollout: Rollout = Field(
         default_factory=Rollout, description="Rules by which a change of the spec replaces running engines."
@@ -322,7 +323,7 @@ class Spec(Part):
     )
     pod_template: PodTemplates = Field(
         default_factory=PodTemplates,
-        description="Additions to the pods and changes of them, as parts of PodTemplateSpecs.",
+        description="Additions to the pods, and changes of the pods, as parts of PodTemplateSpecs.",
     )
 
     @model_validator(mode="after")
@@ -379,7 +380,7 @@ def parse(document: object) -> LLMService:
 
 
 def without_spec(document: dict[str, object]) -> LLMService | None:
-    """Reads a document whose spec is invalid, as if its spec were minimal. None if its metadata is invalid too."""
+    """Returns the LLMService in `document` with a minimal spec instead of its own; None if its metadata is invalid."""
     try:
         return parse({**document, "spec": {"model": {"source": "builtin://smollm2-135m"}}})
     except SpecError:
@@ -391,7 +392,8 @@ def _without_server_fields(document: object) -> object:
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
     meta = kept.get("metadata")
-    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others.
+    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others. So the
+    # other fields are dropped, and not refused as unknown.
     if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
         kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept

@@ -27,7 +27,7 @@ class Reason(StrEnum):
     LOADED = "Loaded"  # condition ModelReady
     LOADING = "Loading"  # condition ModelReady
     INSPECTING = "Inspecting"  # a Job inspects the model before its engines are created
-    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is missing, or its name or revision on the hub
+    MODEL_NOT_FOUND = "ModelNotFound"  # the model's folder or file is missing, or the hub has no such model or revision
     MODEL_NO_ACCESS = "ModelNoAccess"  # the hub requires a token, or the given token has no access
     MODEL_GATED = "ModelGated"  # the token's account has not accepted the model's terms
     MODEL_UNSUPPORTED = "ModelUnsupported"  # the engine does not support the architecture, or the kind of weights
@@ -48,11 +48,11 @@ class Reason(StrEnum):
     HEAD_LOST = "HeadLost"  # the head pod is gone; the engine replica is recreated
     ENGINE_STUCK = "EngineStuck"  # no progress for longer than recovery.rebuildSeconds
     NODE_LOST = "NodeLost"  # a node with pods of the service is not ready; condition Degraded
-    GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing, and waits before it is recreated
+    GROUP_BACK_OFF = "GroupBackOff"  # an engine keeps failing; the operator waits before it recreates the engine
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
-    # Condition Progressing: the values of `decide.rollout.phases.RolloutStep`, with STARTING from above.
+    # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
@@ -64,7 +64,8 @@ class Reason(StrEnum):
     ROLLED_BACK = "RolledBack"
     PAUSED = "Paused"  # also of condition Paused
     HALTED = "Halted"
-    ANALYSIS_FAILED = "AnalysisFailed"  # this and the next two, of condition RolledBack: why the revision failed
+    # Reasons of condition RolledBack for a revision that failed:
+    ANALYSIS_FAILED = "AnalysisFailed"
     CRASH_LOOP = "CrashLoop"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     NOT_ROLLED_BACK = "NotRolledBack"  # condition RolledBack is False
@@ -96,9 +97,9 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# In the CRD the reason is any text. Helm never updates CRDs, so a cluster's CRD may be older than the operator, and
-# must accept new reasons. A reason that a newer operator wrote is read as EngineFailed: to reject it would lose the
-# engine's stored failures.
+# In the CRD the reason is any text: without the chart's `crds.install`, a cluster's CRD may be older than the operator,
+# and must accept new reasons. A reason that a newer operator wrote, and that this one does not know, is read as
+# EngineFailed. If the reason were rejected, the entry of `groups` with the engine's failures could not be read.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),
@@ -122,9 +123,10 @@ class _StatusPart(BaseModel):
 
 class Condition(_StatusPart):
     type: ConditionType = Field(
-        description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded it. Scheduled: "
-        "every pod has a node. Available: a token went through every rank of an engine a moment ago, and requests "
-        "reach it. Degraded: a rank, engine or node has failed, though other engines may serve. Progressing: engines "
+        description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded the model. "
+        "Scheduled: every pod has a node. Available: a token went through every rank of an engine a moment ago, and "
+        "requests reach this engine. Degraded: a rank, engine or node has failed; other engines may serve. "
+        "Progressing: engines "
         "are created, replaced or deleted. RolledBack: the spec's revision failed, and the revision before it runs. "
         "Paused: spec.rollout.paused stops a rollout."
     )
@@ -138,31 +140,43 @@ class Condition(_StatusPart):
 
 
 class Failure(_StatusPart):
-    uid: str = Field(description="uid of the RayCluster that failed last; empty if it served again without a new one.")
+    uid: str = Field(
+        description="uid of the RayCluster that failed last; empty if its engine served again before the deletion."
+    )
     reason: ReasonText = Field(description="Cause of the first failure since the engine last served for 10 minutes.")
-    message: Message = Field(description="The cause as a sentence, with the last lines of a container that ended.")
+    message: Message = Field(
+        description="The cause as a sentence. If a container ended, the message has the last lines of its log."
+    )
     time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
 class GroupStatus(_StatusPart):
     name: str = Field(description="Name of the RayCluster.")
-    revision: str = Field(description="Hash of the spec and the resolved inputs that a rollout replaces engines for.")
+    revision: str = Field(
+        description="Hash of the fields of the spec, and of the resolved inputs, whose change starts a rollout."
+    )
     state: StoredState = Field(description="State of the engine.")
     reason: ReasonText = Field(description="Cause of the state, as one word.")
     last_transition_time: str = Field(
         description="Time at which `state` last changed.", json_schema_extra={"format": "date-time"}
     )
     restarts: int = Field(
-        0, description="Number of times the engine was recreated since it last served for 10 minutes."
+        0,
+        description="Number of failures since the engine last served for 10 minutes. The operator recreates the engine "
+        "after each failure. Evictions of the head pod are not counted.",
     )
     next_retry_time: str | None = Field(
         None,
-        description="Time at which the engine is recreated; only while it waits for that.",
+        description="Time at which the operator recreates the engine; absent unless the operator waits for this time.",
         json_schema_extra={"format": "date-time"},
     )
-    failure: Failure | None = Field(None, description="Failure of the engine; absent while `restarts` is 0.")
+    failure: Failure | None = Field(
+        None,
+        description="Failure or eviction after which the operator last recreated the engine, or recreates it now. "
+        "Absent once the engine has served for 10 minutes. If `restarts` is 0, absent once the engine serves.",
+    )
     nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
-        (), max_length=_MAX_NODES, description="Nodes that hold its ranks, in the order of the ranks."
+        (), max_length=_MAX_NODES, description="Names of the nodes with the engine's ranks, in the order of the ranks."
     )
 
 
@@ -179,7 +193,11 @@ class SizedShape(_StatusPart):
     pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
     nodes: int = Field(description="Least number of nodes for these pods; on CPU one for each pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
-    kv_tokens: int = Field(0, description="Tokens that the KV cache holds; the most where memory is unknown.")
+    kv_tokens: int = Field(
+        0,
+        description="Tokens for which the KV cache has room. If the memory of a rank is unknown: tokens that the "
+        "largest number of sequences can have.",
+    )
     max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
     concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
 
@@ -208,14 +226,17 @@ class SizingStatus(SizedShape):
     )
     accelerator_nodes: str | None = Field(
         None,
-        description="The nodes with those labels: accelerator.resource and scheduling.nodeSelector of that time.",
+        description="The nodes whose labels were read, as accelerator.resource and scheduling.nodeSelector selected "
+        "them.",
     )
-    inputs: str = Field(description="Hash of the inputs. While it is equal, the choice stays.")
+    inputs: str = Field(
+        description="Hash of the inputs of the sizing. While the hash stays the same, so does the choice."
+    )
     alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
 
 
 def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
-    """Returns the sizing in a status document; None if there is none, or it has values that no operator writes."""
+    """Returns the sizing in a status document. None if there is none, or if it has values that no operator writes."""
     try:
         found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
@@ -234,7 +255,7 @@ def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
 
 
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
-    """Returns the rollout state in a status document; an empty one if there is none or it cannot be read."""
+    """Returns the rollout state in a status document; an empty state if there is none, or if it cannot be read."""
     try:
         return RolloutStatus.model_validate(status.get("rollout", {})).state()
     except ValidationError:
@@ -254,39 +275,44 @@ class Status(_StatusPart):
         None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
     )
     sizing: SizingStatus | None = Field(
-        None, description="The inputs and results by which the shape was chosen. Absent until the model is known."
+        None, description="The chosen shape, its inputs and its alternatives. Absent until the model is known."
     )
     ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(
         None,
-        description="Bytes that the first starting engine has loaded, such as 41 of 131 GB; a moment old. Absent while "
-        "no engine counts bytes.",
+        description="Bytes that the first starting engine had loaded some seconds ago, such as 41 of 131 GB. Absent "
+        "unless an engine is in a phase of its start that counts bytes.",
     )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
     replicas: int = Field(0, description="Engines that exist.")
-    ready_replicas: int = Field(0, description="Engines that take requests.")
+    ready_replicas: int = Field(
+        0, description="Engines whose container in the head pod is ready, so that they accept requests."
+    )
     available_replicas: int = Field(
-        0, description="Engines that serve: tokens go through every rank, and requests reach them."
+        0, description="Engines that serve: tokens go through every rank, and requests reach the engine."
     )
     updated_replicas: int = Field(0, description="Engines of the spec's revision.")
     selector: str = Field("", description="Label selector of the engines' head pods, one for each engine.")
-    current_revision: str = Field("", description="Revision that passed its rollout, or the first one.")
+    current_revision: str = Field(
+        "", description="Revision whose rollout succeeded last; before any rollout, the first revision."
+    )
     update_revision: str = Field(
         "",
-        description="Revision of the spec that is applied; other than the current one "
-        "during a rollout, and after one that failed.",
+        description="Revision of the last usable spec. It differs from currentRevision during a rollout, and after a "
+        "rollout that failed.",
     )
     progress: str = Field(
         "",
-        description="Step of the last rollout, and why it failed, such as Analyzing, Complete or RolledBack: "
-        "AnalysisFailed.",
+        description="Step of the last rollout, such as Analyzing or Complete. If the rollout failed, also the reason, "
+        "such as RolledBack: AnalysisFailed.",
     )
     rollout: RolloutStatus | None = Field(
         None, description="State of rollouts, as the operator stores it. Absent before the first reconcile."
     )
     image: str = Field(
         "",
-        description="Image of the update revision where the spec names none: the operator's default of that time.",
+        description="Image of the update revision, if the spec names no image: the operator's default at the time when "
+        "the revision began. Empty if the spec names an image.",
     )
     groups: tuple[GroupStatus, ...] = Field(
         (),

@@ -51,10 +51,11 @@ def print_plan(
     engine_image: str,
     output: str,
 ) -> int:
-    """Prints the plan for `manifest`, or for `rollout`, a pair of an old and a new manifest.
+    """Prints the plan for `manifest`, or for `rollout`, a pair of an old and a new manifest. Returns the exit code 0.
 
-    For a manifest: the candidates of the sizing and the names of the objects; with `output` yaml the objects alone.
-    For a rollout: its steps. Raises SpecError if a manifest cannot be served, or facts are missing or unusable.
+    For a manifest, prints the candidates of the sizing and the names of the objects; with `output` yaml, only the
+    objects. For a rollout, prints its steps. Raises SpecError if a manifest cannot be served, or if facts are missing
+    or unusable.
     """
     if rollout is not None:
         if output != "text":
@@ -62,7 +63,7 @@ def print_plan(
         old, new = (load_service(path) for path in rollout)
         print(_steps(old, new, old_facts, facts, engine_image))
         return 0
-    assert manifest is not None, "it has one or the other"
+    assert manifest is not None, "the parser requires a manifest or a rollout"
     service = load_service(manifest)
     resolved, known = _resolved(service, facts, engine_image)
     objects = _objects(resolved, datetime.now(UTC))

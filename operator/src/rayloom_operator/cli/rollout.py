@@ -18,7 +18,10 @@ from rayloom_operator.resolve.revision import revision
 
 
 def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
-    """Returns one line for each change that the rollout from `old` to `new` makes. At its start all engines serve."""
+    """Returns one line for each change that the rollout from `old` to `new` makes.
+
+    When the rollout starts, all engines of `old` serve.
+    """
     before = revision(old)
     after = revision(new)
     spec = new.service.spec
@@ -75,7 +78,7 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
 
 
 def _snapshot(service: SimulatedService) -> object:
-    """Returns the engines' state without their requests. While it stays equal, the rollout waits for time to pass."""
+    """Returns the state of all engines, without their requests. While it stays equal, the rollout waits for a time."""
     return [
         (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
         for engine in service.engines.values()
@@ -92,7 +95,7 @@ def _words(action: Action, service: SimulatedService, new_names: Iterator[str]) 
         case "route_off":
             return f"send {name} no more requests"
         case "drain":
-            return f"let {name} finish what it has, for at most {service.desired.drain_seconds} s"
+            return f"let {name} finish its requests, for at most {service.desired.drain_seconds} s"
         case "undrain":
             return f"let {name} take requests again"
         case "delete":

@@ -10,7 +10,7 @@ from pathlib import Path
 import kopf
 import uvloop
 
-from rayloom_operator import handlers as handlers  # registers itself with kopf
+from rayloom_operator import handlers as handlers  # the import registers the handlers with kopf
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
@@ -101,7 +101,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare: by default they take half of the time of reading a page of objects."""
+    """Makes garbage collections rare: with Python's defaults, they take half of the time for reading a list's page."""
     gc.collect()
     gc.freeze()  # exempts the imported modules from collections
     gc.set_threshold(*_COLLECT)
@@ -120,5 +120,5 @@ def _operator_key(path: Path) -> bytes:
 
 
 def _previous_key(path: Path | None) -> bytes:
-    """Returns the previous key, or an empty one. Its file exists only during a rotation of keys."""
+    """Returns the previous key; empty if there is no file. The file exists only while keys are being rotated."""
     return b"" if path is None or not path.exists() else _operator_key(path)

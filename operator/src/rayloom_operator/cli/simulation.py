@@ -1,6 +1,6 @@
 """A simulated service for the rollout planner. Its engines start, serve, drain and are deleted without failures.
 
-`rayloom-operator plan --rollout` prints the planner's steps with it. Tests of the planner add failures to it.
+`rayloom-operator plan --rollout` uses this service to print the planner's steps. Tests of the planner add failures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Action: TypeAlias = tuple[Verb, str]
 class SimulatedEngine:
     name: str
     revision: str
-    start_s: int = 1  # seconds from the moment when its pods get nodes until it serves
+    start_s: int = 1  # seconds from the time when its pods get nodes until the engine serves
     is_placed: bool = True  # its pods have nodes
     age_s: int = 0  # seconds since its pods got nodes
     is_routed: bool = False
@@ -52,7 +52,10 @@ class SimulatedEngine:
 
     @property
     def counts(self) -> RequestCounts:
-        """Counts two requests for each second of availability. None fails, and each has its first token at once."""
+        """The request counts: two requests for each second of availability. No request fails.
+
+        Each gets its first token at once.
+        """
         number = 2 * self.served_s
         return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))
 
@@ -84,7 +87,7 @@ class SimulatedEngine:
 
 
 class SimulatedService:
-    """A service that is to become `desired`. `stored` is the rollout state that the last reconcile stored."""
+    """A simulated service with the spec `desired`. `stored`: the rollout state that the last reconcile stored."""
 
     def __init__(self, desired: Desired, name: str = "chat") -> None:
         self.desired = desired
@@ -124,7 +127,7 @@ class SimulatedService:
                 del self.engines[engine.name]
 
     def reconcile(self) -> Step:
-        """Calls the planner, carries out its step and stores its state."""
+        """Calls the planner, carries out the planned step, stores the planner's state, and returns the step."""
         step = next_step(self.desired, self.stored, self.view(), self.wall)
         for action in actions(step):
             self.act(action)

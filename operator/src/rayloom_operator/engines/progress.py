@@ -1,7 +1,7 @@
 """The progress of an engine's start, as text for the status: `41 of 131 GB`. Pure.
 
-Each change of the text causes a write of the status. To limit the rate of all writes, an engine's text changes less
-often the more engines there are.
+Each change of the text causes a write of the status. To limit the rate of all writes, the text of an engine changes
+less often if there are more engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def interval_s(num_engines: int) -> float:
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """Returns the progress at `now`: `before`, until the phase changes or `min_interval_s` have passed."""
+    """Returns `before` until the phase changes, or `min_interval_s` have passed since; then the progress at `now`."""
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS
@@ -48,7 +48,7 @@ def start_progress(
 
 
 def amount_in_words(phase: Phase) -> str:
-    """Formats as `41 of 131 GB`, or as `41 GB` if the total is unknown. Empty if the phase does not count bytes."""
+    """Returns `41 of 131 GB`, or `41 GB` if the total is unknown; empty if the phase does not count bytes."""
     if phase.unit not in ("B", "byte", "bytes") or max(phase.done, phase.total) <= 0:
         return ""
     largest = max(phase.done, phase.total)

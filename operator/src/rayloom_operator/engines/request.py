@@ -1,10 +1,10 @@
 """HTTP requests to an engine's admin port, /status and /drain: one request per connection.
 
-This module has its own HTTP client. A general one needs twice the CPU time, which at 600 responses a second would be
-half a core.
+This module has its own HTTP client, because a general client needs twice the CPU time. With 600 responses a second, a
+general client would need half a core more.
 
 An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
-read it is linear in its size, even if it arrives in tiny pieces.
+read a response is linear in its size, even if the response arrives in tiny pieces.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
 async def ask_either(
     ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
 ) -> tuple[int, bytes]:
-    """As `ask`. If the engine answers 401 to the first token, asks again with the second, unless that is empty."""
+    """Like `ask`. If the engine answers 401 to the first token, sends the request again with the second token.
+
+    An empty second token is not used.
+    """
     token, old_token = tokens
     code, body = await ask(ip, port, token, method, path)
     if code == _UNAUTHORIZED and old_token:
@@ -68,7 +71,7 @@ async def ask_either(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the request and collects the response. Searches new bytes only, to stay linear for tiny pieces."""
+    """Sends the request and collects the response. Searches only new bytes, so that tiny pieces take linear time."""
 
     def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self._request = request
@@ -96,7 +99,7 @@ class _Exchange(asyncio.Protocol):
             self._fail(f"an answer of more than {self._max_bytes} bytes")
             return
         if self._end is not None and len(self._received) >= self._end:
-            # Does not wait for the connection to close, because some proxies ignore `Connection: close`.
+            # The response is complete. Some proxies ignore `Connection: close`, so the connection may stay open.
             self._finish(self._received[self._body_at : self._end])
 
     def connection_lost(self, error: Exception | None) -> None:

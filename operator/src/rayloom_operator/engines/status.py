@@ -1,6 +1,6 @@
 """The fields of the engine's `/status` document, version v1 (`schemas/status.v1.json`), that the operator uses.
 
-An engine's image may be hostile, and parts of its document are copied into the LLMService's status. So every list and
+An engine's image may be hostile, and parts of the document are copied into the LLMService's status. So every list and
 text has a length limit, far above the lengths of real engines.
 """
 
@@ -25,7 +25,10 @@ _MAX_TEXT = 600  # characters
 
 
 def _edge(text: str) -> str:
-    """Checks and interns the upper edge of a histogram bucket: thousands of kept statuses have the same few edges."""
+    """Checks and returns the upper edge of a histogram bucket.
+
+    The text is interned, because thousands of kept statuses have the same few edges.
+    """
     if len(text) > _MAX_EDGE or math.isnan(float(text)):
         raise ValueError(f"{text[:_MAX_EDGE]!r} is not a number of seconds")
     return sys.intern(text)

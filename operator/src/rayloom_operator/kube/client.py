@@ -20,10 +20,11 @@ logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 16
 _PAGE = "250"  # objects
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
-# The API server sends a bookmark each minute on a watch without events; a longer silence is a dead connection.
+# On a watch without events, the API server sends a bookmark each minute. A longer silence means a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
 _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300"}
-# Credentials are read again after this time: the kubelet replaces a service account's token long before it expires.
+# Credentials are read again after this time. The kubelet replaces a service account's token long before the token
+# expires.
 _LOGIN_SECONDS = 300.0
 
 _VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -48,7 +49,7 @@ class KubeError(OperatorError):
 
 
 class KubeUnreachable(OperatorError):
-    """The API server gave no readable answer. It may have carried out the request all the same."""
+    """The API server gave no readable answer. It may have carried out the request nevertheless."""
 
 
 class Recreated(OperatorError):
@@ -64,7 +65,7 @@ class Deposed(OperatorError):
 
 
 class Kube:
-    """A client that is created and used in one event loop. Requests raise KubeError or KubeUnreachable.
+    """A client for one event loop, in which it is created and used. Requests raise KubeError or KubeUnreachable.
 
     While `may_write` returns False, a request that would change the cluster raises Deposed. `on_request` is called with
     the verb and the status code of each request; the code is `none` if there was no answer.
@@ -108,7 +109,7 @@ class Kube:
 
         This is a JSON patch, which can test the uid: in a server-side apply to the status of a custom resource, the API
         server ignores the uid. Strict validation refuses a field that the cluster's CustomResourceDefinition lacks.
-        Otherwise the API server would drop the field, and with it a part of what the operator remembers.
+        Without strict validation the API server would drop the field, and a later reconcile would miss its value.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [
@@ -145,7 +146,7 @@ class Kube:
     async def delete(
         self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False
     ) -> None:
-        """Deletes the object; if `uid` is given, only if the object has this uid. A missing object is no error.
+        """Deletes the object. With a `uid`, deletes it only if it has this uid. A missing object is no error.
 
         With `is_foreground` the object stays, marked as terminating, until the objects that it owns are gone. With a
         `grace_s` of 0 a pod is removed without waiting for its kubelet.
@@ -165,10 +166,11 @@ class Kube:
     async def pages(
         self, path: str, params: Mapping[str, str], shape: Any = dict
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """Yields the pages of a list, each with the resourceVersion to watch from. Raises KubeError 410 when too slow.
+        """Yields the pages of a list, each with the resourceVersion to watch from.
 
-        All pages belong to one snapshot. Pages are used because all pods of 10,000 services at once would take a
-        gigabyte. Objects are decoded into `shape`, a TypedDict.
+        All pages belong to one snapshot. Raises KubeError 410 if the snapshot expires before the last page is read.
+        Pages are used because all pods of 10,000 services at once would take a gigabyte. Objects are decoded into
+        `shape`, a TypedDict.
         """
         more = ""
         while True:
@@ -180,7 +182,7 @@ class Kube:
                 return
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """Returns all objects and the resourceVersion to watch from. For short lists only: it holds all in memory."""
+        """Returns all objects and the resourceVersion to watch from. For short lists only: it keeps all in memory."""
         items = []
         version = ""
         async for page, at in self.pages(path, params):
@@ -214,7 +216,7 @@ class Kube:
                             raise KubeError(status.get("code", 500), status.get("message", ""))
                         yield event.type, decoded(event.object, shape)
         except (ValueError, RecursionError) as error:
-            # The caller has to list again: another watch from this version would get the same event.
+            # The caller must list again: another watch from `version` would get the same unreadable event.
             raise KubeError(_UNREADABLE, f"an event of the watch of {path} cannot be read: {error}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._on_request("watch", "none")

@@ -17,7 +17,7 @@ _WRITING_PART = 0.75
 
 
 class LeaseLost(OperatorError):
-    """Another process leads, or has led since this process did."""
+    """Another process leads, or has led since this process led."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Election:
         self._has_led = False
 
     def may_write(self, now: float) -> bool:
-        """Returns whether this process leads at `now`."""
+        """Returns True if this process leads at the time `now`."""
         return now < self._deadline
 
     def saw(self, record: LeaseRecord | None, now: float) -> None:
@@ -62,7 +62,7 @@ class Election:
             self._seen_at = now
 
     def wait_seconds(self, now: float) -> float:
-        """Returns the seconds until this process may write the Lease; 0 when it may now."""
+        """Returns the seconds until this process may write the Lease; 0 if it may write now."""
         record = self._record
         if record is None or record.holder in ("", self._identity):
             return 0.0

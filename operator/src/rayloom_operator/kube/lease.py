@@ -1,4 +1,4 @@
-"""Leader election with a Lease in the cluster: reads and writes it, as `election` decides."""
+"""Leader election with a Lease in the cluster: reads and writes the Lease, as `election` decides."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Lease:
     """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
 
-    `connect` returns a client that may always write. The Lease lasts for `seconds`, and is renewed after a quarter of
-    that time.
+    `connect` returns a client that may always write. Without a renewal, the Lease lasts for `seconds`. It is renewed
+    after a quarter of that time.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Lease:
         self._wake: Callable[[], object] = lambda: None
 
     def may_write(self) -> bool:
-        """Returns whether this process leads at this moment; may be called from any thread."""
+        """Returns True if this process leads at this moment. May be called from any thread."""
         return self._election.may_write(time.clock_gettime(_CLOCK))
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class Lease:
             await kube.close()
 
     async def _renew(self, kube: Kube) -> float:
-        """Reads the Lease, and writes it where it is ours or free. Returns the seconds until the next renewal."""
+        """Reads the Lease, and writes it if it is ours or free. Returns the seconds until the next attempt."""
         wait = self._seconds
         try:
             async with asyncio.timeout(self._seconds / 4):
@@ -145,7 +145,7 @@ class Lease:
             logger.warning("the lease was not released, so the next leader waits: %s", error or "no answer in time")
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
-        """Logs `text` unless it was logged last: the Lease is renewed up to twice a second, mostly with no news."""
+        """Logs `text` unless it is the text that was logged last: renewals are frequent, and most change nothing."""
         if text != self._logged:
             self._logged = text
             logger.log(level, "%s", text)

@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 
 
 def login() -> kopf.ConnectionInfo:
-    """Returns the address and credentials of the API server: a pod's service account, else the kubeconfig's.
+    """Returns the API server's address and the credentials: of the pod's service account, or else of the kubeconfig.
 
-    A kubeconfig that runs a program for a token needs the package `kubernetes`; a plain one works without it. Raises
-    kopf.LoginError.
+    A kubeconfig that runs a program to get a token needs the package `kubernetes`; others need no package. Raises
+    kopf.LoginError if there is neither.
     """
     settings = kopf.OperatorSettings()
     found = (

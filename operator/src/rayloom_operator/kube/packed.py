@@ -1,4 +1,4 @@
-"""Keeps many similar documents compressed. Some of them serve as examples: the dictionary of the compression.
+"""Keeps many similar documents compressed. Some of the documents, the examples, are the compression's dictionary.
 
 A pod takes some 6 KB of memory as Python dictionaries, and 100 to 200 bytes packed. Unpacking takes 0.04 ms.
 """
@@ -14,7 +14,7 @@ import msgspec
 from rayloom_operator.names import Manifest
 
 # The most bytes of all examples together. A document that compresses badly becomes an example if there is still room.
-# Deflate looks back only 32 KB, and packing a document reads every example.
+# The limit is low, because Deflate looks back only 32 KB, and each packing of a document reads all examples.
 _MAX_EXAMPLES = 8192
 _MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
 # A document compresses badly if its packed size is more than this share of its text.
@@ -22,8 +22,8 @@ _LITTLE = 0.3
 _LEVEL = 1
 _RAW = -zlib.MAX_WBITS  # without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# How many unpacked documents are kept. A reconcile reads the objects of its service several times, so this is enough
-# for some objects of each running reconcile.
+# How many unpacked documents are kept, because a reconcile reads the objects of its service several times. The number
+# is enough for some objects of each running reconcile.
 _NUM_READ = 64
 
 K = TypeVar("K")
@@ -34,8 +34,8 @@ class Packer:
     """Packs documents of one kind. Only the packer that packed a document can unpack it."""
 
     def __init__(self) -> None:
-        # Each entry is the entry before it and one more example. The first byte of a packed document is the index of
-        # the entry with which it was packed.
+        # Each entry is the previous entry and one more example. The first byte of a packed document is the index of the
+        # entry with which the document was packed.
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:

@@ -32,7 +32,7 @@ def service_of(found: Manifest) -> ServiceKey:
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`, which are a third of it and are not needed."""
+    """Returns the object without `managedFields`, which the operator does not read. They are a third of an object."""
     found["metadata"].pop("managedFields", None)
     return found
 
@@ -111,10 +111,10 @@ class Reflector:
             self._begin()
 
     async def relist(self) -> None:
-        """Lists the objects again. Returns once this is done, or the API server does not know the kind.
+        """Lists the objects again. Returns once all are listed, or once the API server says that the kind is unknown.
 
-        May be called only while `run` runs. The watches start anew from these lists: an earlier watch might deliver an
-        event that a list then undoes.
+        May be called only while `run` runs. The watches are cancelled, and new ones begin at the new lists: a list
+        that the API server computed before an event would undo that event, if an earlier watch delivered it first.
         """
         for each in self._following:
             each.cancel()
@@ -158,14 +158,15 @@ class Reflector:
                 delay = min(2 * delay, _MAX_DELAY_S)
 
     def _is_unknown(self, path: str, error: KubeError) -> bool:
-        """Logs a refused list or watch and returns whether the API server does not know the kind."""
+        """Logs a refused list or watch. Returns True if the API server does not know the kind."""
         self.was_tried.set()
         is_unknown = error.code == NOT_FOUND
-        # A missing kind is asked for often and logged once.
+        # Lists of an unknown kind are repeated often. So a refusal is logged only if the kind was listed before, once.
         if not is_unknown or path not in self._unlisted:
             logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
         if is_unknown:
-            # The objects may still exist. Only a list of the kind can tell, once the API server knows the kind again.
+            # The objects may still exist. The copies stay until the API server knows the kind again and a list shows
+            # which objects exist.
             self._unlisted.add(path)
             self.is_synced.clear()
             self.has_answered.set()
@@ -209,7 +210,7 @@ class Reflector:
             self._on_change(key)
 
     def drop(self, key: ServiceKey, name: str) -> None:
-        """Forgets the object, which was deleted or belongs to another service now."""
+        """Removes the copy of an object that was deleted, or that belongs to another service now."""
         at = key[0], name
         self._objects.pop(at, None)
         self._key_at.pop(at, None)

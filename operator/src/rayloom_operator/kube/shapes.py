@@ -1,7 +1,7 @@
 """The fields that the operator reads from the objects that it watches, as TypedDicts into which `Kube` decodes them.
 
-The decoder skips every other field in the JSON text. Otherwise, dictionaries of whole pod templates and environments
-would take most of the time and memory of a list.
+The decoder skips every other field in the JSON text. If it decoded all fields, most of the time and memory of a LIST
+request would go into dictionaries of whole pod templates and environments.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class EndpointSliceFields(TypedDict, total=False):
 
 
 def ray_cluster(found: Manifest) -> Manifest:
-    """Returns a RayCluster with `numRanks` in place of its spec. It is 0 if the spec does not give the number."""
+    """Returns a RayCluster with `numRanks` in place of its spec; 0 if the spec does not give the number."""
     groups = found.pop("spec", {}).get("workerGroupSpecs", ())
     try:
         num_ranks = sum(int(each["replicas"]) * int(each["rayStartParams"]["num-cpus"]) for each in groups)
@@ -134,8 +134,8 @@ def ray_cluster(found: Manifest) -> Manifest:
 def pod(found: Manifest) -> Manifest:
     """Returns a Pod without the volumes that the operator or the kubelet provides.
 
-    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes, so that the scheduler
-    may place it on one again.
+    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes. The scheduler may then
+    place the pod's replacement on a cordoned node again.
     """
     spec = dict(found["spec"])
     spec["volumes"] = [each for each in spec.get("volumes", ()) if each["name"] not in MADE_VOLUMES]

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
-    """Returns the path of `rayloom-engine`: next to this Python (both are installed together), else from PATH.
+    """Returns the path of `rayloom-engine`: beside this Python's executable if it is there, and from PATH if not.
 
     Raises EngineUnavailable if it is in neither place.
     """
@@ -36,7 +36,7 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
 
 
 class EngineProcess:
-    """A running engine. Ctrl-C in the terminal does not reach it, because it has its own session; `stop` ends it.
+    """A running engine. It has its own session, so Ctrl-C in the terminal does not reach it: `stop` ends the engine.
 
     Raises EngineUnavailable if `command` cannot be started.
     """
@@ -69,9 +69,9 @@ class EngineProcess:
         return EngineEnded(f"the engine exited with code {code} {when}", code)
 
     def stop(self, grace_s: float) -> bool:
-        """Sends SIGINT, on which the engine stops its children, and waits for it up to `grace_s` seconds.
+        """Sends SIGINT, on which the engine stops its children, and waits up to `grace_s` seconds for its exit.
 
-        Then kills what is left of its process group. Returns True if the engine exited within the time.
+        Then kills the processes that are left in the engine's process group. Returns True if the engine exited in time.
         """
         deadline = time.monotonic() + grace_s
         if self._process.poll() is None:

@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.1
 _LOG_LINES_SHOWN = 30
 # After Ctrl-C all processes have ended within 3 s: 2.5 s for the engine to stop, the rest to kill its process group.
 _STOP_GRACE_S = 2.5
-# SIGHUP is one of them, because the engine would survive a closed terminal: it has its own session.
+# The stop signals. SIGHUP is one of them: the engine has its own session, so a closed terminal alone does not end it.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -83,7 +83,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     finally:
         if not engine.stop(_STOP_GRACE_S):
             print("The engine did not stop in time and was killed.", file=sys.stderr, flush=True)
-        if is_stop_requested:  # Otherwise the folder is kept, because the log in it shows why the engine exited.
+        if is_stop_requested:  # After any other end the folder is kept: the log in it shows why the engine exited.
             shutil.rmtree(folder)
 
 
@@ -103,12 +103,12 @@ def _check(service: LLMService, environment: dict[str, str]) -> None:
 
 
 def _claimable_port(host: str, port: int, flag: str, other_than: int | None = None) -> int:
-    """Returns `port`, or a free port if it is 0. Raises EngineUnavailable if the port cannot be bound."""
+    """Returns `port`, or a free port if `port` is 0. Raises EngineUnavailable if the port cannot be bound."""
     if port == other_than:
         raise EngineUnavailable(f"port {port} is given twice; choose another one with {flag} PORT")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Servers set this too. Without it, closed connections of an earlier run would make the port look busy.
+        # Servers set this option too. Without it, closed connections of an earlier run would make the port look busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -118,7 +118,7 @@ def _claimable_port(host: str, port: int, flag: str, other_than: int | None = No
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         bound = int(probe.getsockname()[1])
-    # If the flag is 0, the system picks a port, which may be the one that it picked for the other flag: try again.
+    # For port 0 the system picks a free port, possibly the port of the other flag. Then the system picks again.
     return bound if bound != other_than else _claimable_port(host, port, flag, other_than)
 
 
@@ -157,7 +157,10 @@ def _print_summary(
 
 
 def _show_sample(service: LLMService, host: str, port: int, environment: dict[str, str]) -> None:
-    """Prints one answer as it arrives. If that fails, the engine keeps running, because other requests may succeed."""
+    """Prints the answer to a sample request as it arrives.
+
+    If the request fails, the engine keeps running, because other requests may succeed.
+    """
     print(f"Sample: {SAMPLE_PROMPT}\n> ", end="", flush=True)
     pieces = stream_chat(
         host,
@@ -195,8 +198,9 @@ class _StopRequested(BaseException):
 class _StopSignals:
     """Raises _StopRequested inside `raising()` at the first stop signal, or on entry if the signal came earlier.
 
-    So no signal interrupts the start of the child process, which would leave it running. Further signals are ignored: a
-    stop takes a limited time anyway, and wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C.
+    So no signal interrupts the start of the child process. After an interrupted start, the child could keep running.
+    Further signals are ignored: the time of a stop is limited in any case, and wrappers such as `timeout` and some
+    shells repeat the terminal's Ctrl-C.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Builds the ServiceAccount and the Service of an LLMService, and the ConfigMap and the Secret of each engine replica.
 
-The admin port's token is derived from the operator's key. So a restarted operator computes the token again, and need
-not read the Secret.
+The token of an engine's admin port is derived from the operator's key. So a restarted operator computes the token
+again, and need not read the Secret.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def admin_secret(service: LLMService, revision: str, operator_key: bytes, number
 
 
 def admin_token(operator_key: bytes, namespace: str, service_uid: str, group: str) -> str:
-    """HMAC-SHA256 of namespace, uid and engine replica. The uid gives a recreated LLMService other tokens."""
+    """HMAC-SHA256 of namespace, uid and engine replica. A recreated LLMService has another uid, and so other tokens."""
     return hmac.new(operator_key, f"{namespace}/{service_uid}/{group}".encode(), hashlib.sha256).hexdigest()

@@ -21,14 +21,14 @@ from rayloom_operator.names import (
 from rayloom_operator.resolve.resolved import Resolved
 
 # Seconds within which Ray must place the ranks. Worker pods may wait long for a node or an image. The operator reports
-# that in the status; an engine that exits earlier would only hide the cause.
+# this wait in the status. An engine that exited during the wait would only hide the cause.
 _PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
 def engine_model(model: Model) -> str:
-    """Returns the field `model` of the engine's config in a pod. A pvc:// model is in a mounted folder there."""
+    """Returns the field `model` of the engine's config in a pod. A pvc:// model is a path below a mount there."""
     if model.source_kind != "pvc":
         return model.source
     _, _, path = model.source.removeprefix("pvc://").partition("/")
@@ -57,7 +57,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
-    """The EngineConfig v1 document for an engine on this machine. Fields that the manifest leaves out are left out.
+    """The EngineConfig v1 document for an engine on this machine. It lacks fields that the manifest leaves out.
 
     The admin port listens on loopback. `accelerator` is not used: the engine detects the devices of this machine.
     """

@@ -18,10 +18,10 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold is
     on even while no node is cordoned, because `kubectl drain` evicts immediately after it cordons.
 
-    Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica a
-    drain always proceeds, and with several it proceeds while fewer than half are broken. With maxSurge 0, the protected
-    number is replicas - maxUnavailable. Worker pods are not protected then: requests wait in the engine until lost
-    ranks are replaced.
+    Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica,
+    `kubectl drain` always proceeds. With several, it proceeds while fewer than half of the head pods are unavailable.
+    With maxSurge 0, the protected number is replicas - maxUnavailable. Without a hold, worker pods are not protected:
+    requests wait in the engine until lost ranks are replaced.
 
     `minAvailable` is a whole number because Kubernetes computes no percentage for pods of a RayCluster
     (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
@@ -46,10 +46,10 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
 
 
 def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
-    """The NetworkPolicy: everyone reaches the API port, the operator the admin port, and the service's pods each other.
+    """The NetworkPolicy: everyone may reach the API port, and the operator the admin port.
 
-    Prometheus scrapes the API port. Egress is open. An operator outside the cluster has no namespace (""); the policy
-    then admits pods with the operator's label in any namespace.
+    The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. An operator
+    outside the cluster has no namespace (""); the policy then admits pods with the operator's label in any namespace.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
     where = {"matchLabels": {_NAMESPACE_LABEL: operator_namespace}} if operator_namespace else {}

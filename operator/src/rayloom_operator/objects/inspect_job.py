@@ -1,8 +1,8 @@
 """The Job that inspects a service's model before any engine replica is created.
 
-Its pod uses the engine's image. It reads only the model's configuration, in seconds and without an accelerator, and
-writes the facts as its termination message. It does not mount the model's cache: a claim that is not bound yet could be
-bound to the node of this small pod, on which the engine may not fit.
+The Job's pod uses the engine's image. The pod reads only the model's configuration, in seconds and without an
+accelerator, and writes the facts as its termination message. The pod does not mount the model's cache: a claim that is
+not bound yet could be bound to the node of this small pod, on which the engine may not fit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolve.resolved import Hub
 
-# Most of this is for pulling the engine's image; `inspect` itself waits for the hub at most a minute.
+# Most of this time is for the pull of the engine's image; `inspect` itself waits for the hub at most a minute.
 DEADLINE_SECONDS = 1800
 # Seconds in which an admin can read the log of a finished Job. Longer than the wait for the next attempt, because the
 # number of that attempt is computed from this Job's name.
@@ -35,7 +35,7 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory
 
 
 def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
-    """The Job of an attempt; attempts count from 0. It inspects `commit`, or the spec's revision if that is None."""
+    """The Job of attempt `attempt`, counted from 0. It inspects `commit`; if that is None, spec.model.revision."""
     model = service.spec.model
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
     if revision := commit or model.revision:

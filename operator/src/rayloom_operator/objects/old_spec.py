@@ -31,7 +31,7 @@ def old_spec_path(namespace: str, service: str, revision: str) -> str:
 
 
 def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) -> Manifest:
-    """The ControllerRevision of `revision`; `model` is the inspection's result, None for a built-in model."""
+    """The ControllerRevision of `revision`. `model`: the inspection's result; None for a built-in model."""
     service = resolved.service
     data: dict[str, Any] = {
         "spec": service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True),
@@ -56,7 +56,7 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
 def resolved_of(found: Manifest, service: Manifest, hub: Hub) -> Resolved | None:
     """Returns the resolved spec that is stored in `found`, a ControllerRevision of the LLMService `service`.
 
-    Returns None if it cannot be read, for example because another version of the operator wrote it.
+    Returns None if the stored spec cannot be read, for example because another version of the operator wrote it.
     """
     meta = {name: service["metadata"].get(name) for name in ("name", "namespace", "uid", "creationTimestamp")}
     try:

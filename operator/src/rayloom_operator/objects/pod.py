@@ -21,7 +21,7 @@ def pod_basics(service: LLMService) -> Manifest:
     # With `podTemplate.user: Cluster` no user is set: OpenShift then assigns one from the namespace's range.
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-        # Changing the group of every file in a large claim is slow, and is needed only at the first mount.
+        # A change of the group of every file in a large claim is slow, and is needed only at the first mount.
         "fsGroupChangePolicy": "OnRootMismatch",
     }
     pod: Manifest = {
@@ -54,13 +54,16 @@ def container_basics(service: LLMService, name: str, image: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The engine writes its own termination message. Ray writes none, so the last lines of its log explain an exit.
+        # The engine writes a termination message. Ray writes none, so the kubelet takes the last lines of Ray's log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """Merges spec.engine.env over the operator's `own` variables, because the API server refuses duplicate names."""
+    """Returns the operator's `own` variables and those of spec.engine.env, which replace own ones of the same name.
+
+    The API server would refuse duplicate names.
+    """
     found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
     return [{"name": name, **source} for name, source in found.items()]
 
@@ -115,7 +118,8 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
         cache = model.cache
         kind: Manifest = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         if cache.host_path is not None:
-            # Type Directory requires an existing folder: one that the kubelet created would belong to root.
+            # Type Directory requires an existing folder. A folder that the kubelet created would belong to root, and
+            # the pods could not write to it.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
     return places

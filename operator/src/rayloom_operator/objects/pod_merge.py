@@ -31,7 +31,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "volumes": ("name",),
 }
 # In these lists the patch's element replaces the base's as a whole. An element has exactly one kind (such as `value` or
-# `valueFrom`), and a merge of two kinds would be refused by Kubernetes.
+# `valueFrom`), and Kubernetes would refuse an element that is a merge of two kinds.
 _WHOLE = frozenset({"env", "volumes"})
 _SETS = frozenset({"envFrom", "tolerations"})
 

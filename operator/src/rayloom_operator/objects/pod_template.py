@@ -16,21 +16,22 @@ from rayloom_operator.resolve.resolved import Hub
 # Value of HF_ENDPOINT in a container with the hub's token, so that no ConfigMap in `envFrom` redirects the token.
 _HUB = "https://huggingface.co"
 _HOSTNAME = "kubernetes.io/hostname"
-# Default security context of containers that the template adds. The template may override it with allowed privileges.
+# Default security context of containers that the template adds. With allowed privileges, the template may override it.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 # Reserved variables that `_with_guards` does not set to an empty value: Ray takes an empty RAY_REDIS_ADDRESS for an
-# address. If `envFrom` sets it, the engine does not start.
+# address. If `envFrom` sets RAY_REDIS_ADDRESS, the engine does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # KubeRay always sets these variables in the first container of a pod.
 _SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})
-# The only fields of the head's template that the inspection pod gets. It needs no host network and no accelerator.
+# The only fields of the head's template that the inspection pod gets. This pod needs no host network and no
+# accelerator.
 _INSPECTION_FIELDS = (
     *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
     *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
 )
-# The inspection pod mounts only volumes of these kinds, and no claims: one with WaitForFirstConsumer would be bound to
-# the node of this small pod.
+# The inspection pod mounts only volumes of these kinds, and no claims: a claim with WaitForFirstConsumer would be bound
+# to the node of this small pod.
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
 
 
@@ -58,10 +59,10 @@ def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
 
 
 def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
-    """Returns the spec of the inspection pod, with those fields of the head's template that apply to it.
+    """Returns the spec of the inspection pod, with those fields of the head's template that apply to an inspection.
 
-    Its container takes variables, security context and mounts from the template's engine container. Labels and
-    annotations are left out, because an injected sidecar would keep the Job from completing.
+    The pod's container takes variables, security context and mounts from the template's engine container. Labels and
+    annotations are left out: they could cause the injection of a sidecar, which would keep the Job from completing.
     """
     given = document_of(service.spec.pod_template.head).get("spec", {})
     if not given:

@@ -31,12 +31,13 @@ RAY_VERSION = "2.60.0"  # the Ray of the engine's image; KubeRay chooses feature
 _GCS_PORT = 6379
 _RAYLET_PORT = 6380
 # This file contains the engine's process id while the engine runs. The draining engine's ranks need Ray's head, so the
-# preStop hook of Ray's container waits until the engine has exited. Older engines write an empty file.
+# preStop hook of Ray's container waits until the engine has exited. Engines of older versions write an empty file and
+# remove it when they exit.
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
 # The preStop hook of worker pods, which keeps the ranks until the engine has drained. The port of Ray's head is not
-# passed: `linger` has it as a default, and older engines have no option for it.
+# passed: it is the default of `linger`, and engines of older versions have no option for it.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
 # Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
@@ -44,8 +45,8 @@ _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API
 _UNROUTE_SECONDS = 2
 # Seconds by which a pod's grace period is longer than drainSeconds.
 _END_SECONDS = 15
-# Requests of the head pod's containers. Measured: Ray's processes 260 MiB; supervisor, front and core, which hold no
-# weights, 400 MiB.
+# Resource requests of the head pod's containers. Measured: Ray's processes use 260 MiB; supervisor, front and core,
+# which hold no weights, use 400 MiB.
 _HEAD_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 _ENGINE_REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 # Containers have no CPU limit by default, so a rank can use all idle cores of its node.
@@ -54,14 +55,14 @@ _LEAST_RANK_MIB = 1024
 # Host memory of a rank on a GPU: torch with CUDA's libraries, and one tensor of the checkpoint while it is loaded. An
 # estimate.
 _CUDA_RANK_MIB = 4096
-# Sizes of /dev/shm, which counts towards the pod's memory. Ray's object store uses 75 MiB of it, and NCCL some for each
-# pair of ranks.
+# Sizes of /dev/shm in MiB, which count towards the pod's memory: for Ray, whose object store uses 75 MiB, and for each
+# rank on a GPU, because NCCL uses some for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
-# the same settings. The drain time-out is 0, because Ray otherwise waits 30 s for its own tasks before a terminating
-# node stops. Ray's memory monitor is off, because it kills ranks when other pods fill the node's memory. The kernel and
-# the kubelet enforce the pod's own limit.
+# the same settings. The drain time-out is 0: with the default, a terminating Ray node waits 30 s for Ray's own tasks.
+# Ray's memory monitor is off, because it kills ranks when other pods fill the node's memory. The kernel and the kubelet
+# enforce the pod's own limit.
 _RAY_HEALTH = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -80,7 +81,7 @@ _ENGINE_VARIABLES = {
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
 }
-# Ports are given, because Ray otherwise chooses random ones, which firewall rules cannot name.
+# Ports are given: by default, Ray chooses random ones, which firewall rules cannot name.
 _RAY_START = {
     "disable-usage-stats": "true",
     "include-log-monitor": "no",  # KubeRay drops a "false"
@@ -116,8 +117,8 @@ exit 1
 def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Metadata | None = None) -> Manifest:
     """The RayCluster of engine replica `number` of a revision.
 
-    `metadata`: the LLMService's current metadata, if `resolved` is an earlier spec. Labels and annotations for queues
-    come from it, because the queues of the earlier metadata may no longer exist.
+    `metadata`: the LLMService's current metadata, if `resolved` is an earlier spec. The current metadata gives the
+    labels and annotations for queues, because the queues in the earlier metadata may no longer exist.
     """
     service = resolved.service
     metadata = metadata or service.metadata
@@ -148,7 +149,8 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
                     "groupName": "engine",
                     # All three are given, because KubeRay's default of maxReplicas is 2147483647.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
-                    # Ray gets one CPU (and GPU) for each rank of the pod, whatever the pod requests from Kubernetes.
+                    # Ray counts one CPU (and one GPU) for each rank of the pod, whatever the pod requests from
+                    # Kubernetes.
                     "rayStartParams": _RAY_START | dict.fromkeys(_rank_kinds(resolved), str(resolved.ranks_per_pod)),
                     "template": with_template(service, given.worker, worker, resolved.hub),
                 }
@@ -188,8 +190,8 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
         "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
-        # The readiness probe asks the engine's API port: the pod stays ready while Ray's head restarts, because the
-        # engine still accepts requests and lets them wait.
+        # The readiness probe of Ray's container connects to the engine's API port. So the pod stays ready while Ray's
+        # head restarts: the engine still accepts requests and lets them wait.
         **_ray_probes(_GCS_PORT, names.API_PORT),
     }
 
@@ -234,8 +236,9 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # So that the shell in KubeRay's init container is not process 1, which ignores SIGTERM: otherwise a pod that is
-        # deleted while it waits for the head would stay for the whole grace period.
+        # KubeRay's init container runs a shell that waits for the head. As process 1, the shell would ignore SIGTERM,
+        # and a pod that is deleted during the wait would stay for the whole grace period. In a shared process
+        # namespace, the shell is not process 1.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [
@@ -276,8 +279,8 @@ def _head_resources(service: LLMService, name: str, requests: dict[str, str]) ->
 def _within_limits(requests: dict[str, str], limits: Mapping[str, str]) -> dict[str, str]:
     """Returns `requests` without those above their limit.
 
-    Kubernetes refuses a request above its limit, and takes the limit as the request if there is none. A request below
-    its limit is kept, so that a node need not have the whole limit free.
+    Kubernetes refuses a request above its limit. If there is no request, Kubernetes takes the limit as the request. A
+    request below its limit is kept, so that a node need not have the whole limit free.
     """
     return {
         name: value
@@ -327,7 +330,7 @@ def _shared_memory(mebibytes: int) -> Manifest:
 def _environment(
     service: LLMService, group: str, own: dict[str, str], others: dict[str, Manifest] | None = None
 ) -> list[Manifest]:
-    """Returns the environment of a container that runs Ray or the engine. The manifest's variables override ours.
+    """Returns the environment of a container that runs Ray or the engine. spec.engine.env overrides `own` and `others`.
 
     KubeRay sets RAY_AUTH_MODE and RAY_AUTH_TOKEN only in the first container of a pod, to the same values as here.
     """
@@ -350,7 +353,10 @@ def _before_the_end(*command: str) -> Manifest:
 
 
 def _ray_probes(port: int, ready_port: int | None = None) -> Manifest:
-    """Probes of a Ray container, instead of KubeRay's, which start after 10 s and so would keep the pod unready."""
+    """Probes of a Ray container: liveness at `port`, readiness at `ready_port` or else at `port`.
+
+    KubeRay's own probes would start after 10 s, and the pod would not be ready before.
+    """
     ready, alive = ({"tcpSocket": {"port": each}} for each in (ready_port or port, port))
     return {
         "readinessProbe": ready | {"periodSeconds": 1, "failureThreshold": 3},

@@ -1,8 +1,8 @@
 """Copies labels and annotations of queues and batch schedulers from the LLMService to its RayClusters.
 
-Kueue reads its labels when the RayCluster is created; KubeRay's plugins for Volcano, YuniKorn and KAI read theirs when
-they create its pods. A RayCluster is never updated. So a changed queue applies only to engine replicas that are created
-later.
+Kueue reads its labels when the RayCluster is created. KubeRay's plugins for Volcano, YuniKorn and KAI read their labels
+when KubeRay creates the pods. A RayCluster is never updated. So a changed queue applies only to engine replicas that
+are created later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from rayloom_operator.names import CLUSTER_LABEL, NODE_TYPE_LABEL
 
 _QUEUES = ("kueue.x-k8s.io/", "volcano.sh/", "yunikorn.apache.org/", "kai.scheduler/")
 _KUBERAY = "ray.io/"
-# These are not copied: KubeRay selects objects by them, and a RayService deletes RayClusters whose labels name it.
+# These labels are not copied: KubeRay selects objects by them, and a RayService deletes RayClusters whose labels name
+# the RayService.
 _KUBERAYS_OWN = frozenset(
     {CLUSTER_LABEL, NODE_TYPE_LABEL, "ray.io/originated-from-cr-name", "ray.io/originated-from-crd"}
 )

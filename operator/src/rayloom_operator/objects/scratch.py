@@ -1,8 +1,8 @@
 """Computes the disk space that a pod's scratch volume needs for model files that the pod downloads or converts. Pure.
 
 The size is not part of the revision, because it is computed from the model. Kubernetes counts emptyDir volumes as
-ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod that requests it is
-scheduled to a node with enough disk space, and does not cause evictions of other pods there.
+ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod that requests the size as
+ephemeral storage is scheduled to a node with enough disk space, and does not cause evictions of other pods there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from rayloom_operator.resolve.resolved import Resolved
 
 RESOURCE = "ephemeral-storage"
 _MIB = 1 << 20
-# Space in addition to the weights: tokenizer, tied weights that a checkpoint stores twice, Ray's logs. An estimate,
-# rounded up: a twentieth of the checkpoint, plus 1 GiB.
+# Space in addition to the weights, for the tokenizer, tied weights that a checkpoint stores twice, and Ray's logs. An
+# estimate, rounded up: a twentieth of the checkpoint, plus 1 GiB.
 _CHECKPOINT_FRACTION = 20
 _EXTRA_MIB = 1024
 # The limit allows a second copy: a repository may store its weights in two formats, and the hub's library may keep
 # partial downloads.
 _LIMIT_FACTOR = 2
-# Variables that choose the folders of the hub's library and of the converter.
+# Variables that choose the folders of the hub's library and of the converter. If the manifest sets one of them, the
+# files are expected to be in a volume of the user.
 _HUB_FOLDERS = frozenset({"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"})
 _CONVERTER_FOLDER = "RAYLOOM_CACHE"
 

@@ -7,7 +7,7 @@ import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-# The service that the current task reconciles, as namespace/name. Tasks that it creates inherit the value.
+# The service that the current task reconciles, as namespace/name. Tasks that this task creates inherit the value.
 SERVICE: ContextVar[str] = ContextVar("service", default="")
 
 
@@ -18,11 +18,11 @@ def set_up(level: str, form: str) -> None:
         _Json() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Below warnings, kopf logs each event that it handled, and aiohttp each request for /healthz.
+    # At levels below warning, kopf logs each handled event, and aiohttp logs each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # When a standby is stopped, its startup handler has not returned, and kopf warns twice about that. So these two
-    # loggers log errors only.
+    # The startup handler of a standby returns only once the standby leads. If a standby is stopped before, kopf warns
+    # twice about this handler. So these two loggers log errors only.
     for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
         logging.getLogger(name).setLevel(logging.ERROR)
 

@@ -111,7 +111,7 @@ class Metrics:
         self._requests.labels(verb, code).inc()
 
     def waited(self, priority: str, seconds: float) -> None:
-        """Records how long a service waited for its reconcile."""
+        """Records that a service waited for `seconds` before its reconcile."""
         self._queue_seconds.labels(priority).observe(seconds)
 
     def measured(

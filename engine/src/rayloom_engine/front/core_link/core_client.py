@@ -1,10 +1,10 @@
-"""CoreClient: the front's connection to the EngineCore ("core"). It keeps what is needed to continue after the core's
-death.
+"""CoreClient: the front's connection to the EngineCore ("core"). Continues unfinished sequences after the core's death.
 
-It remembers every unfinished sequence: prompt ids, received ids, parameters. When the connection ends, it reconnects
-(it never gives up) and submits these sequences again as resumed ones. Sampling is a pure function of (logits, seed,
-position). A replay adds numbers in another order, so its logits differ by rounding. In float32 the sequences
-still continue with the same tokens.
+The client remembers prompt ids, received ids and parameters of every unfinished sequence. When the connection ends, the
+client reconnects (it never gives up) and submits these sequences again as resumed ones.
+
+A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
+by rounding. In float32 the sequences still continue with the same tokens.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class CoreClient:
 
     @property
     def status_age_s(self) -> float:
-        """Seconds since `status` arrived. Add them to the ages in `status`: a core that hangs sends no newer status."""
+        """Seconds since `status` arrived. Add them to the ages in `status`: a hung core sends no newer status."""
         return time.monotonic() - self._status_at_s
 
     def unfinished(self) -> Iterable[ClientSequence]:
@@ -149,7 +149,7 @@ class CoreClient:
         """Submits sequences to the core, now or as soon as it is connected. Each mailbox then gets outputs or a
         failure.
 
-        Raises RequestError if one of them cannot be encoded; none is submitted then.
+        If one of them cannot be encoded, submits none of them and raises RequestError.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
@@ -217,7 +217,8 @@ class CoreClient:
             for sequence in choices:
                 sequence.is_accepted = True
             try:
-                # The leader of a fork may be finished. Then the new core does not know it, so `fork_of` is left out.
+                # A sequence's leader (`fork_of`) may be finished. The new core does not know a finished sequence, so
+                # such a `fork_of` is left out.
                 self._send(_encoded(choices, known=self._sequences))
             except RequestError as error:
                 for sequence in choices:
@@ -276,7 +277,7 @@ class CoreClient:
         if sequence is None:
             return  # aborted meanwhile
         if message.reason == "queue_full" and sequence.is_accepted:
-            self._submit_again([sequence])  # the sequence was submitted before its client got the 200
+            self._submit_again([sequence])  # it became accepted only after it was submitted
             return
         del self._sequences[message.sequence_id]
         sequence.mailbox.fail(_refusal(message))
@@ -298,7 +299,8 @@ class CoreClient:
 
     def _send(self, data: bytes) -> None:
         assert self._writer is not None
-        # Do not await drain(): the number of accepted requests limits the buffer, and a dead peer ends the read loop.
+        # drain() is not awaited. The buffer stays small, because the number of accepted requests is limited. If the
+        # core is dead, the read loop ends the connection.
         self._writer.write(data)
 
 

@@ -35,12 +35,12 @@ class RecoveryLog:
         self.open: RecoveryRecord | None = None
 
     def begin(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> None:
-        """Starts a recovery, unless one is open: a further loss before tokens flow again belongs to the open one."""
+        """Starts a recovery unless one is open: until tokens flow again, further losses belong to the open recovery."""
         if self.open is None:
             self.open = self.add(cause, process, node, at=at, now_s=now_s)
 
     def add(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> RecoveryRecord:
-        """Records a loss without opening a recovery, for example of a front. The caller ends the record."""
+        """Records a loss, such as that of a front, without opening a recovery. The caller ends the returned record."""
         recovery = RecoveryRecord(cause=cause, process=process, node=node, at=at, started_s=now_s)
         self.recoveries.append(recovery)
         return recovery

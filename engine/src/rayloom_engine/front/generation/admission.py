@@ -36,7 +36,7 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
     if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
         raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
     num_own = client.num_silent(tenant)
-    num_others = num_choices - 1  # `has_room` checks one choice: check the last one, with all the others before it
+    num_others = num_choices - 1  # `has_room` checks one choice, so check the last one, as if the others were queued
     if tenant and not has_room(
         num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
     ):
@@ -55,8 +55,8 @@ def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: Sampli
     num_logprobs = params.n * num_tokens * (1 + params.prompt_logprobs)
     if num_logprobs > MAX_PROMPT_LOGPROBS:
         raise RequestError(
-            f"n {params.n} x {num_tokens} tokens in all prompts x {1 + params.prompt_logprobs} (prompt_logprobs, or "
-            f"with echo logprobs, and 1) are {num_logprobs} log-probabilities, at most {MAX_PROMPT_LOGPROBS} are "
-            "allowed; lower n or prompt_logprobs, or send fewer or shorter prompts",
+            f"the answer would have {num_logprobs} log-probabilities of prompt tokens (n {params.n} x {num_tokens} "
+            f"tokens in all prompts x {1 + params.prompt_logprobs} for each token), at most {MAX_PROMPT_LOGPROBS} are "
+            "allowed; lower n or prompt_logprobs (with echo: logprobs), or send fewer or shorter prompts",
             "prompt_logprobs",
         )

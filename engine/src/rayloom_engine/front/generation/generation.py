@@ -153,7 +153,7 @@ class Generation:
         """Marks the sequences as accepted: a full queue can no longer refuse them. Call it before a stream's status
         line is sent.
 
-        Raises the error if the request has already failed, even if outputs were taken before.
+        If the request has failed meanwhile, raises its failure, even if outputs arrived and were taken before it.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure
@@ -301,7 +301,7 @@ class Generation:
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            self._service.client.abort(lane.sequence.sequence_id)  # the core sees no stop strings and may go on
+            self._service.client.abort(lane.sequence.sequence_id)  # the core knows no stop strings and may continue
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
@@ -330,7 +330,7 @@ class Generation:
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:
     """Returns a task that ends `generation` when its client closes the connection.
 
-    Read the body before. Cancel the task when the answer is complete.
+    Read the request's body before the call. Cancel the task when the answer is complete.
     """
 
     async def watch() -> None:

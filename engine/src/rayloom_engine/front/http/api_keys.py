@@ -70,8 +70,8 @@ class ApiKeys:
     async def refresh(self) -> None:
         """Rereads the file. An unusable file changes only `problem`.
 
-        Compares the content, not the modification time: that may stay the same when the kubelet updates a Secret by
-        swapping a link.
+        Compares the content, because the modification time may stay the same when the kubelet updates a Secret: it
+        swaps a link.
         """
         assert self._path is not None
         problem = ""
@@ -114,5 +114,5 @@ def _read(path: Path) -> bytes:
 
 
 def _bytes(key: str) -> bytes:
-    # A key from the environment that is not UTF-8 holds its raw bytes as surrogates.
+    # If a key from the environment is not UTF-8, Python represents the wrong bytes as surrogates.
     return key.encode("utf-8", "surrogateescape")

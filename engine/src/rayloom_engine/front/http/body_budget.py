@@ -22,17 +22,17 @@ class BodyBudget:
         return self._tenant_to_bytes.total()
 
     def share(self, tenant: str, least_bytes: int) -> _Share:
-        """Returns a context manager for one body. At exit it gives the body's bytes back.
+        """Returns a context manager for one body, which gives the body's bytes back at its exit.
 
-        For this body, the whole budget counts as at least `least_bytes`.
+        If the budget is smaller than `least_bytes`, this body is checked against a budget of `least_bytes`.
         """
         return _Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
         """Adds bytes to the tenant's count. If they exceed the tenant's part, adds nothing and returns False.
 
-        A named tenant may hold at most as many bytes as remain free, the same rule as in the queue (`has_room`): one
-        tenant gets half, and when k tenants hold all they can, max_bytes / 2**k are left for the next one.
+        A named tenant may hold at most as many bytes as remain free; the queue has the same rule (`has_room`). So a
+        single tenant gets half, and when k tenants hold all they can, max_bytes / 2**k remain for the next tenant.
         """
         num_after = self.num_bytes + num_bytes
         num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0
@@ -54,7 +54,7 @@ class _Share:
         self._tenant = tenant
         self._max_bytes = max_bytes
         self._num_bytes = 0  # bytes of the body received so far
-        self._num_held = 0  # those of them that count in the budget
+        self._num_held = 0  # bytes of the body that the budget counts; 0 for a small body
 
     def __enter__(self) -> _Share:
         return self

@@ -16,7 +16,8 @@ from rayloom_engine.common.rare_lines import RareLines
 from rayloom_engine.front.http.connections import ADMIN_CONNECTIONS, MAX_CONNECTIONS, ConnectionTable, connection_room
 from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
-# Longer than clients' and proxies' pools keep a connection: they close it first, so they never use one that we closed.
+# Clients and proxies keep idle connections in a pool for less time than this. So they close a connection before the
+# server does, and never send a request on a connection that the server is closing.
 KEEP_ALIVE_S = 75
 
 # uvicorn's log lines about faulty requests.

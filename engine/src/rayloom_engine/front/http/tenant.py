@@ -23,7 +23,7 @@ def owner_of_key(key: bytes, num_keys: int) -> str:
     """Returns a short name of the key's owner, the same in every process and run. Empty if the server has no keys.
 
     The name does not depend on the number of keys, because cached prefixes are kept by owner and keys may change while
-    the server runs. The only key of today must not reuse prefixes of the only key of yesterday.
+    the server runs. If a server's only key is replaced, the new key must not reuse prefixes of the old one.
     """
     return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys else ""
 
@@ -37,12 +37,13 @@ def tenant_of_key(key: bytes, num_keys: int) -> str:
 
 
 def cache_key(owner: str, salt: str | None) -> bytes:
-    """Returns a key for cached prefixes: requests of one owner with the same `cache_salt` get the same.
+    """Returns the key under which a request's prefixes are cached, equal for an owner's requests with the same salt.
 
-    Empty without owner and salt.
+    Empty if there is neither an owner nor a salt.
     """
     if not owner and salt is None:
         return b""
-    # A JSON string may hold lone surrogates, and a salt may be any string. The NUL separates: no owner's name has one.
+    # A salt may be any JSON string, even one with lone surrogates. The NUL separates the salt from the owner's name, in
+    # which it never occurs.
     given = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(owner.encode() + given, digest_size=32).digest()

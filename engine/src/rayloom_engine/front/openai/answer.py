@@ -67,7 +67,7 @@ class Answer(ABC):
         return document
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A chunk with one choice. With include_usage every chunk has the key `usage`, as in OpenAI's API."""
+        """Returns a chunk with one choice. With include_usage it has the key `usage`, as in OpenAI's API."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
             document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None

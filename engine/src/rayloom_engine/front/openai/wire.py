@@ -69,24 +69,30 @@ class GenerationRequest(Wire):
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
-        None, description="0 takes the most likely token; OpenAI's maximum of 2 is no limit here."
+        None, description="0 takes the most likely token. Values above 2, OpenAI's maximum, are allowed."
     )
     top_p: float | None = Field(
         None,
-        description="Nucleus: the most likely tokens that reach this probability together; 0 takes one.",
+        description="Draws from the most likely tokens whose probabilities add up to this. 0 takes the first of them.",
     )
-    top_k: Whole | None = Field(None, description="Only so many of the most likely tokens; 0 and -1 mean all.")
-    min_p: float | None = Field(None, description="Least probability, as a share of the most likely token's.")
+    top_k: Whole | None = Field(None, description="Draws from this many of the most likely tokens; 0 and -1: from all.")
+    min_p: float | None = Field(
+        None, description="Draws from tokens that have at least this share of the most likely token's probability."
+    )
     repetition_penalty: float | None = Field(
-        None, description="Divides the logits of tokens in prompt and answer; 1 is off."
+        None, description="Divides the logits of tokens that occur in prompt or answer; 1 is off."
     )
-    presence_penalty: float | None = Field(None, description="Taken from the logits of tokens in the answer.")
-    frequency_penalty: float | None = Field(None, description="The same, once per occurrence.")
+    presence_penalty: float | None = Field(
+        None, description="Subtracted from the logits of tokens that occur in the answer."
+    )
+    frequency_penalty: float | None = Field(None, description="Subtracted from the same logits, once per occurrence.")
     # SamplingParams checks the keys and values of logit_bias, and stops at the first bad one.
     logit_bias: dict[str, Any] | None = Field(
         None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
     )
-    seed: Whole | None = Field(None, description="Equal seeds give equal draws; -1 is none. Default: a fresh one.")
+    seed: Whole | None = Field(
+        None, description="Equal seeds give equal draws; -1 means the default. Default: a random one."
+    )
     stop: Any = Field(
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
@@ -96,18 +102,18 @@ class GenerationRequest(Wire):
     stop_token_ids: StopTokenIds | None = Field(
         None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
     )
-    min_tokens: Whole | None = Field(None, description="Nothing ends the answer before that many tokens.")
+    min_tokens: Whole | None = Field(None, description="Nothing ends the answer before it has this many tokens.")
     max_tokens: Whole | None = Field(
         None,
-        description="Tokens of the answer, at least 1 in a chat. 0 is for a prompt's log-probabilities alone. "
+        description="Most tokens of the answer; at least 1 in a chat. 0 computes the prompt's log-probabilities alone. "
         "Default: 16, in a chat the rest of the context.",
     )
     max_completion_tokens: Whole | None = Field(
-        None, description="OpenAI's newer name of max_tokens; where both are given, it counts."
+        None, description="OpenAI's newer name of max_tokens. If both are given, max_tokens is ignored."
     )
     ignore_eos: bool | None = Field(None, description="The model's own end token does not end the answer.")
     prompt_logprobs: Whole | None = Field(
-        None, description="Log-probabilities of the prompt, with so many alternatives. Not for streams."
+        None, description="Log-probabilities of the prompt's tokens, with this many alternatives each. Not for streams."
     )
     skip_special_tokens: bool | None = Field(None, description="Special tokens are left out of the text.")
     include_stop_str_in_output: bool | None = Field(None, description="The text keeps the stop string that ended it.")
@@ -115,7 +121,9 @@ class GenerationRequest(Wire):
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
     stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream; it has fields of its own.")
+    stream_options: StreamOptions | None = Field(
+        None, description="An object with fields of its own. Only with stream."
+    )
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
         None,
         description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Without the "
@@ -126,10 +134,12 @@ class GenerationRequest(Wire):
     )
     request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
         None,
-        description="Becomes the answer's id, behind `chatcmpl-` or `cmpl-`; 1 to 128 visible ASCII characters. "
+        description="Becomes the answer's id, after `chatcmpl-` or `cmpl-`; 1 to 128 visible ASCII characters. "
         "Default: the X-Request-Id header, or a fresh one.",
     )
-    return_token_ids: bool | None = Field(None, description="The ids of prompt and answer as well. Default: false.")
+    return_token_ids: bool | None = Field(
+        None, description="The answer has the token ids of prompt and text too. Default: false."
+    )
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
@@ -201,25 +211,25 @@ class TemplateFields(BaseModel):
     """The fields that decide how messages become a prompt."""
 
     add_generation_prompt: bool | None = Field(
-        None, description="The prompt ends where the assistant begins. Default: true."
+        None, description="The prompt ends where the assistant's answer begins. Default: true."
     )
     continue_final_message: bool | None = Field(
         None, description="The prompt ends inside the last message; needs add_generation_prompt false. Default: false."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further names for the chat template, such as `enable_thinking`."
+        None, description="Further variables for the chat template, such as `enable_thinking`."
     )
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
-        "assistant, tool and function; any other is for the chat template to know. Content is a string or a list of "
+        "assistant, tool and function; any other role is passed to the chat template. Content is a string or a list of "
         "text parts."
     )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
-        None, description="So many alternatives for each token; needs logprobs. Default: 0."
+        None, description="This many alternatives for each token; needs logprobs. Default: 0."
     )
     reasoning_effort: str | None = Field(
         None,
@@ -251,17 +261,18 @@ class CompletionRequest(GenerationRequest):
     prompt: Any = Field(
         None,
         description="A string, a list of strings, a list of token ids or a list of such lists. An empty string, or "
-        "none, is the beginning of a document: the tokens that the tokenizer puts in front of a text, else the token "
-        "`<|endoftext|>`, else the model's beginning or end token.",
+        "no prompt, stands for the beginning of a document: the tokens that the tokenizer puts in front of a text. If "
+        "there are none, it stands for the first of these that exists: `<|endoftext|>`, the model's beginning token, "
+        "its end token.",
         json_schema_extra={"type": "string or list"},
     )
     logprobs: Whole | None = Field(
-        None, description="Log-probabilities, with so many alternatives for each token. Default: none."
+        None, description="Log-probabilities of the answer's tokens, with this many alternatives each. Default: none."
     )
     echo: bool | None = Field(
-        None, description="The prompt in front of the text, and in front of the logprobs. Default: false."
+        None, description="The answer's text, and its logprobs, begin with the prompt. Default: false."
     )
-    best_of: Whole | None = Field(None, description="Must be n, where it is given.")
+    best_of: Whole | None = Field(None, description="If given, must be equal to n.")
 
     def sampling(self) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
@@ -286,12 +297,12 @@ class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Any] | None = Field(None, description="A conversation instead, as in a chat.")
+    messages: list[Any] | None = Field(None, description="A conversation instead of a prompt, as in a chat.")
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
     return_token_strs: bool | None = Field(
-        None, description="The vocabulary's spelling of each token too. Default: false."
+        None, description="The answer has the vocabulary's spelling of each token too. Default: false."
     )
 
     def template_names(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Lifecycle:
 
     @property
     def state(self) -> tuple[State, str]:
-        """The state and its reason. If several states apply, the most serious one."""
+        """The state and its reason. If several states apply, it is the most serious one."""
         if self.failure:
             return "failed", self.failure
         if self.is_stopping:
@@ -80,7 +80,7 @@ class Lifecycle:
 
     @property
     def accepts(self) -> bool:
-        """True also during a recovery: requests then wait and continue afterwards."""
+        """True if new requests are accepted. During a recovery they are accepted too, and wait until it ends."""
         return self.was_ready and not self._refuses
 
     @property
@@ -111,7 +111,7 @@ class Lifecycle:
     def drain_left_s(self, drain_s: float) -> float:
         """Returns the seconds that running requests have left of `drain_s`.
 
-        If a stop follows a drain, the time of the drain continues.
+        If a stop follows a drain, the seconds count from the drain.
         """
         return max(0.0, drain_s - (time.monotonic() - self._draining_since))
 

@@ -54,7 +54,7 @@ class Metrics:
             "rank_communication_seconds", "Seconds that each rank has waited for other ranks.", "rank"
         )
         self._startup = gauge("startup_seconds", "Seconds of each phase of the last start.", "phase")
-        self._api_keys = gauge("api_keys", "API keys that are accepted; 0 = nobody is asked for one.")
+        self._api_keys = gauge("api_keys", "API keys that are accepted; 0: requests need no key.")
         self._api_key_problem = gauge(
             "api_key_file_unusable",
             "1 while the API key file cannot be used; the keys read before it stay in force.",
@@ -63,9 +63,10 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
         self.success = counter("request_success_total", "Sequences finished, by reason.", "finished_reason")
         self.finished = counter(
-            "requests_finished_total", "Requests that ended, well or not; not those refused, nor whose client left."
+            "requests_finished_total",
+            "Requests that succeeded or failed; those that were refused, or whose client left, do not count.",
         )
-        self.failed = counter("requests_failed_total", "Finished requests that ended in an error of the engine's.")
+        self.failed = counter("requests_failed_total", "Finished requests that failed by an error of the engine.")
         self._core_counters = {field: counter(name, meaning) for field, (name, meaning) in _CORE_COUNTERS.items()}
         self.recoveries = counter(
             "recoveries_total",
@@ -123,7 +124,7 @@ class Metrics:
             self._communication.set(rank.communication_s, rank=str(rank.rank))
 
     def observe_api_keys(self, num_keys: int, problem: str) -> None:
-        """Records how the last read of the keys ended. `problem` is empty if the file was usable."""
+        """Records the result of the last read of the key file. `problem` is empty if the file was usable."""
         self._api_keys.set(num_keys)
         self._api_key_problem.set(1 if problem else 0)
 
@@ -149,13 +150,13 @@ class Metrics:
         return generate_latest(self).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric to prometheus_client, for which this method makes the class a Collector."""
+        """Yields every metric. By this method, prometheus_client treats the object as a Collector."""
         for family in self._families.values():
             yield _metric(family, self._common)
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Every metric that `text` writes, in the order in which it writes them."""
+        """Every metric that `text` writes, in the order of the text."""
         return tuple(self._families.values())
 
     def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:

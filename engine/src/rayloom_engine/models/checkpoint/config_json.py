@@ -110,7 +110,7 @@ class ConfigJson:
         return value
 
     def number(self, field: str, default: float | None = None, *, at_most: float) -> float:
-        """Returns a number above 0, `at_most` is as in `count`."""
+        """Returns a number above 0. `at_most`: as in `count`."""
         value = self._value(field, default, "a number")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ModelError(f"{self.path}: {field} must be a number > 0, given {shown(value)}")

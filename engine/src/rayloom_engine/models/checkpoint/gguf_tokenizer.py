@@ -44,7 +44,7 @@ class _Scheme:
 def write_tokenizer(fields: ConfigJson, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json into `folder`.
 
-    `fields`: those of the GGUF file. If a tokenizer.json lies next to the GGUF file, it is used instead. Raises
+    `fields`: those of the GGUF file. A tokenizer.json next to the GGUF file is used instead of the fields. Raises
     ModelError for a tokenizer that cannot be rebuilt.
     """
     beside = fields.path.parent / "tokenizer.json"
@@ -117,7 +117,7 @@ def _merges(fields: ConfigJson) -> list[tuple[str, str]]:
 
 
 def _token(fields: ConfigJson, role: str, tokens: list[str]) -> str | None:
-    """Returns the token whose id a field has; None without a usable id."""
+    """Returns the token with the id in the field for `role`; None if the field has no usable id."""
     token_id = fields.get(f"tokenizer.ggml.{role}_token_id")
     is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < len(tokens)
     return tokens[token_id] if is_id else None

@@ -26,8 +26,7 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
-# Part of every key in the cache. Raise it when the converter's output changes: then copies by older versions are
-# ignored.
+# Part of every key in the cache. Raise it when the converter's output changes, so that older copies are ignored.
 _CONVERTER_VERSION = 1
 _MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -158,8 +157,8 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
 def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
     """Returns the converted copy of a GGUF file in the cache. Converts the file if there is no copy.
 
-    The copy gets its name only when it is complete. One process converts while others wait for its lock. If it is
-    killed, the kernel releases the lock, and the next process removes the partial folder.
+    The copy gets its name only when it is complete. One process converts while others wait for its lock. If the
+    converting process is killed, the kernel releases the lock, and the next process removes the partial folder.
     """
     key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
     parent = cache_folder(os.environ) / "models"

@@ -1,8 +1,8 @@
 """A container of a pod template: changes of a container that the operator builds, or an additional container.
 
 Types are checked here, and by the API server at `kubectl apply`. The contents of parts such as probes and `valueFrom`
-are not checked here. KubeRay's CRD has their schemas, so the API server refuses a RayCluster with a misspelt field in
-them, and the condition Accepted shows the API server's message.
+are not checked here. KubeRay's CRD has the schemas of these parts. So the API server refuses a RayCluster with a
+misspelt field in such a part, and the condition Accepted shows the API server's message.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ class TemplateEnvVar(Part):
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="Name of an environment variable."
     )
-    value: str | None = Field(None, description="Its value, a string: put numbers and true/false in quotes.")
+    value: str | None = Field(
+        None, description="Value of the variable, a string: put numbers and true/false in quotes."
+    )
     value_from: Free | None = Field(
-        None, description="Source of its value: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."
+        None, description="Source of the value: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef."
     )
 
     @model_validator(mode="after")
@@ -82,7 +84,7 @@ class TemplateEnvVar(Part):
 
 
 class EnvFrom(Part):
-    prefix: str | None = Field(None, description="Prefix of each name.")
+    prefix: str | None = Field(None, description="Prefix of the name of each variable.")
     config_map_ref: Free | None = Field(None, description="A ConfigMap. Each of its keys becomes a variable.")
     secret_ref: Free | None = Field(None, description="A Secret. Each of its keys becomes a variable.")
 
@@ -93,10 +95,15 @@ class VolumeMount(Part):
         min_length=1, max_length=1024, description="Path in the container at which the volume is mounted."
     )
     read_only: bool | None = Field(None, description="Whether the container may only read the volume.")
-    recursive_read_only: str | None = Field(None, description="Disabled, IfPossible or Enabled.")
+    recursive_read_only: str | None = Field(
+        None, description="Whether mounts below a read-only mount are read-only too: Disabled, IfPossible or Enabled."
+    )
     sub_path: str | None = Field(None, description="Path in the volume that is mounted instead of its root.")
-    sub_path_expr: str | None = Field(None, description="The same with $(VARIABLES).")
-    mount_propagation: str | None = Field(None, description="None, HostToContainer or Bidirectional.")
+    sub_path_expr: str | None = Field(None, description="Like subPath, with $(NAME) for the value of a variable.")
+    mount_propagation: str | None = Field(
+        None,
+        description="Whether later mounts reach the container, or the node: None, HostToContainer or Bidirectional.",
+    )
 
 
 class ResourceClaimRef(Part):
@@ -134,20 +141,26 @@ class ContainerSecurity(Part):
     run_as_user: int | None = Field(None, ge=0, description="User id. 0 must be allowed by the operator's settings.")
     run_as_group: int | None = Field(None, ge=0, description="Group id.")
     run_as_non_root: bool | None = Field(
-        None, description="Whether the kubelet refuses to run the container as root. Default: the pod's value, true."
+        None, description="Whether the kubelet refuses to run the container as root. Default: the value of the pod."
     )
-    privileged: bool | None = Field(None, description="Must be allowed by the operator's settings.")
+    privileged: bool | None = Field(
+        None, description="Whether the container is privileged. true must be allowed by the operator's settings."
+    )
     allow_privilege_escalation: bool | None = Field(
-        None, description="Default: false. true must be allowed by the operator's settings."
+        None,
+        description="Whether a process may get more privileges than its parent. Default: false. true must be allowed "
+        "by the operator's settings.",
     )
     read_only_root_filesystem: bool | None = Field(
         None,
         description="Whether the container may write to volumes only. Default: true for the operator's own containers.",
     )
-    capabilities: Capabilities | None = Field(None, description="Capabilities of its processes.")
-    proc_mount: str | None = Field(None, description="Unmasked must be allowed by the operator's settings.")
-    seccomp_profile: Free | None = Field(None, description="Default: the pod's value, RuntimeDefault.")
-    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    capabilities: Capabilities | None = Field(None, description="Capabilities of the container's processes.")
+    proc_mount: str | None = Field(
+        None, description="Default or Unmasked. Unmasked must be allowed by the operator's settings."
+    )
+    seccomp_profile: Free | None = Field(None, description="Seccomp profile. Default: the value of the pod.")
+    app_armor_profile: Free | None = Field(None, description="AppArmor profile. Default: the container runtime's.")
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
 
 
@@ -160,18 +173,24 @@ class Container(Part):
         description="Name of the container. ray-head and engine in the head pod and ray-worker in worker pods are the "
         "operator's own; any other name adds a container.",
     )
-    image: str | None = Field(None, min_length=1, description="Image. For the operator's own use spec.engine.image.")
+    image: str | None = Field(
+        None,
+        min_length=1,
+        description="Image of an additional container. For the operator's own containers, use spec.engine.image.",
+    )
     image_pull_policy: str | None = Field(None, description="Pull policy of the image: Always, IfNotPresent or Never.")
     command: tuple[str, ...] | None = Field(None, strict=False, description="Command instead of the image's.")
     args: tuple[str, ...] | None = Field(None, strict=False, description="Arguments instead of the image's.")
-    working_dir: str | None = Field(None, description="Folder in which it starts.")
-    ports: tuple[Free, ...] | None = Field(None, strict=False, max_length=64, description="Ports on which it listens.")
+    working_dir: str | None = Field(None, description="Folder in which the command starts.")
+    ports: tuple[Free, ...] | None = Field(
+        None, strict=False, max_length=64, description="Ports on which the container listens."
+    )
     env: tuple[TemplateEnvVar, ...] | None = Field(
         None,
         strict=False,
         max_length=256,
-        description="Environment variables. They override those of spec.engine.env. Variables that the operator sets "
-        "are refused in its own containers.",
+        description="Environment variables. They override those of spec.engine.env. In the operator's own containers, "
+        "variables that the operator sets are refused.",
         json_schema_extra=MAP_BY_NAME,
     )
     env_from: tuple[EnvFrom, ...] | None = Field(
@@ -184,22 +203,32 @@ class Container(Part):
         None,
         strict=False,
         max_length=64,
-        description="Volumes of this template that it mounts.",
+        description="Volumes of this template that the container mounts.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mountPath"]},
     )
     volume_devices: tuple[Free, ...] | None = Field(
         None, strict=False, max_length=64, description="Block devices of volumes."
     )
-    security_context: ContainerSecurity | None = Field(None, description="User, group and privileges of its processes.")
-    liveness_probe: Free | None = Field(None, description="Probe. The kubelet restarts the container when it fails.")
-    readiness_probe: Free | None = Field(None, description="Probe. The pod is ready only while it succeeds.")
-    startup_probe: Free | None = Field(None, description="Probe. The other probes begin once it succeeded.")
-    lifecycle: Free | None = Field(None, description="Hooks postStart and preStop.")
-    restart_policy: str | None = Field(None, description="Always, in initContainers: it runs beside the others.")
-    termination_message_path: str | None = Field(
-        None, description="File whose text the pod's status shows when it ends."
+    security_context: ContainerSecurity | None = Field(
+        None, description="User, group and privileges of the container's processes."
     )
-    termination_message_policy: str | None = Field(None, description="File or FallbackToLogsOnError.")
+    liveness_probe: Free | None = Field(
+        None, description="Probe. When this probe fails, the kubelet restarts the container."
+    )
+    readiness_probe: Free | None = Field(None, description="Probe. The pod is ready only while this probe succeeds.")
+    startup_probe: Free | None = Field(None, description="Probe. The other probes begin once this probe has succeeded.")
+    lifecycle: Free | None = Field(None, description="Hooks postStart and preStop.")
+    restart_policy: str | None = Field(
+        None, description="With Always, a container in initContainers keeps running beside the other containers."
+    )
+    termination_message_path: str | None = Field(
+        None, description="File whose text the pod's status shows once the container has ended."
+    )
+    termination_message_policy: str | None = Field(
+        None,
+        description="Source of that text: File, or FallbackToLogsOnError (the log, if the container failed and the "
+        "file is empty).",
+    )
 
     @field_validator("volume_mounts")
     @classmethod

@@ -31,7 +31,9 @@ class Volume(Part):
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
-    name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which volumeMounts find it.")
+    name: str = Field(
+        pattern=CONTAINER_NAME, max_length=63, description="Name by which volumeMounts refer to the volume."
+    )
 
     @model_validator(mode="after")
     def _has_one_kind(self) -> Volume:
@@ -55,7 +57,9 @@ class Volume(Part):
 class TopologySpread(Part):
     max_skew: int = Field(ge=1, description="Largest difference between the numbers of pods in two domains.")
     topology_key: str = Field(
-        min_length=1, max_length=317, description="Label of nodes. Nodes with the same value of it are one domain."
+        min_length=1,
+        max_length=317,
+        description="Label of nodes. Nodes with the same value of this label are one domain.",
     )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
         description="Treatment of a pod that would exceed maxSkew."
@@ -64,11 +68,21 @@ class TopologySpread(Part):
     match_label_keys: tuple[str, ...] | None = Field(
         None,
         strict=False,
-        description="Labels, such as ray.io/cluster. Only pods with this pod's values of them are counted.",
+        description="Labels, such as ray.io/cluster. Only pods that have the same values of these labels as the pod to "
+        "schedule are counted.",
     )
-    min_domains: int | None = Field(None, ge=1, description="Lowest number of domains.")
-    node_affinity_policy: str | None = Field(None, description="Honor or Ignore.")
-    node_taints_policy: str | None = Field(None, description="Honor or Ignore.")
+    min_domains: int | None = Field(
+        None,
+        ge=1,
+        description="Least number of domains. If there are fewer, the smallest number of pods in a domain counts as 0.",
+    )
+    node_affinity_policy: str | None = Field(
+        None,
+        description="Honor: nodes that nodeSelector or affinity of the pod exclude are not counted. Ignore: they are.",
+    )
+    node_taints_policy: str | None = Field(
+        None, description="Honor: nodes with taints that the pod does not tolerate are not counted. Ignore: they are."
+    )
 
 
 class NodeAffinity(Part):
@@ -93,8 +107,12 @@ class PodAffinity(Part):
 
 class Affinity(Part):
     node_affinity: NodeAffinity | None = Field(None, description="Nodes that a pod requires or prefers.")
-    pod_affinity: PodAffinity | None = Field(None, description="Pods that it requires or prefers beside it.")
-    pod_anti_affinity: PodAffinity | None = Field(None, description="Pods that it keeps away from.")
+    pod_affinity: PodAffinity | None = Field(
+        None, description="Other pods in whose domain, such as a node, a pod must or should run."
+    )
+    pod_anti_affinity: PodAffinity | None = Field(
+        None, description="Other pods in whose domain, such as a node, a pod must not or should not run."
+    )
 
 
 class DnsConfig(Part):
@@ -109,7 +127,7 @@ class HostAlias(Part):
 
 
 class ResourceClaim(Part):
-    name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which containers find it.")
+    name: str = Field(pattern=CONTAINER_NAME, max_length=63, description="Name by which containers refer to the claim.")
     resource_claim_name: str | None = Field(None, description="A ResourceClaim that all pods share.")
     resource_claim_template_name: str | None = Field(
         None, description="A ResourceClaimTemplate. Each pod gets a claim of its own from it."
@@ -117,17 +135,31 @@ class ResourceClaim(Part):
 
 
 class PodSecurity(Part):
-    run_as_user: int | None = Field(None, ge=0, description="Default: 1000. 0 must be allowed by the operator.")
-    run_as_group: int | None = Field(None, ge=0, description="Default: 1000.")
-    run_as_non_root: bool | None = Field(None, description="Default: true. false must be allowed by the operator.")
+    run_as_user: int | None = Field(
+        None, ge=0, description="User id. Default: 1000. 0 must be allowed by the operator's settings."
+    )
+    run_as_group: int | None = Field(None, ge=0, description="Group id. Default: 1000.")
+    run_as_non_root: bool | None = Field(
+        None,
+        description="Whether the kubelet refuses to run a container as root. Default: true. false must be allowed by "
+        "the operator's settings.",
+    )
     fs_group: int | None = Field(None, ge=0, description="Group of the files in volumes. Default: 1000.")
-    fs_group_change_policy: str | None = Field(None, description="Default: OnRootMismatch.")
-    supplemental_groups: tuple[int, ...] | None = Field(None, strict=False, description="Further groups.")
-    supplemental_groups_policy: str | None = Field(None, description="Merge or Strict.")
-    seccomp_profile: Free | None = Field(None, description="Default: RuntimeDefault.")
-    app_armor_profile: Free | None = Field(None, description="Default: the container runtime's.")
+    fs_group_change_policy: str | None = Field(
+        None, description="When the files in volumes get that group: Always or OnRootMismatch. Default: OnRootMismatch."
+    )
+    supplemental_groups: tuple[int, ...] | None = Field(
+        None, strict=False, description="Further groups of the containers' processes."
+    )
+    supplemental_groups_policy: str | None = Field(
+        None, description="Merge: groups of the image's user are added. Strict: they are not."
+    )
+    seccomp_profile: Free | None = Field(None, description="Seccomp profile. Default: RuntimeDefault.")
+    app_armor_profile: Free | None = Field(None, description="AppArmor profile. Default: the container runtime's.")
     se_linux_options: Free | None = Field(None, description="Labels of SELinux.")
-    se_linux_change_policy: str | None = Field(None, description="Recursive or MountOption.")
+    se_linux_change_policy: str | None = Field(
+        None, description="How the files in volumes get these labels: Recursive or MountOption."
+    )
     sysctls: tuple[Free, ...] | None = Field(None, strict=False, description="Kernel settings of the pod.")
 
 

@@ -12,7 +12,7 @@ from rayloom_operator.api.pod_template.container import Container, ContainerSecu
 from rayloom_operator.api.pod_template.parts import PodSecurity
 from rayloom_operator.api.pod_template.template import HeadTemplate, PodSpec, PodTemplates, WorkerTemplate
 
-# Value of the setting -> the fields that it allows. Names of capabilities are also values of the setting.
+# Value of the setting -> the fields that this value allows. Names of capabilities are also values of the setting.
 PRIVILEGES = {
     "hostIPC": "hostIPC",
     "hostNetwork": "hostNetwork, and another host in probes and lifecycle hooks",
@@ -22,7 +22,8 @@ PRIVILEGES = {
     "root": "runAsUser 0 and runAsNonRoot false",
     "volumes": "kinds of volumes other than VOLUME_KINDS and hostPath",
 }
-# Kinds of volumes that restricted pod security accepts, and `image`: it exposes no more than a container of that image.
+# Kinds of volumes that restricted pod security accepts. `image` is added, because a volume of that kind exposes no more
+# than a container of the image does.
 VOLUME_KINDS = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"),
@@ -128,7 +129,10 @@ def _of_container(where: str, container: Container) -> Iterator[tuple[str, str]]
 
 
 def _hosts(container: Container) -> Iterator[str]:
-    """Yields the hosts in probes and hooks: the kubelet sends their requests to that host from the node's network."""
+    """Yields the names of the fields that give a host in a probe or hook.
+
+    The kubelet sends the request of such a probe or hook to that host, from the node's network.
+    """
     hooks = container.lifecycle or {}
     handlers = (
         ("livenessProbe", container.liveness_probe),

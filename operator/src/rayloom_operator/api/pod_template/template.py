@@ -67,7 +67,10 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Returns a function that adds the refused fields to a pod's schema. The rule of each says what to use instead."""
+    """Returns a function that adds the fields of `_OWNED` to a pod's schema, each with a CEL rule that refuses it.
+
+    The message of such a rule says what to use instead. `own_pairs` are further rules with their messages.
+    """
 
     def add(schema: dict[str, Any]) -> None:
         schema["properties"] |= {
@@ -135,8 +138,8 @@ class PodSpec(Part):
         None,
         strict=False,
         max_length=16,
-        description="Spread of the pods over nodes. A constraint with topologyKey and whenUnsatisfiable of the "
-        "operator's own changes that one.",
+        description="Spread of the pods over nodes. A constraint with the same topologyKey and whenUnsatisfiable as "
+        "the operator's constraint changes the operator's.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"],
@@ -145,7 +148,9 @@ class PodSpec(Part):
     priority_class_name: str | None = Field(
         None, pattern=_NAME, max_length=253, description="PriorityClass. Default: that of spec.scheduling."
     )
-    preemption_policy: str | None = Field(None, description="PreemptLowerPriority or Never.")
+    preemption_policy: str | None = Field(
+        None, description="Whether the pods may preempt pods of lower priority: PreemptLowerPriority or Never."
+    )
     scheduler_name: str | None = Field(None, max_length=253, description="Scheduler of the pods.")
     image_pull_secrets: tuple[LocalObject, ...] | None = Field(
         None,
@@ -286,8 +291,8 @@ class PodTemplates(Part):
 
     user: Literal["Operator", "Cluster"] = Field(
         "Operator",
-        description="Origin of the pods' user and group. Operator: both are 1000. Cluster: the pods name none, and "
-        "the cluster assigns them, as OpenShift does.",
+        description="Who chooses the pods' user and group. Operator: both are 1000. Cluster: the pods' specs set "
+        "neither, and the cluster assigns both, as OpenShift does.",
     )
     head: HeadTemplate = Field(
         default_factory=HeadTemplate, description="The head pod: containers ray-head and engine."
@@ -297,7 +302,8 @@ class PodTemplates(Part):
     def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
-        `accelerator`: the resource of spec.accelerator. `model_path`: the path of a file:// model in containers.
+        `accelerator`: the resource of spec.accelerator. `model_path`: the path of a file:// model in containers. Both
+        are None if the spec has no such part.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]

@@ -16,30 +16,31 @@ class Analysis(Part):
         60,
         ge=0,
         le=86400,
-        description="Seconds for which the first new engine takes its share of the requests before others follow. A "
-        "change restarts no engine.",
+        description="Seconds for which the first new engine takes its share of the requests before further engines are "
+        "replaced. A change restarts no engine.",
     )
     min_requests: int = Field(
         20,
         ge=1,
         le=100_000,
-        description="Requests that each revision needs within these seconds to be compared. Where only the new "
-        "revision has fewer, the comparison lasts for up to 3 times as long. If it then still has fewer, only the "
-        "engine's own probes count: a token through every rank each 10 s. A change restarts no engine.",
+        description="Least number of requests that each revision needs, so that the times to the first token can be "
+        "compared. If only the new revision has fewer within holdSeconds, the analysis lasts for up to 3 times "
+        "holdSeconds. If the requests are still too few, the times are not compared: the new revision passes if its "
+        "engine serves, unless maxErrorPercent is exceeded. A change restarts no engine.",
     )
     max_error_percent: int = Field(
         1,
         ge=0,
         le=100,
-        description="Percent of the new engine's requests that may fail, above the percent that fails in the old ones. "
-        "A change restarts no engine.",
+        description="Percent of the new revision's requests that may fail, in addition to the percent that fails in "
+        "the old one. A change restarts no engine.",
     )
     max_ttft_ratio: float = Field(
         2,
         ge=1,
         le=1000,
-        description="Factor by which the first token may take longer in the new engine than in the old ones, each by "
-        "its 99th percentile. A change restarts no engine.",
+        description="Limit of the new revision's time to the first token (99th percentile), as a multiple of the old "
+        "revision's. A change restarts no engine.",
     )
 
 
@@ -60,8 +61,8 @@ class Rollout(Part):
         0,
         ge=0,
         le=64,
-        description="Engines below `replicas` that may serve during a rollout. 1 with maxSurge 0 is for clusters "
-        "without room for more engines. A change restarts no engine.",
+        description="Number of engines, out of `replicas`, that may be absent or not serving during a rollout. For a "
+        "cluster without room for more engines, set maxUnavailable 1 and maxSurge 0. A change restarts no engine.",
     )
     analysis: Analysis = Field(
         default_factory=Analysis, description="Comparison of the first new engine with the old ones."
@@ -70,18 +71,20 @@ class Rollout(Part):
         1800,
         ge=1,
         le=604800,
-        description="Seconds without progress after which a rollout has failed. Seconds in which nodes have no room, "
-        "or the rollout is paused, do not count. A change restarts no engine.",
+        description="Seconds without progress after which a rollout has failed. The time in which no node has room, or "
+        "in which the rollout is paused, does not count. A change restarts no engine.",
     )
     auto_rollback: bool = Field(
         True,
-        description="With true, the operator rolls back to the old revision when the new one fails. With false, the "
-        "rollout then stops at its step, and a first engine that failed gets no requests. A change restarts no engine.",
+        description="true: if the new revision fails, the operator rolls back to the old one. false: if the new "
+        "revision fails, the rollout stops at its step; if the analysis was not passed yet, the new engine gets no "
+        "requests while the old ones suffice. A change restarts no engine.",
     )
     paused: bool = Field(
         False,
-        description="Stops the rollout where it is until false; the new revision is not judged either. Engines that "
-        "fail are still recreated, a change of `replicas` counts, and the way back to the old revision is open.",
+        description="true: the rollout stops at its step, and the new revision is not judged, until the value is false "
+        "again. Engines that fail are still recreated, a change of `replicas` is still applied, and a return to the "
+        "old revision is still carried out.",
     )
 
     @model_validator(mode="after")

@@ -34,7 +34,7 @@ class AnalysisWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """Why the update revision failed. It is rolled out again only if the spec has another revision in between."""
+    """The failure of the update revision. This revision is tried again only after the spec has had another one."""
 
     revision: str
     reason: FailureReason
@@ -50,7 +50,7 @@ class RolloutState:
     update_revision: str = ""  # the spec's revision; empty before the first reconcile
     has_served: bool = False  # an engine of the current revision has served
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis
-    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> number of engines that it is to have, above 0
+    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> number of engines that it should have, not 0
     # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before.
     terminating: Mapping[str, str] = field(default_factory=dict)
     window: AnalysisWindow | None = None  # None while no analysis runs
@@ -59,7 +59,7 @@ class RolloutState:
     start_time: str = ""
     step: str = ""  # a `phases.RolloutStep`; empty before the first reconcile
     step_time: str = ""  # time at which the step began
-    deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty while they do not
+    deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty: they do not count
     peak_available: int = 0  # the most engines of the update revision that were available at once
     eviction_hold_time: str = ""  # time since which evictions wait for the next engine to move; empty: none waits
     no_capacity_time: str = ""  # time since which no node has room for the engines that must move; empty: there is room

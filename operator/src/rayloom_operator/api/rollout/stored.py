@@ -21,11 +21,12 @@ class _Stored(BaseModel):
 
 
 class RequestCountsStatus(_Stored):
-    requests: int = Field(0, description="Requests that ended, well or not.")
-    errors: int = Field(0, description="Requests that ended in an error of the engine's.")
+    requests: int = Field(0, description="Requests that ended, with or without an error.")
+    errors: int = Field(0, description="Requests that ended with an error of the engine.")
     first_token_seconds: dict[str, int] = Field(
         default_factory=dict,
-        description="Requests whose first token took no longer than so many seconds, +Inf for all that had one.",
+        description="Seconds -> requests whose first token took at most this long. +Inf: all requests that got a "
+        "token.",
         json_schema_extra=_ATOMIC,
     )
 
@@ -50,9 +51,9 @@ class AnalysisStatus(_Stored):
 
     start_time: str = Field(description="Time at which the comparison began.", json_schema_extra=_TIME)
     new_revision: RequestCountsStatus = Field(
-        description="Requests that engines of the update revision had counted then."
+        description="Requests that engines of the update revision had counted at startTime."
     )
-    old_revisions: RequestCountsStatus = Field(description="Requests that all other engines had counted then.")
+    old_revisions: RequestCountsStatus = Field(description="Requests that all other engines had counted at startTime.")
 
     @classmethod
     def of(cls, window: AnalysisWindow) -> AnalysisStatus:
@@ -69,7 +70,9 @@ class AnalysisStatus(_Stored):
 
 
 class RolloutFailureStatus(_Stored):
-    revision: str = Field(description="Revision that failed. It is tried again once the spec had another in between.")
+    revision: str = Field(
+        description="Revision that failed. This revision is tried again only after the spec has had another one."
+    )
     reason: Literal["AnalysisFailed", "CrashLoop", "DeadlineExceeded"] = Field(
         description="Reason of the failure, as one word."
     )
@@ -90,8 +93,8 @@ def _former(name: str, extra: dict[str, JsonValue] | None = None) -> Any:
 
 
 class _FormerCounts(_Stored):
-    requests: int | None = Field(None, description="As in analysis.newRevision.")
-    errors: int | None = Field(None, description="As in analysis.newRevision.")
+    requests: int | None = Field(None, description="Requests, as in analysis.newRevision.")
+    errors: int | None = Field(None, description="Errors, as in analysis.newRevision.")
     ttft: dict[str, int] | None = _former("firstTokenSeconds", _ATOMIC)
 
 
@@ -117,10 +120,10 @@ _RENAMED = {
 
 
 class _FormerNames(_Stored):
-    """Fields under the names of the previous release, to read the objects that it stored.
+    """Fields under the names of the previous release, to read the statuses that this release stored.
 
-    They must be in the schema as well: the API server drops fields that the schema lacks, even from stored objects.
-    They have no default in the schema, because the API server would write it into every object.
+    The schema must have these fields: the API server drops fields that the schema lacks, even from stored objects. The
+    schema gives them no default, because the API server would write a default into every object.
     """
 
     has_served: bool | None = _former("currentRevisionServed")
@@ -142,7 +145,8 @@ class _FormerNames(_Stored):
             return given
         found = dict(given)
         for former, name in _RENAMED.items():
-            # If both names have a value, the former one is newer: after a downgrade, the previous release wrote it.
+            # If both names have a value, that of the former name is newer: the previous release, to which the operator
+            # was downgraded in the meantime, wrote it.
             if (value := found.pop(former, None)) is not None:
                 found[name] = value
         if isinstance(window := found.pop("window", None), dict):
@@ -169,25 +173,26 @@ class RolloutStatus(_FormerNames):
     """
 
     current_revision: str = Field(
-        "", description="Revision whose rollout is complete, or the first one; empty before the first."
+        "",
+        description="Revision whose rollout succeeded last; before any rollout, the first revision.",
     )
     update_revision: str = Field("", description="Revision of the spec.")
     step: str = Field("", description="Step of the rollout, as one word.")
     step_start_time: str | None = Field(None, description="Time at which the step began.")
     start_time: str | None = Field(
         None,
-        description="Time at which the rollout began; absent once every engine is of the update revision, kept when it "
-        "failed.",
+        description="Time at which the rollout began. Absent once every engine is of the update revision; kept if that "
+        "revision failed.",
     )
     current_revision_served: bool | None = Field(
         None, description="True once an engine of the current revision has served."
     )
     engines_per_revision: dict[str, int] | None = Field(
-        None, description="Number of engines that each revision shall have.", json_schema_extra=_ATOMIC
+        None, description="Revision -> number of engines that the revision should have.", json_schema_extra=_ATOMIC
     )
     terminating_engines: dict[str, str] | None = Field(
         None,
-        description="Terminating engines and the times at which their drains began; empty before that.",
+        description="Name of a terminating engine -> time at which its drain began; an empty text before that time.",
         json_schema_extra=_ATOMIC,
     )
     analysis: AnalysisStatus | None = Field(
@@ -200,17 +205,20 @@ class RolloutStatus(_FormerNames):
         None, description="Failure of the update revision; absent while it has not failed."
     )
     progress_deadline_start_time: str | None = Field(
-        None, description="Time from which rollout.progressDeadlineSeconds count; absent while they do not."
+        None, description="Time from which rollout.progressDeadlineSeconds count; absent while they do not count."
     )
     peak_available_engines: int | None = Field(
         None, description="Most engines of the update revision that served at once."
     )
     eviction_hold_start_time: str | None = Field(
         None,
-        description="Time from which evictions wait for engines that move to another node; absent while none waits.",
+        description="Time since which evictions wait until engines have moved to other nodes; absent while no eviction "
+        "waits.",
     )
     no_capacity_start_time: str | None = Field(
-        None, description="Time from which no node has room for an engine that evictions wait for; absent otherwise."
+        None,
+        description="Time since which no node has had room for an engine that must move to another node; absent while "
+        "there is room.",
     )
 
     @classmethod
