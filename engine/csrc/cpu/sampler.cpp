@@ -83,9 +83,9 @@ Prefix kept_tokens(const SamplerPasses& passes, int64_t vocab_size, const rl_sam
 }
 
 // top_p needs no sorting. Of all tokens that top_k and min_p keep, the one with the best score is drawn. If the tokens
-// before it have less than top_p of the mass, top_p keeps it too, and it is the answer. Else top_p drops it and all
-// tokens after it, and the best of the tokens before it is drawn. The tokens that top_p drops have 1 - top_p of the mass,
-// so the first draw is the answer with a probability of about top_p.
+// before it in the order of Prefix have less than top_p of the mass, top_p keeps it too, and it is the answer. Else
+// top_p drops it and all tokens after it, and the best of the tokens before it is drawn. The tokens that top_p drops
+// have about 1 - top_p of the mass, so the first draw is the answer with a probability of about top_p.
 int64_t draw_within(const SamplerPasses& passes, const float* x, int64_t vocab_size, const rl_sampling& row,
                     Prefix kept, Candidate top) {
     const int64_t padded_size = kBlock * num_blocks_of(vocab_size);

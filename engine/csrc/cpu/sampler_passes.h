@@ -67,10 +67,10 @@ static bool divide(const float* values, int64_t vocab_size, float divisor, float
     return has_nan == 0;
 }
 
-// A token beats the score S only if -log(u) < exp(x - S), and 1 - u < -log(u). So 24 bits of the hash and exp in float32
-// rule out nearly all tokens; the others get their exact noise. `limit` is S less all errors of rounding: the noise is
-// below 40, so x + noise, noise and x - limit err by less than 2^-22 (|S| + 40) together. exp errs by a factor of
-// 1 + 1e-5 at most, with the rounding of x - limit, which is above -87 where exp is not 0.
+// A token beats the score S only if -log(u) < exp(x - S), and 1 - u < -log(u). So 24 bits of the hash and exp in
+// float32 rule out nearly all tokens; the others get their exact noise. `limit` is S less the errors of rounding of x +
+// noise, of the noise, which is below 40, and of `limit` itself: together less than 2^-22 (|S| + 40). The factor 1 +
+// 1e-5 covers exp's own error and the rounding of x - limit, which is above -87 where exp is not 0.
 static Candidate draw(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id) {
     const F16 to_hash = splat(0x1p24f * (1.0f + 1e-5f));
     Candidate best = first;

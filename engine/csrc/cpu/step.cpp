@@ -29,7 +29,7 @@ struct Step {
     float* partial;
     volatile int64_t* progress;
     const AttentionPlan* attention;
-    std::atomic<int64_t>* counters;  // [halves][kMaxPhases] pieces that were taken
+    PhaseCounters* counters;         // [halves][kMaxPhases]
     void* normed;                    // [T][D], operand
     float* qkv;                      // [T][(H + 2 K) d]
     void* query;                     // [T][H][d], operand
@@ -38,26 +38,19 @@ struct Step {
     void* quantised;                 // [T] rows of the widest product, if weights are int8
 };
 
-// Hands out the pieces of a phase to the threads, one at a time: a thread that was interrupted takes fewer.
+// One phase of a half layer, whose pieces the threads share.
 class Phase {
 public:
     Phase(const Step& step, int half, int phase)
-        : counter_(step.counters[(half - step.first_half) * kMaxPhases + phase]), pool_(*step.pool) {}
+        : counters_(step.counters[(half - step.first_half) * kMaxPhases + phase]), pool_(*step.pool) {}
 
     template <class Piece>
     void run(int64_t num_pieces, Piece piece) {
-        while (true) {
-            const int64_t index = counter_.fetch_add(1, std::memory_order_relaxed);
-            if (index >= num_pieces) {
-                break;
-            }
-            piece(index);
-        }
-        pool_.meet();
+        pool_.share(counters_, num_pieces, piece);
     }
 
 private:
-    std::atomic<int64_t>& counter_;
+    PhaseCounters& counters_;
     ThreadPool& pool_;
 };
 
@@ -270,7 +263,7 @@ int run_step(const rl_model& model, const rl_batch& batch, int first_half, int e
             partial,
             progress,
             &attention,
-            arena.take<std::atomic<int64_t>>(num_counters),
+            arena.take<PhaseCounters>(num_counters),
             arena.take<char>(tokens * model.width * kernels.operand_bytes),
             arena.take<float>(tokens * qkv_size),
             arena.take<char>(tokens * query_size * kernels.operand_bytes),
@@ -279,7 +272,7 @@ int run_step(const rl_model& model, const rl_batch& batch, int first_half, int e
             arena.take<char>(tokens * quantised_bytes),
         };
         for (int64_t i = 0; i < num_counters; i++) {
-            new (&step.counters[i]) std::atomic<int64_t>(0);
+            new (&step.counters[i]) PhaseCounters;
         }
         pool.run(run_halves, &step);
     } catch (const std::bad_alloc&) {

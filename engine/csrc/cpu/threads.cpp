@@ -15,10 +15,6 @@ void sleep_while(std::atomic<uint32_t>& value, uint32_t seen) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
-void wake_all(std::atomic<uint32_t>& value) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
-}
-
 // Binds the calling thread to the index-th CPU that this process may use, if there are enough of them.
 void pin_to(int index) {
     cpu_set_t allowed;
@@ -38,27 +34,40 @@ void pin_to(int index) {
 
 }  // namespace
 
-void ThreadPool::change(Signal& signal) {
-    // Both sides use sequentially consistent operations: either the waiter sees the new value before it sleeps, or this
-    // thread sees the waiter in `num_sleepers`.
-    signal.value.fetch_add(1, std::memory_order_seq_cst);
-    if (signal.num_sleepers.load(std::memory_order_seq_cst) != 0) {
-        wake_all(signal.value);
+void ThreadPool::wake(std::atomic<uint32_t>& value) {
+    // A waiter counts itself, then looks at the value again, both sequentially consistent: either it sees the change, or
+    // this thread sees the waiter.
+    if (num_sleepers_.load(std::memory_order_seq_cst) != 0) {
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     }
 }
 
-void ThreadPool::wait_for_change(Signal& signal, uint32_t seen) {
+void ThreadPool::wait_for_change(std::atomic<uint32_t>& value, uint32_t seen) {
     const uint64_t end = __builtin_ia32_rdtsc() + kSpinCycles;
-    while (signal.value.load(std::memory_order_acquire) == seen) {
+    while (value.load(std::memory_order_acquire) == seen) {
         if (__builtin_ia32_rdtsc() < end) {
             __builtin_ia32_pause();
             continue;
         }
-        signal.num_sleepers.fetch_add(1, std::memory_order_seq_cst);
-        if (signal.value.load(std::memory_order_seq_cst) == seen) {
-            sleep_while(signal.value, seen);
+        num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        sleep_while(value, seen);
+        num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+}
+
+void ThreadPool::wait_for(std::atomic<uint32_t>& value, uint32_t target) {
+    const uint64_t end = __builtin_ia32_rdtsc() + kSpinCycles;
+    while (value.load(std::memory_order_acquire) != target) {
+        if (__builtin_ia32_rdtsc() < end) {
+            __builtin_ia32_pause();
+            continue;
         }
-        signal.num_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+        num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        const uint32_t seen = value.load(std::memory_order_seq_cst);
+        if (seen != target) {
+            sleep_while(value, seen);
+        }
+        num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     }
 }
 
@@ -70,13 +79,19 @@ void* ThreadPool::main(void* pointer) {
     }
     uint32_t seen = argument->seen;
     while (true) {
-        wait_for_change(pool->started_, seen);
-        seen++;
-        if (pool->is_stopping_) {
+        pool->wait_for_change(pool->started_, seen);
+        seen = pool->started_.load(std::memory_order_acquire);
+        if (pool->is_stopping_.load(std::memory_order_acquire)) {
             return nullptr;
         }
-        pool->work_(pool->context_, argument->index);
-        pool->meet();
+        // The caller closes the work, then looks at `num_inside_`; this thread enters, then looks whether it is open.
+        pool->num_inside_.fetch_add(1, std::memory_order_seq_cst);
+        if (pool->is_open_.load(std::memory_order_seq_cst)) {
+            pool->work_(pool->context_, argument->index);
+        }
+        if (pool->num_inside_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+            pool->wake(pool->num_inside_);
+        }
     }
 }
 
@@ -86,7 +101,7 @@ int ThreadPool::resize(int num_threads, bool pin) {
     threads_ = new pthread_t[num_threads];
     arguments_ = new Argument[num_threads];
     for (int index = 1; index < num_threads; index++) {
-        arguments_[index] = {this, index, started_.value.load(std::memory_order_relaxed)};
+        arguments_[index] = {this, index, started_.load(std::memory_order_relaxed)};
         const int error = pthread_create(&threads_[index], nullptr, main, &arguments_[index]);
         if (error != 0) {
             stop();
@@ -98,12 +113,13 @@ int ThreadPool::resize(int num_threads, bool pin) {
 }
 
 void ThreadPool::stop() {
-    is_stopping_ = true;
-    change(started_);
+    is_stopping_.store(true, std::memory_order_seq_cst);
+    started_.fetch_add(1, std::memory_order_seq_cst);
+    wake(started_);
     for (int index = 1; index < num_threads_; index++) {
         pthread_join(threads_[index], nullptr);
     }
-    is_stopping_ = false;
+    is_stopping_.store(false, std::memory_order_seq_cst);
     delete[] threads_;
     delete[] arguments_;
     threads_ = nullptr;
@@ -112,24 +128,16 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::run(Work work, void* context) {
-    work_ = work;
-    context_ = context;
-    if (num_threads_ > 1) {
-        change(started_);
-    }
-    work(context, 0);
-    meet();
-}
-
-void ThreadPool::meet() {
     if (num_threads_ == 1) {
+        work(context, 0);
         return;
     }
-    const uint32_t passed = passed_.value.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == (uint32_t)num_threads_) {
-        arrived_.store(0, std::memory_order_relaxed);
-        change(passed_);
-    } else {
-        wait_for_change(passed_, passed);
-    }
+    work_ = work;
+    context_ = context;
+    is_open_.store(true, std::memory_order_seq_cst);
+    started_.fetch_add(1, std::memory_order_seq_cst);
+    wake(started_);
+    work(context, 0);
+    is_open_.store(false, std::memory_order_seq_cst);
+    wait_for(num_inside_, 0);
 }
