@@ -1,7 +1,7 @@
 """The tests of the C library once more, with a library that checks addresses and undefined behaviour.
 
-The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. A process that has
-loaded the sanitizers first runs the tests, with every instruction set of this CPU; the first finding ends it.
+The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. A process that
+loads the sanitizers before Python runs the tests, with every instruction set of this CPU. Its first finding ends it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_a_write_behind_a_buffer_is_found(environ: dict[str, str]) -> None:
     script = (
-        "import ctypes, os; library = ctypes.CDLL(os.environ['RAYLOOM_CPU_LIBRARY']); malloc = ctypes.CDLL(None).malloc;"
-        "malloc.restype = ctypes.c_void_p; rows = [ctypes.c_void_p(malloc(64)) for _ in range(2)];"
+        "import ctypes, os; library = ctypes.CDLL(os.environ['RAYLOOM_CPU_LIBRARY']);"
+        "malloc = ctypes.CDLL(None).malloc; malloc.restype = ctypes.c_void_p;"
+        "rows = [ctypes.c_void_p(malloc(64)) for _ in range(2)];"
         "library.rl_add(*rows, ctypes.c_int64({count})); print('added')"
     )
     for count in (16, 17):

@@ -1,10 +1,10 @@
-"""Counts the instructions of fixed steps on the C library, and fails if a step needs 10 % more than the numbers on file.
+"""Counts the instructions of fixed steps on the C library. Fails if a step needs 10 % more than the number on file.
 
     .venv/bin/python tools/step_instructions/check.py [--record]
 
-A count does not depend on the load of the machine. valgrind executes the AVX2 kernels, because it does not know AVX-512;
-both are made of the same sources. The difference of two runs with different numbers of steps leaves out start and
-loading. Numbers hold for one compiler, whose version is on file: with another one the counts are printed alone.
+A count does not depend on the load of the machine. valgrind executes the AVX2 kernels, because it does not know
+AVX-512; both are made of the same sources. The difference of two runs with different numbers of steps leaves out start
+and loading. Numbers hold for one compiler, whose version is on file: with another one the counts are printed alone.
 --record writes the present counts to instructions.json.
 """
 

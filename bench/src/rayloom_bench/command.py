@@ -26,9 +26,10 @@ exact length. Without --url the bench starts an engine, measures and stops it. T
   W2  32 requests, 16 at a time, 512 shared + 32 in / 32    W4  8 requests, 4 at a time, 2048 in / 32 out
 
 `bench channel` measures round trips of a step to a rank, compared with calls of a Ray actor. `bench parallel`
-measures a model over several ranks of this machine, compared with one rank.
+measures a model over several ranks of this machine, compared with one rank. `bench step` prints where a step on the
+CPU library spends its time, beside the machine's limit.
 """
-SUBCOMMANDS = {"channel": "control_channel", "parallel": "parallel"}  # name -> module
+SUBCOMMANDS = {"channel": "control_channel", "parallel": "parallel", "step": "step.command"}  # name -> module
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
