@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_bench.step.cost import Cost, StepShape, phase_costs, total
+from rayloom_bench.step.cost import Cost, ElementBytes, StepShape, phase_costs, total
 from rayloom_bench.step.limits import Limits
 from rayloom_bench.step.plot import draw, y_ticks
 from rayloom_bench.step.rank import STEP_PHASES, StepRank, decode_step, fastest, prefill_steps
@@ -33,7 +33,7 @@ def shape(folder: Path) -> ModelShape:
 
 
 def test_costs_of_a_decode_step_by_hand(shape: ModelShape) -> None:
-    costs = phase_costs(shape, decode_step(3, 10), 2)
+    costs = phase_costs(shape, decode_step(3, 10), ElementBytes(2, 2))
     assert costs["qkv"] == Cost(2 * (64 + 64) * 64 * 2, 2 * 3 * 2 * (64 + 64) * 64)
     assert costs["down"] == Cost(2 * 96 * 64 * 2, 2 * 3 * 2 * 96 * 64)
     assert costs["gate, up"].num_bytes == 2 * costs["down"].num_bytes
@@ -44,9 +44,9 @@ def test_costs_of_a_decode_step_by_hand(shape: ModelShape) -> None:
 
 def test_a_prompt_sees_a_triangle_of_positions_and_a_window_cuts_it(shape: ModelShape) -> None:
     step = StepShape(starts=(2,), counts=(3,))  # tokens 2, 3, 4 see 3, 4 and 5 positions
-    assert phase_costs(shape, step, 4)["attention"] == Cost(2 * 5 * 64 * 4, 2 * 4 * 64 * (3 + 4 + 5))
+    assert phase_costs(shape, step, ElementBytes(1, 4))["attention"] == Cost(2 * 5 * 64 * 4, 2 * 4 * 64 * (3 + 4 + 5))
     windowed = replace(shape, layer_windows=(None, 2))  # in layer 1 each token sees 2; positions 1 to 4 are read
-    assert phase_costs(windowed, step, 4)["attention"] == Cost((5 + 4) * 64 * 4, 4 * 64 * (12 + 6))
+    assert phase_costs(windowed, step, ElementBytes(1, 4))["attention"] == Cost((5 + 4) * 64 * 4, 4 * 64 * (12 + 6))
 
 
 @given(length=st.integers(1, 3000), chunk=st.integers(1, 700))

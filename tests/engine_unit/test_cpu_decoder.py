@@ -111,6 +111,27 @@ def test_a_nan_in_a_weight_reaches_the_logits(dtype: torch.dtype, damaged: str, 
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("position", [0, 100, 256, 511])
+def test_a_key_that_is_not_finite_reaches_the_logits_of_its_token_and_of_all_later_ones(
+    position: int, isa: str, tmp_path: Path
+) -> None:
+    # At 256 the token sees nothing of its segment of attention but this key, and its tile reads later blocks, too.
+    from safetensors.torch import load_file, save_file
+
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}
+    folder = tiny_checkpoint(tmp_path, max_position_embeddings=1024, **shape)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][:, 0] = 0.0
+    weights["model.embed_tokens.weight"][9, 0] = 1.0
+    weights["model.layers.0.self_attn.k_proj.weight"][:, 0] = 3e38
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    model = load_on_library(folder, isa, torch.float32)
+    token_ids = [9 if place == position else place % 8 for place in range(600)]
+    (logits,) = advance(model, library_cache(model, 38), [(TinySequence(token_ids, range(38)), 600)])
+    assert logits.isnan().any(dim=1).tolist() == [place >= position for place in range(600)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_progress_counts_the_halves_of_layers(isa: str, tmp_path: Path) -> None:
     model = load_on_library(tiny_variant(tmp_path, "llama3-rope"), isa, torch.float32)
     cache = library_cache(model, 9)

@@ -5,6 +5,7 @@ computed: alone, in a batch, in chunks, after a prefix hit, and on any number of
 from __future__ import annotations
 
 import random
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.cpu_decoder import BLOCK_SIZE
 from rayloom_engine.models.model import RankModel
 from rt_library import ISAS, library_cache, load_on_library, open_library
-from rt_tiny import VOCAB_SIZE, TinySequence, advance, tiny_variant
+from rt_tiny import VOCAB_SIZE, TinySequence, advance, tiny_checkpoint, tiny_variant
 
 # More than one segment of attention (256 positions), and not a multiple of a block.
 NUM_TOKENS = 283
@@ -48,13 +49,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(
-    scope="module", params=[(isa, dtype) for isa in ISAS for dtype in (torch.float32, torch.bfloat16)], ids=str
+    scope="module",
+    params=[
+        (isa, dtype, quantization)
+        for isa in ISAS
+        for dtype in (torch.float32, torch.bfloat16)
+        for quantization in ("none", "int8")
+    ],
+    ids=str,
 )
 def cases(request: pytest.FixtureRequest, folders: dict[str, Path]) -> list[Case]:
-    isa, dtype = request.param
+    isa, dtype, quantization = request.param
     made = []
     for folder in folders.values():
-        model = load_on_library(folder, isa, dtype)
+        model = load_on_library(folder, isa, dtype, quantization=quantization)
         sequence = TinySequence(token_ids_of(0, NUM_TOKENS), range(BLOCKS))
         (expected_TV,) = advance(model, new_cache(model), [(sequence, NUM_TOKENS)])
         made.append(Case(model, expected_TV))
@@ -120,3 +128,34 @@ def test_a_replay_from_the_ids_continues_bit_for_bit(cases: list[Case]) -> None:
         replayed = TinySequence(token_ids, range(BLOCKS, 2 * BLOCKS))
         (again,) = advance(case.model, cache, [(replayed, 100)])
         assert torch.equal(torch.cat(rows), again[40:])
+
+
+@pytest.mark.skipif(not ISAS, reason="there is no C library")
+def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_path: Path) -> None:
+    # 252 tokens with 24 query heads of 64 elements, in 300 segments: if each segment had its own results, 460 MB. A
+    # window of 1 saves the time, and the blocks before it are not read.
+    folder = tiny_checkpoint(
+        tmp_path,
+        "MistralForCausalLM",
+        sliding_window=1,
+        num_hidden_layers=1,
+        num_attention_heads=24,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=131_072,
+    )
+    model = load_on_library(folder, ISAS[0], torch.float32)
+    num_blocks = 76_800 // BLOCK_SIZE
+    sequence = TinySequence([7] * 76_800, [0] * num_blocks, num_computed=76_800 - 252)
+    cache = library_cache(model, 1)
+    advance(model, cache, [(TinySequence([1], [0]), 1)])
+    model._rotary.rows(torch.tensor([0]), 76_800)  # type: ignore[attr-defined]
+    open_library(ISAS[0], 32)
+    before = _address_space()
+    advance(model, cache, [(sequence, 252)])
+    assert _address_space() - before < 200 << 20
+
+
+def _address_space() -> int:
+    """Bytes that are mapped; a buffer that the library has mapped or allocated stays until its next step."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -159,3 +159,11 @@ def test_a_cache_that_cannot_be_written_is_a_problem_not_an_error(tmp_path: Path
     found = find_library(tmp_path / "file", os.environ, package=tmp_path)
     assert found.path is None
     assert "compiling it failed: [Errno" in found.problem and "/file" in found.problem
+
+
+def test_a_compiled_library_is_found_in_a_folder_that_cannot_be_written(sources: Path, tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "library.so"
+    target.parent.mkdir()
+    target.touch()
+    (target.parent / ".library.so.lock").mkdir()  # opening the lock to write fails, as on a read-only file system
+    build_library("no-such-compiler", sources, target)

@@ -20,7 +20,9 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 # Not the kernels: servers and compilations, and this file.
 OTHERS = {"test_cpu_backend.py", "test_cpu_library_build.py", Path(__file__).name}
-KERNEL_TESTS = sorted(path for path in FOLDER.glob("test_cpu_*.py") if path.name not in OTHERS)
+KERNEL_TESTS = sorted(
+    path for path in (*FOLDER.glob("test_cpu_*.py"), *FOLDER.glob("test_int8_*.py")) if path.name not in OTHERS
+)
 FLAGS = ("-O1", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 pytestmark = [
@@ -67,7 +69,12 @@ def test_a_write_behind_a_buffer_is_found(environ: dict[str, str]) -> None:
 
 def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ: dict[str, str]) -> None:
     names = {path.name for path in KERNEL_TESTS}
-    assert {"test_cpu_decoder.py", "test_cpu_decoder_batches.py", "test_cpu_sampler.py"} <= names
+    assert {
+        "test_cpu_decoder.py",
+        "test_cpu_decoder_batches.py",
+        "test_cpu_sampler.py",
+        "test_int8_weights.py",
+    } <= names
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "timeout=700", *map(str, KERNEL_TESTS)]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

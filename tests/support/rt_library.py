@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.finding import find_library
 from rayloom_engine.cpu_library.library import CpuLibrary, LibraryFunctions
 from rayloom_engine.kernels.kernel_set import choose_kernels
@@ -49,9 +50,16 @@ def open_library(isa: str, num_threads: int = 2) -> CpuLibrary:
     return library
 
 
-def load_on_library(folder: Path, isa: str, dtype: torch.dtype, part: ModelPart | None = None) -> RankModel:
+def load_on_library(
+    folder: Path,
+    isa: str,
+    dtype: torch.dtype,
+    part: ModelPart | None = None,
+    quantization: Quantization = "none",
+) -> RankModel:
     kernels = choose_kernels(Target(device=CPU, compute_dtype=dtype, library=open_library(isa)))
-    return load_model(folder, read_shape(folder), kernels, dtype=dtype, part=part).model
+    shape = read_shape(folder)
+    return load_model(folder, shape, kernels, dtype=dtype, quantization=quantization, part=part).model
 
 
 def library_cache(model: RankModel, num_blocks: int) -> KvPages:

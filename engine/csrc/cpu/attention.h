@@ -204,7 +204,9 @@ static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operan
 // Adds a segment's m, l and o of one row to those of the earlier segments.
 RL_INLINE void combine_row(int64_t head_dim, float segment_highest, float segment_total, const float* segment_values,
                            float* highest, float* total, float* values) {
-    if (segment_highest == -INFINITY) {
+    // The highest score does not tell: lanes lose a NaN to the hidden positions after it, so m may be -infinity although
+    // the row sees positions. Their weights, and so the sum, are NaN then.
+    if (segment_total == 0.0f) {
         return;  // the row sees nothing of this segment
     }
     const float m = *highest > segment_highest ? *highest : segment_highest;

@@ -6,6 +6,9 @@ namespace {
 constexpr int64_t kPreferredRows = 24;
 // With fewer pieces than this for each thread, tiles are cut into segments.
 constexpr int64_t kPiecesPerThread = 8;
+// Tiles are not cut if the results of their segments would take more memory: on 64 threads, a chunk with a context of
+// 131,072 positions would take 3 GB, which the plan of the process's memory does not know of.
+constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -20,12 +23,15 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     const int64_t most_tokens = tile_tokens(model);
     const int64_t group = model.num_heads / model.num_kv_heads;
     int64_t num_tiles = 0;
+    int64_t most_results = 0;  // if all tiles are cut
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         num_tiles += ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
+        most_results += batch.query_lens[s] * model.num_heads * ceil_div(batch.context_lens[s], kSegment);
     }
     AttentionPlan plan = {};
     plan.tiles = arena.take<AttentionTile>(num_tiles);
-    const bool is_cut = num_tiles < kPiecesPerThread * num_threads && num_threads > 1;
+    const bool is_small = most_results * model.head_dim * (int64_t)sizeof(float) <= kMostResultBytes;
+    const bool is_cut = num_tiles < kPiecesPerThread * num_threads && num_threads > 1 && is_small;
     int64_t num_results = 0;
     int64_t token = 0;
     int64_t index = 0;

@@ -24,7 +24,7 @@ constexpr Kernels table() {
         int8_linear<Operand>,
         int8_add_linear<Operand>,
         int8_gate_linear<Operand>,
-        pack_int8_weight<Operand>,
+        pack_int8_block<Operand>,
         embed_int8,
         quantise_row<Operand>,
         quantised_row_bytes,

@@ -265,25 +265,40 @@ static void int8_gate_linear(const LinearTask& task, int64_t first, int64_t end)
     int8_blocks<Operand, GateOutput>(task, first, end);
 }
 
-// Quantises rows of W [num_outputs][num_inputs] (the type of Operand's weights) and packs them; sets their scales.
+// Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs] (the type of Operand's weights), packs them and
+// sets their scales. Rows behind the last become zeros.
 template <class Operand>
-static void pack_int8_weight(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs) {
-    const typename Operand::W* from = (const typename Operand::W*)weight;
-    uint8_t* to = (uint8_t*)packed;
-    for (int64_t row = 0; row < (num_outputs + 15) / 16 * 16; row++) {
-        float largest = 0.0f;
-        for (int64_t k = 0; k < num_inputs && row < num_outputs; k++) {
-            const float size = fabsf(Operand::from_w(from[row * num_inputs + k]));
-            largest = size > largest ? size : largest;
+static void pack_int8_block(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
+                            int64_t block) {
+    constexpr int64_t lane_bytes = kInt8Depth;
+    constexpr int64_t step_bytes = 16 * lane_bytes;
+    char* to = (char*)packed + block * 16 * num_inputs;
+    for (int64_t lane = 0; lane < 16; lane++) {
+        const int64_t row = block * 16 + lane;
+        const typename Operand::W* from = (const typename Operand::W*)weight + row * num_inputs;
+        F16 largest_of_lanes = zero();
+        F16 check = zero();  // 0, or NaN if a weight is NaN or infinite; the scale carries a NaN on to the logits
+        for (int64_t k = 0; row < num_outputs && k < num_inputs; k += 16) {
+            const F16 values = Operand::load_weights(from + k);
+            largest_of_lanes = max(max(values, zero() - values), largest_of_lanes);
+            check = check + (values - values);
         }
-        const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-        uint8_t* block = to + row / 16 * 16 * num_inputs + row % 16 * kInt8Depth;
-        for (int64_t k = 0; k < num_inputs; k++) {
-            const float value = row < num_outputs ? Operand::from_w(from[row * num_inputs + k]) : 0.0f;
-            block[k / kInt8Depth * 16 * kInt8Depth + k % kInt8Depth] = (uint8_t)(128 + (int)nearbyintf(value * inverse));
+        const float largest = maximum(largest_of_lanes);
+        const F16 inverse = splat(largest > 0.0f && largest < INFINITY ? 127.0f / largest : 0.0f);
+        for (int64_t k = 0; k < num_inputs; k += 16) {
+            int8_t quantised[16] = {0};
+            if (row < num_outputs) {
+                store_int8(quantised, round(Operand::load_weights(from + k) * inverse));
+            }
+            for (int64_t step = 0; step < 16 / lane_bytes; step++) {
+                uint32_t four;
+                memcpy(&four, quantised + step * lane_bytes, sizeof(four));
+                four ^= 0x80808080u;  // adds 128 to each
+                memcpy(to + (k / lane_bytes + step) * step_bytes + lane * lane_bytes, &four, sizeof(four));
+            }
         }
         if (row < num_outputs) {
-            scales[row] = largest / 127.0f;
+            scales[row] = largest / 127.0f + sum(check);
         }
     }
 }

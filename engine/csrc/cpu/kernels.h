@@ -77,7 +77,9 @@ struct Kernels {
     void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
     void (*int8_add_linear)(const LinearTask& task, int64_t first, int64_t end);
     void (*int8_gate_linear)(const LinearTask& task, int64_t first, int64_t end);
-    void (*pack_int8_weight)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs);
+    // Packs one block of 16 rows.
+    void (*pack_int8_block)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
+                            int64_t block);
     void (*embed_int8)(const void* packed, const float* scales, int64_t width, int64_t id, float* out);
     void (*quantise_row)(const void* x, int64_t num_inputs, void* quantised);
     int64_t (*quantised_row_bytes)(int64_t num_inputs);

@@ -172,7 +172,10 @@ RL_EXPORT void rl_pack_weight(int32_t dtype, const void* weight, void* packed, i
 
 RL_EXPORT void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales,
                                    int64_t num_outputs, int64_t num_inputs) {
-    chosen_kernels(dtype).pack_int8_weight(weight, packed, scales, num_outputs, num_inputs);
+    const Kernels& kernels = chosen_kernels(dtype);
+    run_pieces(ceil_div(num_outputs, 16), [&](int64_t block) {
+        kernels.pack_int8_block(weight, packed, scales, num_outputs, num_inputs, block);
+    });
 }
 
 RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out) {

@@ -61,6 +61,7 @@ struct Float32 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load(w); }
 };
 
 #if defined(__AVX512BF16__)
@@ -83,6 +84,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load_bf16(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }
 };
 
 #else
@@ -113,6 +115,7 @@ struct BFloat16 {
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
+    static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }
 };
 
 #endif

@@ -30,6 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--model", help="checkpoint; default: the engine's")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default: bfloat16")
+    parser.add_argument("--quantization", default="none", choices=("none", "int8"), help="form of the weights")
     parser.add_argument("--batch", type=_positive, default=16, help="sequences of the decode step (default 16)")
     parser.add_argument("--context", type=_positive, default=160, help="tokens of each decoded sequence (default 160)")
     parser.add_argument("--prefill", type=_positive, default=512, help="tokens of the prompt (default 512)")
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from rayloom_engine.worker.start import set_threads
 
     given = {"model": args.model} if args.model else {}
-    config = EngineConfig(dtype=args.dtype, threads=args.threads, **given)
+    config = EngineConfig(dtype=args.dtype, quantization=args.quantization, threads=args.threads, **given)
     busy = busy_percent()
     num_threads = set_threads(config)  # before the first import of torch
 
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
     environ = {**os.environ, INSTRUCTION_SET: args.isa} if args.isa else os.environ
     rank = StepRank(config, num_threads, environ)
-    limits = machine.measure(rank.library, rank.dtype)
+    machine_line = f"{processor_name()}, {rank.library.description}, {'int8' if rank.is_int8 else args.dtype}"
+    limits = machine.measure(rank.library, rank.dtype, is_int8=rank.is_int8)
     print(
-        f"{processor_name()}, {rank.library.description}, {args.dtype}; {busy:.0f} % busy before\n"
+        f"{machine_line}; {busy:.0f} % busy before\n"
         f"limits: {limits.read_bytes_s / 1e9:.1f} GB/s, {limits.flop_s / 1e9:.1f} GFLOP/s\n"
     )
     document = _tables(rank, limits, args)
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         from rayloom_bench.step.sweeps import sweep
 
         panels = sweep(rank, limits, args.context, args.chunk, lambda line: print(line, file=sys.stderr, flush=True))
-        args.plot.write_text(draw(panels, f"{processor_name()}, {rank.library.description}, {args.dtype}"))
+        args.plot.write_text(draw(panels, machine_line))
         document["sweeps"] = {panel.title: {line.label: line.points for line in panel.lines} for panel in panels}
     if args.json is not None:
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -95,7 +97,7 @@ def _tables(rank: StepRank, limits: Limits, args: argparse.Namespace) -> dict[st
     }
     for title, (num_sequences, num_positions, steps) in cases.items():
         seconds = fastest(rank.runner(num_sequences, num_positions), steps, args.repeats)
-        costs = _sum([phase_costs(rank.shape, step, rank.dtype.itemsize) for step in steps])
+        costs = _sum([phase_costs(rank.shape, step, rank.element_bytes) for step in steps])
         print(f"{title}\n{table(seconds, costs, limits)}\n")
         shown[title] = seconds
     return {"read_bytes_s": limits.read_bytes_s, "flop_s": limits.flop_s, "seconds": shown}

@@ -22,6 +22,12 @@ class Cost:
         return max(self.num_bytes / read_bytes_s, self.num_flop / flop_s)
 
 
+@dataclass(frozen=True, slots=True)
+class ElementBytes:
+    weights: int
+    kv: int  # keys and values
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """The tokens of a step: for each sequence the position of its first token, and the number of its tokens."""
@@ -34,7 +40,7 @@ class StepShape:
         return sum(self.counts)
 
 
-def phase_costs(model: ModelShape, step: StepShape, element_bytes: int) -> dict[str, Cost]:
+def phase_costs(model: ModelShape, step: StepShape, element_bytes: ElementBytes) -> dict[str, Cost]:
     """Returns phase -> cost over all layers. Each sequence needs the logits of its last token."""
     query, key_value = model.num_heads * model.head_dim, 2 * model.num_kv_heads * model.head_dim
     matrices = {
@@ -44,12 +50,12 @@ def phase_costs(model: ModelShape, step: StepShape, element_bytes: int) -> dict[
         "down": model.intermediate_size * model.hidden_size,
     }
     costs = {
-        name: Cost(model.num_layers * size * element_bytes, 2 * step.num_tokens * model.num_layers * size)
+        name: Cost(model.num_layers * size * element_bytes.weights, 2 * step.num_tokens * model.num_layers * size)
         for name, size in matrices.items()
     }
-    costs["attention"] = _attention(model, step, key_value * element_bytes)
+    costs["attention"] = _attention(model, step, key_value * element_bytes.kv)
     head = model.vocab_size * model.hidden_size
-    costs["head"] = Cost(head * element_bytes, 2 * len(step.counts) * head)
+    costs["head"] = Cost(head * element_bytes.weights, 2 * len(step.counts) * head)
     return costs
 
 

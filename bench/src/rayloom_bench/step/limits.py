@@ -16,10 +16,15 @@ class Limits:
     flop_s: float
 
 
-def measure(library: CpuLibrary, dtype: torch.dtype) -> Limits:
+def measure(library: CpuLibrary, dtype: torch.dtype, *, is_int8: bool) -> Limits:
     """Measures with torch's and the library's threads, each the fastest of several runs."""
-    packed = library.pack(torch.randn(MATMUL_N, MATMUL_K).to(dtype))
+    plain = torch.randn(MATMUL_N, MATMUL_K).to(dtype)
+    if is_int8:
+        int8 = library.pack_int8(plain)
+        matrix = linear_of(int8.packed_NK, None, int8.scales_N)
+    else:
+        packed = library.pack(plain)
+        matrix = linear_of(packed, None)
     x = torch.randn(MATMUL_M, MATMUL_K).to(library.operand_dtype(dtype))
-    matrix = linear_of(packed, None)
     seconds = best_s(lambda: library.multiply(dtype, matrix, x))
     return Limits(measure_read_bytes_s(), 2 * MATMUL_M * MATMUL_N * MATMUL_K / seconds)

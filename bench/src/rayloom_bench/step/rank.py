@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 
-from rayloom_bench.step.cost import StepShape
-from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_bench.step.cost import ElementBytes, StepShape
+from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.cpu_library.library import PHASES, CpuLibrary
@@ -49,7 +49,7 @@ class _TimedHead:
 
 
 class StepRank:
-    """`shape`, `dtype`: of the model. `library`: with its threads running."""
+    """`shape`, `dtype`, `element_bytes`: of the model. `library`: with its threads running."""
 
     def __init__(self, config: EngineConfig, num_threads: int, environ: Mapping[str, str]) -> None:
         """Raises ConfigError or ModelError, for example if the library cannot compute the model."""
@@ -57,7 +57,11 @@ class StepRank:
         resolved, self.shape = find_model(config, no_progress)
         choice = choose_device("cpu", config.dtype, self.shape.checkpoint_dtype)
         self.dtype = choice.dtype
-        on_cpu = ModelOnCpu(shape=self.shape, num_shards=1, dtype=choice.dtype)
+        self.is_int8 = config.quantization == "int8"
+        self.element_bytes = ElementBytes(1 if self.is_int8 else choice.dtype.itemsize, choice.dtype.itemsize)
+        on_cpu = ModelOnCpu(
+            shape=self.shape, num_shards=1, dtype=choice.dtype, cut_unit=INT8_GROUP if self.is_int8 else 1
+        )
         chosen = choose_cpu_library(
             on_cpu, "auto", num_threads=num_threads, cache=cache_folder(environ), environ=environ
         )
@@ -65,7 +69,9 @@ class StepRank:
             raise ConfigError(f"bench step measures the CPU library: {chosen.problem or 'it is switched off'}")
         self.library: CpuLibrary = chosen.library
         target = Target(device=choice.device, compute_dtype=choice.dtype, backend="auto", library=self.library)
-        loaded = load_model(resolved.path, self.shape, choose_kernels(target), dtype=choice.dtype)
+        loaded = load_model(
+            resolved.path, self.shape, choose_kernels(target), dtype=choice.dtype, quantization=config.quantization
+        )
         self._model = _TimedHead(loaded.model)
 
     def runner(self, num_sequences: int, num_positions: int) -> StepRunner:

@@ -44,7 +44,7 @@ def sweep(rank: StepRank, limits: Limits, context: int, chunk: int, log: Callabl
         return seconds
 
     def limit(steps: Sequence[StepShape]) -> float:
-        costs = [phase_costs(rank.shape, step, rank.dtype.itemsize) for step in steps]
+        costs = [phase_costs(rank.shape, step, rank.element_bytes) for step in steps]
         return sum(limit_of_step(cost, limits) for cost in costs)
 
     decodes = {batch: [decode_step(batch, context)] for batch in BATCHES}
@@ -89,7 +89,7 @@ def expected_token_ms(token_ms: dict[int, float], rank: StepRank, limits: Limits
     """The time at the first context, plus the time in which the machine reads the further keys and values."""
     read_ms = {
         length: 1e3
-        * phase_costs(rank.shape, decode_step(1, length), rank.dtype.itemsize)["attention"].num_bytes
+        * phase_costs(rank.shape, decode_step(1, length), rank.element_bytes)["attention"].num_bytes
         / limits.read_bytes_s
         for length in token_ms
     }

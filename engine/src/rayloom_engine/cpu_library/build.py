@@ -115,6 +115,8 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
     Of several processes, one compiles while the others wait for its lock. The file gets its name only when it is
     complete. Raises CompileError if the compiler fails, and OSError if the folder cannot be written.
     """
+    if target.exists():
+        return  # before the lock is opened, because the folder may be read-only
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

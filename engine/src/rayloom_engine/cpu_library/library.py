@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,13 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
 PHASES = ("norm", "qkv", "rotary, KV write", "attention", "out", "gate, up", "down")
 
 _LOCK = threading.Lock()  # the state of the C library belongs to the process: instruction set, threads, buffers
+
+
+class Int8Matrix(NamedTuple):
+    """A quantised matrix [N, K]. Row n is scales_N[n] times integers from -127 to 127."""
+
+    packed_NK: torch.Tensor  # uint8, in the layout of the products; opaque
+    scales_N: torch.Tensor  # float32
 
 
 class LibraryFunctions:
@@ -89,6 +97,18 @@ class CpuLibrary:
             )
         return packed.view(-1, num_inputs)[:num_outputs]
 
+    def pack_int8(self, weight: torch.Tensor) -> Int8Matrix:
+        """Returns the matrix [N, K] quantised to int8, in the layout of the products. K is a multiple of 32."""
+        num_outputs, num_inputs = weight.shape
+        num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
+        packed = self._memory.empty(num_elements, torch.uint8)
+        scales = torch.empty(num_outputs, dtype=torch.float32)
+        with self._chosen():
+            self._functions.rl_pack_int8_weight(
+                _DTYPES[weight.dtype], _address(weight), _address(packed), _address(scales), num_outputs, num_inputs
+            )
+        return Int8Matrix(packed.view(-1, num_inputs)[:num_outputs], scales)
+
     def embed(self, dtype: torch.dtype, matrix: LinearStruct, ids_N: torch.Tensor) -> torch.Tensor:
         """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
         num_rows = ids_N.shape[0]
@@ -98,7 +118,10 @@ class CpuLibrary:
         return out_ND
 
     def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError."""
+        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError.
+
+        `dtype`: the weight's type; for an int8 matrix the type from which it was quantised.
+        """
         assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
         out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
         with self._chosen():
@@ -185,11 +208,19 @@ class CpuLibrary:
             yield
 
 
-def linear_of(packed: torch.Tensor, bias: torch.Tensor | None) -> LinearStruct:
-    """Returns the structure of a matrix from `CpuLibrary.pack` and a float32 bias. The caller keeps both alive."""
+def linear_of(packed: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None) -> LinearStruct:
+    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of int8.
+
+    The caller keeps the tensors alive.
+    """
     num_outputs, num_inputs = packed.shape
-    bias_address = None if bias is None else _address(bias)
-    return LinearStruct(_address(packed), None, bias_address, num_outputs, num_inputs)
+    return LinearStruct(
+        weight=_address(packed),
+        scales=None if scales is None else _address(scales),
+        bias=None if bias is None else _address(bias),
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+    )
 
 
 def dtype_code(dtype: torch.dtype) -> int:

@@ -38,11 +38,11 @@ class CpuDecoder:
         self.shape = shape
         self.part = part
         self.kernels = kernels
-        self.weight_bytes = weights.num_bytes
         self.hidden_dtype = torch.float32
         self._library: CpuLibrary = library
         self._dtype = kernels.target.compute_dtype
         self._weights = CpuWeights(shape, weights, library, self._dtype)
+        self.weight_bytes = self._weights.num_bytes
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
         self._progress = ctypes.c_int64(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.finding import find_library
 from rayloom_engine.cpu_library.library import CpuLibrary, LibraryFunctions
 from rayloom_engine.errors import ConfigError
@@ -26,7 +27,8 @@ class ModelOnCpu:
 
     shape: ModelShape
     num_shards: int  # ranks that share a layer
-    dtype: torch.dtype  # type of the weights and of the KV cache
+    dtype: torch.dtype  # type of the KV cache, and of the weights unless they are quantised
+    cut_unit: int = 1  # tensor parallelism cuts the feed-forward part at multiples of this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def choose_cpu_library(
         )
     if not known:
         return LibraryChoice(None, "this CPU has neither AVX2 nor AVX-512")
-    if problem := unsupported(model.shape, model.num_shards, model.dtype):
+    if problem := unsupported(model.shape, model.num_shards, model.dtype, model.cut_unit):
         return LibraryChoice(None, problem)
     library = CpuLibrary(functions, wanted or known[0])
     # Pinned threads must not share a CPU with another rank, nor be more than the CPUs that a quota allows.
@@ -72,6 +74,22 @@ def choose_cpu_library(
     except OSError as error:
         raise ConfigError(f"threads: {error.strerror}") from error
     return LibraryChoice(library)
+
+
+def check_quantization(quantization: Quantization, device: str, chosen: LibraryChoice) -> None:
+    """Raises ConfigError if the weights are to be quantised and the library does not compute the model."""
+    if quantization == "none" or chosen.library is not None:
+        return
+    if device != "cpu":
+        raise ConfigError(
+            f"quantization: {quantization!r} works on CPU only, and this rank computes on {device}; set device to "
+            "'cpu', or quantization to 'none'"
+        )
+    reason = chosen.problem or f"{VARIABLE} or RAYLOOM_KERNELS demands torch"
+    raise ConfigError(
+        f"quantization: {quantization!r} needs the CPU library, which is not used, because {reason}; change that, or "
+        "set quantization to 'none'"
+    )
 
 
 def _without(wanted: str, problem: str) -> LibraryChoice:
