@@ -34,7 +34,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test faults chaos lint types schemas crds facts bench bench-peers cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -54,6 +54,12 @@ chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARG
 
 faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
+
+sanitize: $(LIBRARY) ## Repeat the tests of the C library with address and undefined-behaviour sanitizers (a minute or two)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit $(ARGS)
+
+bench-check: $(LIBRARY) ## Count the instructions of fixed steps, and fail if one needs 10 % more than on file; ARGS=--record
+	@$(BIN)/python tools/step_instructions/check.py $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
 	$(BIN)/ruff check .

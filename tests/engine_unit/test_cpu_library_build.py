@@ -129,6 +129,23 @@ def test_the_packages_library_is_found_without_a_compiler(tmp_path: Path) -> Non
     assert (found.path, found.problem) == (packaged, "")
 
 
+def test_a_library_that_the_environment_names_comes_first(tmp_path: Path) -> None:
+    (tmp_path / library_name(source_folder())).touch()
+    named = tmp_path / "sanitized.so"
+    environ = {"RAYLOOM_CPU_LIBRARY": str(named)}
+    missing = find_library(tmp_path / "cache", environ, package=tmp_path)
+    assert missing.path is None and missing.problem == f"RAYLOOM_CPU_LIBRARY: there is no file '{named}'"
+    named.touch()
+    assert find_library(tmp_path / "cache", environ, package=tmp_path).path == named
+
+
+def test_more_flags_follow_those_of_every_build() -> None:
+    commands = compile_commands("cc", source_folder(), Path("/work"), Path("/out.so"), ("-O1", "-Werror"))
+    for command in commands.objects:
+        assert command.index("-O2") < command.index("-O1")
+    assert commands.link[4:6] == ("-O1", "-Werror")
+
+
 def test_without_a_library_and_a_compiler_the_problem_is_named(tmp_path: Path) -> None:
     found = find_library(tmp_path / "cache", {"CXX": "no-such-compiler"}, package=tmp_path)
     assert found.path is None

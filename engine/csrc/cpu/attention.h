@@ -20,6 +20,7 @@
 
 #include "kv_layout.h"
 #include "operands.h"
+#include "product_tiles.h"
 
 namespace RL_ISA {
 
@@ -68,26 +69,27 @@ static void gather_queries(const AttentionTask& task, typename Operand::X* query
     }
 }
 
-// scores[row][block * 16 ..] = scale * q[row] . K for R rows and C blocks from `block` on.
-template <class Operand, int R, int C>
-static void score_tile(const AttentionTask& task, const typename Operand::X* query, int64_t first_block, int64_t block,
-                       float* scores) {
-    const typename Operand::W* keys[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
+// scores[row][block * 16 ..] = scale * q[row] . K for all rows and `num_columns` blocks from `block` on.
+template <class Operand>
+static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
+                         int64_t block, int64_t num_columns, int64_t most_rows) {
+    ProductTile<Operand> tile;
+    tile.x_stride = task.head_dim;
+    for (int64_t c = 0; c < num_columns; c++) {
         KvBlock<Operand> pages(task.pages, task.block_table[first_block + block + c], task.num_kv_heads, task.head_dim);
-        keys[c] = pages.keys(task.kv_head);
+        tile.w[c] = pages.keys(task.kv_head);
     }
-    F16 sums[R][C];
-    clear(sums);
-    add_products<Operand, R, C>(query, task.head_dim, keys, task.head_dim / Operand::depth, sums);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-            store(scores + r * kSegment + (block + c) * kBlockSize, sums[r][c] * splat(task.scale));
-        }
-    }
+    tile.num_steps = task.head_dim / Operand::depth;
+    tile.ahead = 0;
+    tile.factor = task.scale;
+    tile.addend = kZeros;
+    tile.addend_stride = 0;
+    tile.out_stride = kSegment;
+    for_row_tiles(num_rows(task), most_rows, [&](int64_t row, int64_t height) {
+        tile.x = scratch.query + row * task.head_dim;
+        tile.out = scratch.scores + row * kSegment + block * kBlockSize;
+        compute_tile(tile, height, num_columns);
+    });
 }
 
 // values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns.
@@ -114,28 +116,6 @@ static void value_tile(const AttentionTask& task, const typename Operand::X* wei
     }
 }
 
-// Calls `tile<R>(row)` for all rows, in tiles of nearly equal height, at most MaxRows.
-template <int MaxRows, class Tile>
-RL_INLINE void for_row_tiles(int64_t rows, Tile tile) {
-    const int64_t num_tiles = (rows + MaxRows - 1) / MaxRows;
-    int64_t row = 0;
-    for (int64_t i = 0; i < num_tiles; i++) {
-        int64_t height = (rows - row + num_tiles - i - 1) / (num_tiles - i);
-        tile(row, height);
-        row += height;
-    }
-}
-
-template <class Operand, int C, int MaxRows>
-RL_INLINE void score_rows(const AttentionTask& task, const typename Operand::X* query, int64_t height,
-                          int64_t first_block, int64_t block, float* scores) {
-    if (height == MaxRows) {
-        score_tile<Operand, MaxRows, C>(task, query, first_block, block, scores);
-    } else if constexpr (MaxRows > 1) {
-        score_rows<Operand, C, MaxRows - 1>(task, query, height, first_block, block, scores);
-    }
-}
-
 template <class Operand, int C, int MaxRows>
 RL_INLINE void value_rows(const AttentionTask& task, const typename Operand::X* weights, int64_t height,
                           int64_t first_block, int64_t begin, int64_t end, int64_t column, float* values) {
@@ -147,18 +127,9 @@ RL_INLINE void value_rows(const AttentionTask& task, const typename Operand::X* 
 }
 
 template <class Operand, int C, int MaxRows>
-static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
-                         int64_t block) {
-    for_row_tiles<MaxRows>(num_rows(task), [&](int64_t row, int64_t height) __attribute__((always_inline)) {
-        score_rows<Operand, C, MaxRows>(task, scratch.query + row * task.head_dim, height, first_block, block,
-                                        scratch.scores + row * kSegment);
-    });
-}
-
-template <class Operand, int C, int MaxRows>
 static void value_columns(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                           int64_t begin, int64_t end, int64_t column) {
-    for_row_tiles<MaxRows>(num_rows(task), [&](int64_t row, int64_t height) __attribute__((always_inline)) {
+    for_row_tiles(num_rows(task), MaxRows, [&](int64_t row, int64_t height) __attribute__((always_inline)) {
         value_rows<Operand, C, MaxRows>(task, scratch.weights + row * kSegment, height, first_block, begin, end, column,
                                         scratch.segment_values + row * task.head_dim);
     });
@@ -208,17 +179,13 @@ static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operan
     const int64_t first_block = segment * kSegmentBlocks;
     const int64_t begin = first / kBlockSize - first_block;
     const int64_t end = (last + kBlockSize - 1) / kBlockSize - first_block;
-    int64_t block = begin;
-    if (num_rows(task) <= kWideRows) {
-        for (; block + kWideColumns <= end; block += kWideColumns) {
-            score_blocks<Operand, kWideColumns, kWideRows>(task, scratch, first_block, block);
-        }
-    }
-    for (; block + kNarrowColumns <= end; block += kNarrowColumns) {
-        score_blocks<Operand, kNarrowColumns, kNarrowRows>(task, scratch, first_block, block);
-    }
-    for (; block < end; block++) {
-        score_blocks<Operand, 1, kNarrowRows>(task, scratch, first_block, block);
+    const bool is_wide = num_rows(task) <= kWideRows;
+    const int64_t most_columns = is_wide ? kWideColumns : kNarrowColumns;
+    const int64_t most_rows = is_wide ? kWideRows : kNarrowRows;
+    for (int64_t block = begin; block < end;) {
+        const int64_t num_columns = tile_columns(end - block, most_columns);
+        score_blocks(task, scratch, first_block, block, num_columns, most_rows);
+        block += num_columns;
     }
     for (int64_t row = 0; row < num_rows(task); row++) {
         soften_row(task, scratch, row, segment, begin, end);

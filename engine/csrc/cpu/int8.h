@@ -106,23 +106,34 @@ static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
     }
 }
 
-// One tile: R rows x C columns of blocks. `ahead`: elements from this tile's weights to those that are read next.
-template <class Output, int R, int C>
-static void int8_tile(const LinearTask& task, int64_t row, int64_t block, int64_t ahead) {
+// A tile of y without the bias, for R rows and C blocks of 16 outputs.
+struct Int8Tile {
+    const int8_t* x;  // [R] quantised rows
+    int64_t num_inputs;
+    const uint8_t* w[kInt8WideColumns];
+    int64_t ahead;  // elements from the weights of this tile to those that are read next
+    const float* scales[kInt8WideColumns];  // [16] of the weights, for each column
+    float* out;                             // [R][out_stride]
+    int64_t out_stride;
+};
+
+template <int R, int C>
+static void compute_int8_tile(const Int8Tile& tile) {
     const uint8_t* w[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
-        w[c] = (const uint8_t*)task.weight + Output::weight_block(task, block, c, C) * 16 * task.num_inputs;
+        w[c] = tile.w[c];
     }
-    const int64_t row_bytes = quantised_row_bytes(task.num_inputs);
-    const int8_t* x = (const int8_t*)task.x + row * row_bytes;
+    const int64_t num_inputs = tile.num_inputs;
+    const int64_t row_bytes = quantised_row_bytes(num_inputs);
+    const int8_t* x = tile.x;
     F16 sums[R][C];
     clear(sums);
-    for (int64_t group = 0; group < task.num_inputs / kGroup; group++) {
+    for (int64_t group = 0; group < num_inputs / kGroup; group++) {
         I16 parts[R][C];
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + task.num_inputs);
+            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + num_inputs);
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) {
                 parts[r][c] = splat_int(scales[group].start);
@@ -136,7 +147,7 @@ static void int8_tile(const LinearTask& task, int64_t row, int64_t block, int64_
             for (int c = 0; c < C; c++) {
                 const uint8_t* source = w[c] + at * 16 * kInt8Depth;
                 w_step[c] = load_int8_w(source);
-                _mm_prefetch((const char*)(source + ahead), _MM_HINT_T1);
+                _mm_prefetch((const char*)(source + tile.ahead), _MM_HINT_T1);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
@@ -149,82 +160,109 @@ static void int8_tile(const LinearTask& task, int64_t row, int64_t block, int64_
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + task.num_inputs);
+            const GroupScale* scales = (const GroupScale*)(x + r * row_bytes + num_inputs);
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) {
                 sums[r][c] = fma(to_float(parts[r][c]), splat(scales[group].scale), sums[r][c]);
             }
         }
     }
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-        const int64_t at = Output::weight_block(task, block, c, C) * 16;
-        const int64_t left = task.num_outputs - at;
-        const F16 scale = load_first(task.scales + at, left < 16 ? (int)left : 16);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            sums[r][c] = sums[r][c] * scale;
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            store(tile.out + r * tile.out_stride + c * 16, sums[r][c] * load(tile.scales[c]));
         }
     }
-    Output::template write<typename Output::Operand>(task, row, block, sums);
 }
 
-template <class Output, int C, int MaxRows>
-RL_INLINE void int8_rows(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t ahead) {
+template <int C, int MaxRows>
+RL_INLINE void compute_int8_rows(const Int8Tile& tile, int64_t num_rows) {
     if (num_rows == MaxRows) {
-        int8_tile<Output, MaxRows, C>(task, row, block, ahead);
+        compute_int8_tile<MaxRows, C>(tile);
     } else if constexpr (MaxRows > 1) {
-        int8_rows<Output, C, MaxRows - 1>(task, row, num_rows, block, ahead);
+        compute_int8_rows<C, MaxRows - 1>(tile, num_rows);
     }
 }
 
-template <class Output, bool IsGate>
+static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t num_columns) {
+    if (num_columns == 1) {
+        compute_int8_rows<1, kInt8Rows>(tile, num_rows);
+    } else if (num_columns == 2) {
+        compute_int8_rows<2, kInt8Rows>(tile, num_rows);
+    } else {
+        compute_int8_rows<kInt8WideColumns, kInt8WideRows>(tile, num_rows);
+    }
+}
+
+// One tile: rows [row, row + num_rows) x `num_columns` columns.
+template <class Operand, class Output>
+static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
+                      int64_t ahead) {
+    alignas(64) float last_scales[16];
+    Int8Tile tile;
+    tile.x = (const int8_t*)task.x + row * quantised_row_bytes(task.num_inputs);
+    tile.num_inputs = task.num_inputs;
+    tile.ahead = ahead;
+    for (int64_t c = 0; c < num_columns; c++) {
+        const int64_t at = Output::weight_block(task, block, c, num_columns) * 16;
+        tile.w[c] = (const uint8_t*)task.weight + at * task.num_inputs;
+        tile.scales[c] = task.scales + at;
+        if (task.num_outputs - at < 16) {
+            store(last_scales, load_first(task.scales + at, (int)(task.num_outputs - at)));
+            tile.scales[c] = last_scales;
+        }
+    }
+    if (Output::addend(task, row, block, num_columns).first == kZeros) {
+        tile.out = task.out + row * task.out_stride + block * 16;
+        tile.out_stride = task.out_stride;
+        compute_int8_tile(tile, num_rows, num_columns);
+        return;
+    }
+    LinearTile result;
+    result.row = row;
+    result.num_rows = num_rows;
+    result.block = block;
+    result.num_columns = num_columns;
+    tile.out = result.sums;
+    tile.out_stride = num_columns * 16;
+    compute_int8_tile(tile, num_rows, num_columns);
+    Output::template write<Operand>(task, result);
+}
+
+template <class Operand, class Output>
 static void int8_blocks(const LinearTask& task, int64_t first, int64_t end) {
-    constexpr int per_block = IsGate ? 2 : 1;
-    const int64_t block_size = 16 * task.num_inputs;
+    constexpr int per_block = Output::columns_per_block;
     int64_t block = first;
     if (task.num_rows <= kInt8WideRows) {
         for (; block + kInt8WideColumns / per_block <= end; block += kInt8WideColumns / per_block) {
-            int8_rows<Output, kInt8WideColumns, kInt8WideRows>(task, 0, task.num_rows, block, kStreamAhead);
+            int8_tile<Operand, Output>(task, 0, task.num_rows, block, kInt8WideColumns, kStreamAhead);
         }
     }
-    for (; block < end; block++) {
-        const int64_t num_tiles = (task.num_rows + kInt8Rows - 1) / kInt8Rows;
-        int64_t row = 0;
-        for (int64_t tile = 0; tile < num_tiles; tile++) {
-            const int64_t num_rows = (task.num_rows - row + num_tiles - tile - 1) / (num_tiles - tile);
-            int8_rows<Output, per_block, kInt8Rows>(task, row, num_rows, block, tile == 0 ? block_size : 0);
-            row += num_rows;
-        }
+    while (block < end) {
+        const int64_t num_columns = per_block == 2 ? 2 : tile_columns(end - block, kInt8NarrowColumns);
+        const int64_t num_blocks = num_columns / per_block;
+        const int64_t next = num_blocks * 16 * task.num_inputs;
+        for_row_tiles(task.num_rows, kInt8Rows, [&](int64_t row, int64_t height) {
+            int8_tile<Operand, Output>(task, row, height, block, num_columns, row == 0 ? next : 0);
+        });
+        block += num_blocks;
     }
 }
 
-template <class For>
-struct Int8Store : StoreOutput {
-    using Operand = For;
-};
-template <class For>
-struct Int8Add : AddOutput {
-    using Operand = For;
-};
-template <class For>
-struct Int8Gate : GateOutput {
-    using Operand = For;
-};
-
 template <class Operand>
 static void int8_linear(const LinearTask& task, int64_t first, int64_t end) {
-    int8_blocks<Int8Store<Operand>, false>(task, first, end);
+    int8_blocks<Operand, StoreOutput>(task, first, end);
 }
 
 template <class Operand>
 static void int8_add_linear(const LinearTask& task, int64_t first, int64_t end) {
-    int8_blocks<Int8Add<Operand>, false>(task, first, end);
+    int8_blocks<Operand, AddOutput>(task, first, end);
 }
 
 template <class Operand>
 static void int8_gate_linear(const LinearTask& task, int64_t first, int64_t end) {
-    int8_blocks<Int8Gate<Operand>, true>(task, first, end);
+    int8_blocks<Operand, GateOutput>(task, first, end);
 }
 
 // Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs] (the type of Operand's weights), packs them and

@@ -91,6 +91,8 @@ int run_rows(int64_t num_rows, int64_t vocab_size, Work work) {
 
 }  // namespace
 
+double* phase_seconds = nullptr;
+
 const Kernels& chosen_kernels(int dtype) {
     return dtype == RL_BFLOAT16 ? *chosen->bfloat16 : *chosen->float32;
 }
@@ -223,6 +225,8 @@ RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t f
                          float* partial, volatile int64_t* progress) {
     return run_step(*model, *batch, first_half, end_half, partial, progress);
 }
+
+RL_EXPORT void rl_profile(double* seconds) { phase_seconds = seconds; }
 
 RL_EXPORT void rl_add(float* residual, const float* update, int64_t count) {
     for (int64_t i = 0; i < count; i++) {

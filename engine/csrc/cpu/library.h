@@ -10,6 +10,9 @@ const Kernels& chosen_kernels(int dtype);
 ThreadPool& thread_pool();
 Arena& step_arena();
 
+// Seconds of each phase of all steps, or null: see rl_profile.
+extern double* phase_seconds;
+
 // The product of `num_rows` rows of x, an operand, with stored outputs.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 

@@ -9,6 +9,7 @@
 
 #include "kernels.h"
 #include "operands.h"
+#include "product_tiles.h"
 
 namespace RL_ISA {
 
@@ -20,19 +21,49 @@ RL_INLINE F16 with_bias(const LinearTask& task, int64_t block, F16 y) {
     return y + (left >= 16 ? load(task.bias + block * 16) : load_first(task.bias + block * 16, (int)left));
 }
 
+// The results of a tile: the sums of `num_rows` rows from `row` on, and of `num_columns` blocks from `block` on.
+struct LinearTile {
+    int64_t row;
+    int64_t num_rows;
+    int64_t block;
+    int64_t num_columns;
+    alignas(64) float sums[kMostSums * 16];  // [num_rows][num_columns][16]
+
+    RL_INLINE_MEMBER F16 sum(int64_t r, int64_t c) const { return load(sums + (r * num_columns + c) * 16); }
+};
+
+struct Addend {
+    const float* first;
+    int64_t stride;
+};
+
 // Stores y.
 struct StoreOutput {
-    static RL_INLINE_MEMBER int64_t weight_block(const LinearTask&, int64_t block, int c, int) { return block + c; }
+    static constexpr int columns_per_block = 1;
+    static constexpr int narrow_columns = kNarrowColumns;
+    static constexpr int narrow_rows = kNarrowRows;
+    static constexpr int tall_rows = kTallRows;
 
-    template <class Operand, int R, int C>
-    static RL_INLINE_MEMBER void write(const LinearTask& task, int64_t row, int64_t block, const F16 (&sums)[R][C]) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-            int64_t left = task.num_outputs - (block + c) * 16;
-#pragma GCC unroll 24
-            for (int r = 0; r < R; r++) {
-                float* out = task.out + (row + r) * task.out_stride + (block + c) * 16;
-                F16 y = with_bias(task, block + c, sums[r][c]);
+    static RL_INLINE_MEMBER int64_t weight_block(const LinearTask&, int64_t block, int64_t c, int64_t) {
+        return block + c;
+    }
+
+    // What a tile adds to its sums, if it writes its output itself; else null.
+    static RL_INLINE_MEMBER Addend addend(const LinearTask& task, int64_t, int64_t block, int64_t num_columns) {
+        if ((block + num_columns) * 16 > task.num_outputs) {
+            return {nullptr, 0};
+        }
+        return {task.bias == nullptr ? kZeros : task.bias + block * 16, 0};
+    }
+
+    template <class Operand>
+    static void write(const LinearTask& task, const LinearTile& tile) {
+        for (int64_t r = 0; r < tile.num_rows; r++) {
+            for (int64_t c = 0; c < tile.num_columns; c++) {
+                const int64_t block = tile.block + c;
+                const int64_t left = task.num_outputs - block * 16;
+                float* out = task.out + (tile.row + r) * task.out_stride + block * 16;
+                F16 y = with_bias(task, block, tile.sum(r, c));
                 if (left >= 16) {
                     store(out, y);
                 } else {
@@ -44,17 +75,17 @@ struct StoreOutput {
 };
 
 // Adds y to the output, whose width is a multiple of 16.
-struct AddOutput {
-    static RL_INLINE_MEMBER int64_t weight_block(const LinearTask&, int64_t block, int c, int) { return block + c; }
+struct AddOutput : StoreOutput {
+    static RL_INLINE_MEMBER Addend addend(const LinearTask& task, int64_t row, int64_t block, int64_t) {
+        return {task.bias == nullptr ? task.out + row * task.out_stride + block * 16 : nullptr, task.out_stride};
+    }
 
-    template <class Operand, int R, int C>
-    static RL_INLINE_MEMBER void write(const LinearTask& task, int64_t row, int64_t block, const F16 (&sums)[R][C]) {
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c++) {
-#pragma GCC unroll 24
-            for (int r = 0; r < R; r++) {
-                float* out = task.out + (row + r) * task.out_stride + (block + c) * 16;
-                store(out, load(out) + with_bias(task, block + c, sums[r][c]));
+    template <class Operand>
+    static void write(const LinearTask& task, const LinearTile& tile) {
+        for (int64_t r = 0; r < tile.num_rows; r++) {
+            for (int64_t c = 0; c < tile.num_columns; c++) {
+                float* out = task.out + (tile.row + r) * task.out_stride + (tile.block + c) * 16;
+                store(out, load(out) + with_bias(task, tile.block + c, tile.sum(r, c)));
             }
         }
     }
@@ -63,129 +94,112 @@ struct AddOutput {
 // Stores silu(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second half the
 // same blocks of up. silu(g) = g / (1 + exp(-g)).
 struct GateOutput {
-    static RL_INLINE_MEMBER int64_t weight_block(const LinearTask& task, int64_t block, int c, int num_columns) {
-        int half = num_columns / 2;
+    static constexpr int columns_per_block = 2;
+    static constexpr int narrow_columns = 2;
+    static constexpr int narrow_rows = kPairRows;
+    static constexpr int tall_rows = 0;
+
+    static RL_INLINE_MEMBER int64_t weight_block(const LinearTask& task, int64_t block, int64_t c, int64_t num_columns) {
+        const int64_t half = num_columns / 2;
         return c < half ? block + c : task.num_outputs / 32 + block + c - half;
     }
 
-    template <class Operand, int R, int C>
-    static RL_INLINE_MEMBER void write(const LinearTask& task, int64_t row, int64_t block, const F16 (&sums)[R][C]) {
-        static_assert(C % 2 == 0, "gate and up come in pairs");
+    static RL_INLINE_MEMBER Addend addend(const LinearTask&, int64_t, int64_t, int64_t) { return {nullptr, 0}; }
+
+    template <class Operand>
+    static void write(const LinearTask& task, const LinearTile& tile) {
         const int64_t width = task.num_outputs / 2;
-#pragma GCC unroll 4
-        for (int c = 0; c < C / 2; c++) {
-#pragma GCC unroll 24
-            for (int r = 0; r < R; r++) {
-                F16 gate = with_bias(task, block + c, sums[r][c]);
-                F16 up = with_bias(task, width / 16 + block + c, sums[r][C / 2 + c]);
+        const int64_t half = tile.num_columns / 2;
+        for (int64_t r = 0; r < tile.num_rows; r++) {
+            for (int64_t c = 0; c < half; c++) {
+                const int64_t block = tile.block + c;
+                F16 gate = with_bias(task, block, tile.sum(r, c));
+                F16 up = with_bias(task, width / 16 + block, tile.sum(r, half + c));
                 F16 silu = gate / (splat(1.0f) + exp(zero() - gate));
-                typename Operand::X* out = (typename Operand::X*)task.gated + (row + r) * width + (block + c) * 16;
+                typename Operand::X* out = (typename Operand::X*)task.gated + (tile.row + r) * width + block * 16;
                 Operand::store_x(out, silu * up);
             }
         }
     }
 };
 
-// One tile: R rows x C columns of blocks. `ahead`: elements from this tile's weights to those that are read next.
-template <class Operand, class Output, int R, int C, bool Prefetch>
-static void linear_tile(const LinearTask& task, int64_t row, int64_t block, int64_t ahead) {
-    using W = typename Operand::W;
-    const W* w[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-        w[c] = (const W*)task.weight + Output::weight_block(task, block, c, C) * 16 * task.num_inputs;
+// One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in ProductTile.
+template <class Operand, class Output>
+static void linear_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
+                        int64_t ahead) {
+    ProductTile<Operand> tile;
+    tile.x = (const typename Operand::X*)task.x + row * task.num_inputs;
+    tile.x_stride = task.num_inputs;
+    for (int64_t c = 0; c < num_columns; c++) {
+        const int64_t weight_block = Output::weight_block(task, block, c, num_columns);
+        tile.w[c] = (const typename Operand::W*)task.weight + weight_block * 16 * task.num_inputs;
     }
-    F16 sums[R][C];
-    clear(sums);
-    const typename Operand::X* x = (const typename Operand::X*)task.x + row * task.num_inputs;
-    add_products<Operand, R, C, Prefetch>(x, task.num_inputs, w, task.num_inputs / Operand::depth, sums, ahead);
-    Output::template write<Operand>(task, row, block, sums);
-}
-
-// Calls linear_tile with R = `num_rows`, which is at most MaxRows.
-template <class Operand, class Output, int C, bool Prefetch, int MaxRows>
-RL_INLINE void linear_rows(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t ahead) {
-    if (num_rows == MaxRows) {
-        linear_tile<Operand, Output, MaxRows, C, Prefetch>(task, row, block, ahead);
-    } else if constexpr (MaxRows > 1) {
-        linear_rows<Operand, Output, C, Prefetch, MaxRows - 1>(task, row, num_rows, block, ahead);
-    }
-}
-
-// Few rows: reads `num_columns` blocks of W at once, at most MaxColumns.
-template <class Operand, class Output, int MaxColumns, int Multiple>
-RL_INLINE void linear_streams(const LinearTask& task, int64_t block, int64_t num_columns) {
-    if (num_columns == MaxColumns) {
-        linear_rows<Operand, Output, MaxColumns, true, kWideRows>(task, 0, task.num_rows, block, kStreamAhead);
-    } else if constexpr (MaxColumns > Multiple) {
-        linear_streams<Operand, Output, MaxColumns - Multiple, Multiple>(task, block, num_columns);
-    }
-}
-
-// All rows of blocks [block, block + C or C / 2), in tiles of nearly equal height. The first tile fetches the weights
-// that the next call reads.
-template <class Operand, class Output, int C, int MaxRows>
-static void linear_columns(const LinearTask& task, int64_t block, int64_t ahead) {
-    const int64_t num_tiles = (task.num_rows + MaxRows - 1) / MaxRows;
-    int64_t row = 0;
-    for (int64_t tile = 0; tile < num_tiles; tile++) {
-        int64_t num_rows = (task.num_rows - row + num_tiles - tile - 1) / (num_tiles - tile);
-        if (tile == 0) {
-            linear_rows<Operand, Output, C, true, MaxRows>(task, row, num_rows, block, ahead);
-        } else {
-            linear_rows<Operand, Output, C, false, MaxRows>(task, row, num_rows, block, 0);
-        }
-        row += num_rows;
-    }
-}
-
-template <class Operand, class Output, bool IsGate>
-static void linear_blocks(const LinearTask& task, int64_t first, int64_t end) {
-    constexpr int wide = kWideColumns;
-    constexpr int narrow = IsGate ? 2 : kNarrowColumns;
-    constexpr int narrow_rows = IsGate ? kGateRows : kNarrowRows;
-    constexpr int per_block = IsGate ? 2 : 1;  // columns of a tile for each block of the output
-    const int64_t block_size = 16 * task.num_inputs;
-    int64_t block = first;
-    if (task.num_rows <= kWideRows) {
-        while (block < end) {
-            const int64_t num_columns = (end - block) * per_block < wide ? (end - block) * per_block : wide;
-            linear_streams<Operand, Output, wide, per_block>(task, block, num_columns);
-            block += num_columns / per_block;
-        }
+    tile.num_steps = task.num_inputs / Operand::depth;
+    tile.ahead = ahead;
+    tile.factor = 1.0f;
+    const Addend addend = Output::addend(task, row, block, num_columns);
+    if (addend.first != nullptr) {
+        tile.addend = addend.first;
+        tile.addend_stride = addend.stride;
+        tile.out = task.out + row * task.out_stride + block * 16;
+        tile.out_stride = task.out_stride;
+        compute_tile(tile, num_rows, num_columns);
         return;
     }
-    if constexpr (!IsGate && kTallRows > narrow_rows) {
-        if (task.num_rows > narrow_rows && task.num_rows <= kTallRows) {
-            for (; block < end; block++) {
-                linear_rows<Operand, Output, 1, true, kTallRows>(task, 0, task.num_rows, block, block_size);
-            }
-            return;
-        }
+    LinearTile result;
+    result.row = row;
+    result.num_rows = num_rows;
+    result.block = block;
+    result.num_columns = num_columns;
+    tile.addend = kZeros;
+    tile.addend_stride = 0;
+    tile.out = result.sums;
+    tile.out_stride = num_columns * 16;
+    compute_tile(tile, num_rows, num_columns);
+    Output::template write<Operand>(task, result);
+}
+
+// Blocks [first, end) of the output, in tiles of at most `most_columns` columns and `most_rows` rows. The first tile of
+// the rows fetches the weights that lie `ahead` elements behind its own, or with 0 those of the next columns.
+template <class Operand, class Output>
+static void linear_columns(const LinearTask& task, int64_t first, int64_t end, int64_t most_columns, int64_t most_rows,
+                           int64_t ahead) {
+    constexpr int per_block = Output::columns_per_block;
+    for (int64_t block = first; block < end;) {
+        const int64_t num_columns = tile_columns((end - block) * per_block, most_columns);
+        const int64_t num_blocks = num_columns / per_block;
+        const int64_t next = ahead != 0 ? ahead : num_blocks * 16 * task.num_inputs;
+        for_row_tiles(task.num_rows, most_rows, [&](int64_t row, int64_t height) {
+            linear_tile<Operand, Output>(task, row, height, block, num_columns, row == 0 ? next : 0);
+        });
+        block += num_blocks;
     }
-    for (; block + narrow / per_block <= end; block += narrow / per_block) {
-        linear_columns<Operand, Output, narrow, narrow_rows>(task, block, narrow / per_block * block_size);
-    }
-    if constexpr (!IsGate && narrow > 1) {
-        for (; block < end; block++) {
-            linear_columns<Operand, Output, 1, narrow_rows>(task, block, block_size);
-        }
+}
+
+template <class Operand, class Output>
+static void linear_blocks(const LinearTask& task, int64_t first, int64_t end) {
+    if (task.num_rows <= kWideRows) {
+        linear_columns<Operand, Output>(task, first, end, kWideColumns, kWideRows, kStreamAhead);
+    } else if (task.num_rows > Output::narrow_rows && task.num_rows <= Output::tall_rows) {
+        linear_columns<Operand, Output>(task, first, end, 1, Output::tall_rows, 0);
+    } else {
+        linear_columns<Operand, Output>(task, first, end, Output::narrow_columns, Output::narrow_rows, 0);
     }
 }
 
 template <class Operand>
 static void linear(const LinearTask& task, int64_t first, int64_t end) {
-    linear_blocks<Operand, StoreOutput, false>(task, first, end);
+    linear_blocks<Operand, StoreOutput>(task, first, end);
 }
 
 template <class Operand>
 static void add_linear(const LinearTask& task, int64_t first, int64_t end) {
-    linear_blocks<Operand, AddOutput, false>(task, first, end);
+    linear_blocks<Operand, AddOutput>(task, first, end);
 }
 
 template <class Operand>
 static void gate_linear(const LinearTask& task, int64_t first, int64_t end) {
-    linear_blocks<Operand, GateOutput, true>(task, first, end);
+    linear_blocks<Operand, GateOutput>(task, first, end);
 }
 
 // Packs W [num_outputs][num_inputs].

@@ -19,12 +19,14 @@ constexpr int kWideRows = 3;
 constexpr int kWideColumns = 8;
 constexpr int kNarrowRows = 12;
 constexpr int kNarrowColumns = 2;
-constexpr int kGateRows = 12;
-constexpr int kTallRows = 24;  // x 1 block
+constexpr int kPairRows = 12;  // x 2 blocks
+constexpr int kSingleRows = 16;  // x 1 block
+constexpr int kTallRows = 16;  // this many rows of a product take one pass over the weights, a block at a time
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
 constexpr int kInt8WideRows = 1;
 constexpr int kInt8WideColumns = 8;
+constexpr int kInt8NarrowColumns = 2;
 constexpr int kInt8Rows = 6;
 #else
 // A sum takes two of 16 registers.
@@ -32,12 +34,14 @@ constexpr int kWideRows = 1;
 constexpr int kWideColumns = 4;
 constexpr int kNarrowRows = 6;
 constexpr int kNarrowColumns = 1;
-constexpr int kGateRows = 3;
+constexpr int kPairRows = 3;
+constexpr int kSingleRows = 6;
 constexpr int kTallRows = 0;
 constexpr int kValueRows = 3;
 constexpr int kValueColumns = 2;
 constexpr int kInt8WideRows = 1;
 constexpr int kInt8WideColumns = 2;
+constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif
 // Elements that are fetched ahead in each of the streams of weights that a wide tile reads.

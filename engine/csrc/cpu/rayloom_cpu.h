@@ -105,6 +105,22 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 
+// Phases of a step whose time is measured, in the order of a layer; those of a product include the quantisation of x.
+enum {
+    RL_PHASE_NORM,  // both norms
+    RL_PHASE_QKV,
+    RL_PHASE_ROTARY,  // norms and rotation of queries and keys, write into the KV cache
+    RL_PHASE_ATTENTION,
+    RL_PHASE_OUT,
+    RL_PHASE_GATE_UP,
+    RL_PHASE_DOWN,
+    RL_NUM_PHASES,
+};
+
+// From now on every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES], as the calling thread passes
+// them, waits for other threads included. NULL: nothing is measured.
+void rl_profile(double* seconds);
+
 // residual [count] += update [count].
 void rl_add(float* residual, const float* update, int64_t count);
 

@@ -11,6 +11,7 @@
 #include "attention_plan.h"
 #include "kernels.h"
 #include "library.h"
+#include "phase_clock.h"
 #include "threads.h"
 
 namespace {
@@ -206,30 +207,39 @@ void attend(const Step& step, int half, int phase, const rl_layer& layer, void* 
     });
 }
 
-void run_attention(const Step& step, int half) {
+void run_attention(const Step& step, int half, PhaseClock& clock) {
     const rl_layer& layer = step.model->layers[half / 2];
     void* pages = step.batch->pages[half / 2];
     normalise(step, Phase(step, half, 0), layer.attention_norm);
+    clock.add_to(RL_PHASE_NORM);
     multiply(step, half, 1, Output::kStore, layer.qkv, step.normed, step.qkv);
+    clock.add_to(RL_PHASE_QKV);
     rotate(step, Phase(step, half, 3), layer, pages);
+    clock.add_to(RL_PHASE_ROTARY);
     attend(step, half, 4, layer, pages);
+    clock.add_to(RL_PHASE_ATTENTION);
     multiply_into_residual(step, half, 6, layer.out, step.attended);
+    clock.add_to(RL_PHASE_OUT);
 }
 
-void run_mlp(const Step& step, int half) {
+void run_mlp(const Step& step, int half, PhaseClock& clock) {
     const rl_layer& layer = step.model->layers[half / 2];
     normalise(step, Phase(step, half, 0), layer.mlp_norm);
+    clock.add_to(RL_PHASE_NORM);
     multiply(step, half, 1, Output::kGate, layer.gate_up, step.normed, nullptr);
+    clock.add_to(RL_PHASE_GATE_UP);
     multiply_into_residual(step, half, 3, layer.down, step.gated);
+    clock.add_to(RL_PHASE_DOWN);
 }
 
 void run_halves(void* context, int thread) {
     const Step& step = *static_cast<const Step*>(context);
+    PhaseClock clock(thread == 0 ? phase_seconds : nullptr);
     for (int half = step.first_half; half < step.end_half; half++) {
         if (half % 2 == 0) {
-            run_attention(step, half);
+            run_attention(step, half, clock);
         } else {
-            run_mlp(step, half);
+            run_mlp(step, half, clock);
         }
         if (thread == 0) {
             *step.progress = *step.progress + 1;

@@ -1,12 +1,10 @@
 #include "threads.h"
 
 #include <errno.h>
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <x86intrin.h>
 
 namespace {
 
@@ -45,10 +43,10 @@ void ThreadPool::wake(std::atomic<uint32_t>& value) {
 }
 
 void ThreadPool::wait_for_change(std::atomic<uint32_t>& value, uint32_t seen) {
-    const uint64_t end = __rdtsc() + kSpinCycles;
+    const uint64_t end = __builtin_ia32_rdtsc() + kSpinCycles;
     while (value.load(std::memory_order_acquire) == seen) {
-        if (__rdtsc() < end) {
-            _mm_pause();
+        if (__builtin_ia32_rdtsc() < end) {
+            __builtin_ia32_pause();
             continue;
         }
         num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -58,10 +56,10 @@ void ThreadPool::wait_for_change(std::atomic<uint32_t>& value, uint32_t seen) {
 }
 
 void ThreadPool::wait_for(std::atomic<uint32_t>& value, uint32_t target) {
-    const uint64_t end = __rdtsc() + kSpinCycles;
+    const uint64_t end = __builtin_ia32_rdtsc() + kSpinCycles;
     while (value.load(std::memory_order_acquire) != target) {
-        if (__rdtsc() < end) {
-            _mm_pause();
+        if (__builtin_ia32_rdtsc() < end) {
+            __builtin_ia32_pause();
             continue;
         }
         num_sleepers_.fetch_add(1, std::memory_order_seq_cst);

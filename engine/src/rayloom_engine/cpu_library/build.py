@@ -14,14 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "librayloom_cpu"
 PACKAGE = Path(__file__).parent
 _PER_INSTRUCTION_SET = "instruction_set.cpp"  # compiled once for each instruction set
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden", "-g1")
+_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden", "-g1")
 # Instruction set -> name of its tables of kernels in the sources, and the compiler's flags.
 _INSTRUCTION_SETS = {
     "avx512": (
@@ -46,21 +46,28 @@ class CompileCommands:
     link: tuple[str, ...]
 
 
-def compile_commands(compiler: str, sources: Path, work: Path, target: Path) -> CompileCommands:
-    """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`."""
+def compile_commands(
+    compiler: str, sources: Path, work: Path, target: Path, more_flags: Sequence[str] = ()
+) -> CompileCommands:
+    """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
+
+    `more_flags`: for the compiler and the linker, after those of every build.
+    """
+    common = (*_FLAGS, *more_flags)
     objects = []
     names = []
     for isa, (table, flags) in _INSTRUCTION_SETS.items():
         names.append(str(work / f"{isa}.o"))
         defines = (f"-DRL_ISA={isa}", f"-DRL_TABLE={table}")
         objects.append(
-            (compiler, *_FLAGS, *flags, *defines, "-c", str(sources / _PER_INSTRUCTION_SET), "-o", names[-1])
+            (compiler, *common, *flags, *defines, "-c", str(sources / _PER_INSTRUCTION_SET), "-o", names[-1])
         )
     for source in sorted(sources.glob("*.cpp")):
         if source.name != _PER_INSTRUCTION_SET:
             names.append(str(work / f"{source.stem}.o"))
-            objects.append((compiler, *_FLAGS, "-c", str(source), "-o", names[-1]))
-    return CompileCommands(objects=tuple(objects), link=(compiler, "-shared", "-o", str(target), *names, "-lpthread"))
+            objects.append((compiler, *common, "-c", str(source), "-o", names[-1]))
+    link = (compiler, "-shared", "-o", str(target), *more_flags, *names, "-lpthread")
+    return CompileCommands(objects=tuple(objects), link=link)
 
 
 def source_folder() -> Path:
@@ -102,8 +109,8 @@ def find_compiler(environ: Mapping[str, str]) -> str | None:
     return next((path for path in paths if path is not None), None)
 
 
-def build_library(compiler: str, sources: Path, target: Path) -> None:
-    """Compiles the library into `target`, unless that file exists.
+def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequence[str] = ()) -> None:
+    """Compiles the library into `target`, unless that file exists. `more_flags`: as for compile_commands.
 
     Of several processes, one compiles while the others wait for its lock. The file gets its name only when it is
     complete. Raises CompileError if the compiler fails, and OSError if the folder cannot be written.
@@ -117,7 +124,7 @@ def build_library(compiler: str, sources: Path, target: Path) -> None:
             return
         with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
             partial = Path(folder) / target.name
-            commands = compile_commands(compiler, sources, Path(folder), partial)
+            commands = compile_commands(compiler, sources, Path(folder), partial, more_flags)
             _run(commands.objects)
             _run((commands.link,))
             partial.rename(target)

@@ -20,6 +20,8 @@ from rayloom_engine.cpu_library.build import (
     unsupported_machine,
 )
 
+VARIABLE = "RAYLOOM_CPU_LIBRARY"  # path of a library that is used instead of the package's, such as a sanitized one
+
 
 @dataclass(frozen=True, slots=True)
 class FoundLibrary:
@@ -32,10 +34,14 @@ class FoundLibrary:
 def find_library(cache: Path, environ: Mapping[str, str], package: Path | None = None) -> FoundLibrary:
     """Returns the library of these sources, and compiles it into a folder of `cache` if the package has none.
 
-    `package`: used instead of the folder in which the package's build puts the library.
+    `package`: used instead of the folder in which the package's build puts the library. A file that RAYLOOM_CPU_LIBRARY
+    names comes before both.
     """
     if problem := unsupported_machine():
         return FoundLibrary(None, problem)
+    if named := environ.get(VARIABLE):
+        is_there = Path(named).is_file()
+        return FoundLibrary(Path(named)) if is_there else FoundLibrary(None, f"{VARIABLE}: there is no file {named!r}")
     sources = source_folder()
     packaged = (package or PACKAGE) / library_name(sources)
     if packaged.exists():

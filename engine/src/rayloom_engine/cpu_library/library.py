@@ -27,6 +27,9 @@ from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, Li
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
 
 
+# Phases of a layer whose time the library measures (RL_PHASE_NORM and the following).
+PHASES = ("norm", "qkv", "rotary, KV write", "attention", "out", "gate, up", "down")
+
 _LOCK = threading.Lock()  # the state of the C library belongs to the process: instruction set, threads, buffers
 
 
@@ -157,6 +160,18 @@ class CpuLibrary:
             error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, address, progress)
         if error:
             raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
+
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[ctypes.Array[ctypes.c_double]]:
+        """Gives the seconds of each of PHASES, to which every call of `forward` inside the context adds its own."""
+        seconds = (ctypes.c_double * len(PHASES))()
+        with _LOCK:
+            self._functions.rl_profile(ctypes.addressof(seconds))
+        try:
+            yield seconds
+        finally:
+            with _LOCK:
+                self._functions.rl_profile(None)
 
     def add(self, residual_TD: torch.Tensor, update_TD: torch.Tensor) -> None:
         """Adds an update to the residual stream."""
