@@ -17,8 +17,12 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 # The stamp's name has a checksum of all files that pin packages: a changed pin causes a new installation, an unchanged
 # tree none.
-INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml operator/pyproject.toml bench/pyproject.toml
+INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml engine/setup.py operator/pyproject.toml bench/pyproject.toml
 STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
+
+# The compiled library of the CPU backend, built again when its sources change. Without a compiler nothing is built, and
+# the engine computes with torch.
+LIBRARY := .venv/cpu-library-$(firstword $(shell cat engine/csrc/cpu/* engine/src/rayloom_engine/cpu_library/build.py | cksum))
 
 # Nodes of the test cluster, see cluster-up. E2E_CLUSTER=kind creates a cluster in Docker instead.
 MODE ?= full
@@ -30,26 +34,32 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test faults chaos lint types schemas crds facts bench cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-venv: $(STAMP) ## Make or update the virtual environment .venv
+venv: $(LIBRARY) ## Make or update the virtual environment .venv
 
-run: $(STAMP) ## Serve the manifest FILE (default examples/smollm2.yaml) on this machine; ARGS="--port 8010" adds flags
+run: $(LIBRARY) ## Serve the manifest FILE (default examples/smollm2.yaml) on this machine; ARGS="--port 8010" adds flags
 	@$(BIN)/rayloom-operator local -f $(FILE) $(ARGS)
 
-test: $(STAMP) ## Run all tests that need no cluster, on at least two cores; ARGS="-k name" adds pytest flags
+test: $(LIBRARY) ## Run all tests that need no cluster, on at least two cores; ARGS="-k name" adds pytest flags
 	@# Tests share the cores with the servers that they start, so idle compute threads must not spin.
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-chaos: $(STAMP) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
+chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
 
-faults: $(STAMP) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
+faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
+
+sanitize: $(LIBRARY) ## Repeat the tests of the C library with address and undefined-behaviour sanitizers (a minute or two)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit $(ARGS)
+
+bench-check: $(LIBRARY) ## Count the instructions of fixed steps, and fail if one needs 10 % more than on file; ARGS=--record
+	@$(BIN)/python tools/step_instructions/check.py $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
 	$(BIN)/ruff check .
@@ -71,8 +81,11 @@ crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the cha
 facts: $(STAMP) ## Write the facts of published models that are part of the operator, and those of examples/
 	$(BIN)/python tools/write_facts.py
 
-bench: $(STAMP) ## Measure the engine and transformers on this machine (takes minutes)
+bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
+
+bench-peers: $(STAMP) ## Measure vLLM and llama.cpp as well, which it installs into the cache (long); ARGS="--rounds 1 --scale 0.25"
+	$(BIN)/rayloom-engine bench peers --page docs/benchmarks $(ARGS)
 
 cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)
 	@$(CLUSTER) up --mode $(MODE)
@@ -107,9 +120,15 @@ e2e-tool: parts ## Test the cluster tool on a second cluster, which it creates a
 parts: $(STAMP)
 	@$(CLUSTER) parts
 
+$(LIBRARY): $(STAMP)
+	@$(BIN)/python -m rayloom_engine.cpu_library.build
+	@rm -f .venv/cpu-library-*
+	@touch $@
+
 clean: ## Remove the virtual environment and the files of all tools
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -rf engine/build operator/build bench/build engine/src/*.egg-info operator/src/*.egg-info bench/src/*.egg-info
+	rm -f engine/src/rayloom_engine/cpu_library/*.so engine/src/rayloom_engine/cpu_library/.*.lock
 	find engine operator bench tests tools e2e -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP):

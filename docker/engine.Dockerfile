@@ -3,11 +3,13 @@
 #   dependencies   Python packages only; changes with constraints.txt and engine/pyproject.toml
 #     builder      the same and tools to build packages, which are not in the image
 #       model      the built-in model, converted; changes with the converter
-#       code       our own code
+#       compiler   a C++ compiler, which is not in the image
+#         code     our own code, with the compiled library of the CPU backend
 #   engine         dependencies + model + code: a change of the code changes only the last, thin layer
 #
-# The secrets are optional: `pip` is a pip.conf and `ca` a certificate bundle, both for a package mirror. They are
-# mounted while a step runs, and no layer holds them.
+# The library has kernels for several instruction sets, so the image may be built on any x86-64 machine. The secrets are
+# optional: `pip` is a pip.conf and `ca` a certificate bundle, both for a package mirror. They are mounted while a step
+# runs, and no layer holds them.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS dependencies
@@ -45,7 +47,15 @@ RUN set -e; cd /build; \
       'from rayloom_engine.models.checkpoint.source import resolve; resolve("builtin://smollm2-135m")'; \
     find /opt/rayloom/cache -name '*.lock' -delete
 
-FROM builder AS code
+FROM builder AS compiler
+# Empty: nothing is installed, the image has no compiled library, and on CPU the engine computes with torch.
+ARG COMPILER=g++
+RUN set -e; [ -n "$COMPILER" ] || exit 0; \
+    apt-get -o APT::Sandbox::User=root update -qq; \
+    apt-get -o APT::Sandbox::User=root install -qq --yes --no-install-recommends "$COMPILER" > /dev/null; \
+    rm -rf /var/lib/apt/lists/*
+
+FROM compiler AS code
 COPY engine /build/engine
 RUN set -e; python -m pip install --quiet --no-deps --no-compile --no-build-isolation --target /opt/rayloom/code /build/engine; \
     python -m compileall -q --invalidation-mode unchecked-hash /opt/rayloom/code

@@ -163,6 +163,7 @@ def add(a, b):  # one more
         "rayloom_engine.worker.process",
         "rayloom_operator.__main__",
         "rayloom_bench.command",
+        "rayloom_bench.peers.command",
     ],
 )
 def test_the_start_imports_nothing_heavy(module):

@@ -32,7 +32,7 @@ BY_NAME = {
     "bench": set(),
 }
 # Imported where it is installed, and not needed otherwise.
-OPTIONAL = {"engine": {"triton"}, "operator": {"kubernetes"}, "bench": {"ray"}}
+OPTIONAL = {"engine": {"triton"}, "operator": {"kubernetes"}, "bench": {"matplotlib", "ray"}}
 
 
 def pyproject(project):

@@ -1,7 +1,8 @@
 """What the operator emits is what the engine reads, field by field."""
 
 from rayloom_engine.config import EngineConfig, parse_config
-from rayloom_operator.api.spec import EngineArgs, parse
+from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.spec import parse
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.resolve.resolved import resolve
 
@@ -28,6 +29,7 @@ ARGS = {
     "enablePriority": True,
     "kvCacheMemoryBytes": 1_000_000,
     "numKvBlocks": 64,
+    "quantization": "none",
     "enablePrefixCaching": False,
     "threads": 2,
     "corsAllowedOrigins": ["https://example.org"],

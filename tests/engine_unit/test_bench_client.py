@@ -73,6 +73,15 @@ def test_servers_that_refuse_ignore_eos_are_not_sent_it() -> None:
     assert not {"ignore_eos", "min_tokens"} & fake.bodies[0].keys()
 
 
+@pytest.mark.parametrize(("reuses", "num_connections"), [(True, 1), (False, 3)])
+def test_connections_are_reused_unless_the_options_say_otherwise(reuses: bool, num_connections: int) -> None:
+    one_at_a_time = Workload(name="S", num_requests=3, concurrency=1, num_own=4, num_output=5)
+    options = RequestOptions(reuses_connections=reuses)
+    with running(FakeOpenAI()) as fake:
+        assert run_workload(endpoint_of(fake), one_at_a_time, PROMPTS[:3], options=options).failures == ()
+    assert len(fake.connections) == num_connections
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -41,6 +41,14 @@ def test_memory_is_summed_over_the_whole_tree(family: tuple[subprocess.Popen[byt
     assert min(sizes.values()) > 1_000_000  # a Python process holds some megabytes
 
 
+def test_the_model_of_another_program_is_not_its_name() -> None:
+    process = subprocess.Popen(["bash", "-c", "read", "-m", "/folder/model.gguf"], stdin=subprocess.PIPE)
+    try:
+        assert list(tree_pss_bytes(process.pid)) == [f"bash {process.pid}"]
+    finally:
+        process.communicate(timeout=30)
+
+
 def test_no_process_of_the_tree_is_left(family: tuple[subprocess.Popen[bytes], int]) -> None:
     process, child_pid = family
     child = psutil.Process(child_pid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
@@ -91,3 +92,75 @@ def test_the_patience_is_longer_in_a_trial(core: CoreUnderTest) -> None:
     assert core.state.patience_s == 3.0
     core.die_in_a_step()
     assert core.state.patience_s == 12.0
+
+
+class _End(Exception):
+    pass
+
+
+class _Script:
+    """An inbox with one list of messages for each time that it is emptied. The loop ends when it is idle."""
+
+    def __init__(self, *mail: list[Submit | Abort]) -> None:
+        self._mail = list(mail)
+
+    def take(self):
+        return [(1, message) for message in self._mail.pop(0)] if self._mail else []
+
+    def wait(self, seconds: float, at_most: float) -> bool:
+        raise _End
+
+
+class _NoIo:
+    def send(self, connection: int, message: object) -> None:
+        pass
+
+
+def _recorded(folder: Path) -> dict[str, tuple[int, int]]:
+    data = (folder / "in_flight").read_bytes()
+    return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "big")], type=dict[str, tuple[int, int]])
+
+
+def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_is_idle(
+    core: CoreUnderTest, tmp_path: Path
+) -> None:
+    core.core._io = _NoIo()  # type: ignore[assignment]
+    records = []
+    handle = core.core._handle
+
+    def watched(connection: int, message: Submit | Abort | Disconnected) -> None:
+        records.append((type(message), _recorded(tmp_path)))
+        handle(connection, message)
+
+    core.core._handle = watched  # type: ignore[method-assign]
+    # Without messages come the step of the first probe and the second chunk of the prompt.
+    inbox = _Script([], [SUBMIT], [], [Abort("other")])
+    with pytest.raises(_End):
+        core.core.run(inbox, began=lambda: None)  # type: ignore[arg-type]
+    assert records == [(Submit, {}), (Abort, {})]
+    assert _recorded(tmp_path) == {}
+
+
+def test_a_step_replaces_the_record_of_the_step_before(core: CoreUnderTest, tmp_path: Path) -> None:
+    core.take(1, SUBMIT)
+    core.engine.step()
+    core.core._end_step()
+    assert _recorded(tmp_path) == {"s": (0, 8)}, "its plan has ended, and the next one is recorded at once"
+    core.engine.step()
+    core.core._end_step()
+    assert _recorded(tmp_path) == {"s": (8, 16)}
+    core.engine.scheduler.restrict(frozenset())
+    core.engine.step()  # it computes nothing
+    core.core._end_step()
+    assert _recorded(tmp_path) == {}
+
+
+def test_the_end_of_a_trial_is_recorded_at_once(core: CoreUnderTest, tmp_path: Path) -> None:
+    core.take(1, SUBMIT)
+    core.die_in_a_step()
+    core.die_in_a_step()
+    core.core._hold_trial()
+    core.engine.step()
+    assert core.box.is_trial
+    core.core._end_step()
+    assert (core.box.is_trial, _recorded(tmp_path)) == (False, {})

@@ -15,6 +15,7 @@ from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.step import PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
 from rayloom_engine.errors import CorruptRank
 from rayloom_engine.worker.sampler import Sampler
+from rt_damage import damage_head, damage_norm, damage_token
 from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 from rt_slots import make_slot
 from rt_stages import StagesInARow, load_stages, make_engine, stage_config
@@ -154,6 +155,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_variant(tmp_path_factory.mktemp("model"), "llama")
 
 
+@pytest.fixture(params=["", "torch"], ids=["C library", "torch"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYLOOM_CPU_ISA", request.param)
+
+
 def run_all(engine: Engine, prompts: dict[str, list[int]], **params: int) -> dict[str, list[SequenceOutput]]:
     outputs: dict[str, list[SequenceOutput]] = {name: [] for name in prompts}
     for name, prompt in prompts.items():
@@ -169,12 +175,13 @@ def ids(outputs: list[SequenceOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("params", [{}, {"logprobs": 2}, {"prompt_logprobs": 1}], ids=str)
 def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: Path, params: dict[str, int]) -> None:
     prompts = {"good": [3, 4, 5], "bad": [3, BAD_TOKEN, *range(20, 60)]}
     ranks = load_stages(stage_config(folder))
     expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"]}, **params)
-    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
+    damage_token(ranks[0], BAD_TOKEN)
     engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
     outputs = run_all(engine, prompts, **params)
     assert ids(outputs["good"]) == ids(expected["good"])
@@ -184,6 +191,7 @@ def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: P
     assert engine.step() == [], "the probe holds no such token, so the rank lives"
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("broken", "where"),
     [("stage 0", "stage 0 turned a probe"), ("stage 1", "stage 1 turned a probe"), ("head", "the head turned a probe")],
@@ -191,16 +199,16 @@ def test_a_nan_weight_of_one_token_fails_only_requests_with_that_token(folder: P
 def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, broken: str, where: str) -> None:
     ranks = load_stages(stage_config(folder, num_stages=2))
     if broken == "head":
-        head = ranks[1]._model._weights.head.scheme
-        head.weight = head.kernel.pack(torch.full((256, 64), NAN))
+        damage_head(ranks[1])
     else:
-        ranks[int(broken[-1])]._model._weights.layers[0].mlp_norm_D[0] = NAN
+        damage_norm(ranks[int(broken[-1])])
     engine = make_engine(StagesInARow(ranks))
     engine.add_probe()
     with pytest.raises(CorruptRank, match=where):
         engine.step()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
 def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(folder: Path, order: list[str]) -> None:
     # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
@@ -208,7 +216,7 @@ def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(fol
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
     ranks = load_stages(stage_config(folder))
     expected = run_all(make_engine(StagesInARow(ranks)), {"good": prompts["good"], **later})
-    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
+    damage_token(ranks[0], BAD_TOKEN)
     engine = make_engine(StagesInARow(ranks, epoch=2), epoch=2)
     first = run_all(engine, {name: prompts[name] for name in order})
     second = run_all(engine, later)
@@ -217,9 +225,10 @@ def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(fol
     assert {name: ids(second[name]) for name in later} == {name: ids(expected[name]) for name in later}
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
     ranks = load_stages(stage_config(folder))
-    ranks[0]._model._weights.embedding_VD[BAD_TOKEN] = NAN
+    damage_token(ranks[0], BAD_TOKEN)
     engine = make_engine(StagesInARow(ranks))
     engine.add(make_sequence("bad", [BAD_TOKEN, *range(20, 60)], max_tokens=1))  # a step takes 24 tokens
     assert engine.step() == []
@@ -228,6 +237,7 @@ def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
     assert outputs["good"][-1].finish_reason == "length"
 
 
+@pytest.mark.usefixtures("backend")
 def test_a_prompt_row_that_is_not_finite_fails_a_request_whose_last_row_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

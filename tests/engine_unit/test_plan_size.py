@@ -71,7 +71,7 @@ def test_the_plan_of_64_choices_has_their_prompt_once() -> None:
     for step, slot in rank.table.apply(forks):
         sequence = next(s for s in scheduler.running() if s.slot == step.slot)
         assert slot.token_ids[: slot.num_tokens].tolist() == sequence.token_ids
-        assert slot.block_table[: slot.num_blocks].tolist() == sequence.block_ids
+        assert rank.table.block_tables.of(step.slot).tolist() == sequence.block_ids
 
 
 def test_after_lost_ranks_the_prompt_crosses_once_again() -> None:

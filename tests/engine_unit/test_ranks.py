@@ -119,6 +119,33 @@ def test_a_fault_that_the_user_must_fix_is_not_tried_again(ranks: Ranks, kind: s
         ranks.assemble()
 
 
+def test_ranks_that_would_send_each_other_tensors_of_different_types_are_refused(ranks: Ranks) -> None:
+    # Without this check a rank aborts in the first step, or reads the peer's bytes as numbers of another type.
+    first = ranks.start(0, first=make_loaded(hidden_dtype="float32", arithmetic="C library, avx2"))
+    ranks.start(1, first=make_loaded(hidden_dtype="bfloat16", arithmetic="torch"))
+    with pytest.raises(ConfigError, match=r"^rank 1 .* in bfloat16 \(torch\), rank 0 in float32 \(C library, avx2\); "):
+        ranks.assemble()
+    assert _kinds(first) == [], "they do not meet"
+
+
+def test_in_a_rebuild_a_rank_that_computes_in_another_type_is_replaced(ranks: Ranks) -> None:
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
+    ranks.start(0)
+    ranks.start(1, first=make_loaded(hidden_dtype="bfloat16"))
+    ranks.assemble(is_rebuild=True)
+    assert [fence.rank for fence in launcher.fences] == [1]
+
+
+def test_ranks_with_different_instruction_sets_serve_with_a_warning(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks.start(0, first=make_loaded(arithmetic="C library, avx512"))
+    ranks.start(1, first=make_loaded(arithmetic="C library, avx2"))
+    ranks.assemble()
+    (line,) = [message for message in caplog.messages if "RAYLOOM_CPU_ISA" in message]
+    assert line.startswith("rank 0 computes with C library, avx512, rank 1 with C library, avx2: ")
+
+
 def test_a_rank_that_dies_while_they_meet_is_replaced_and_the_other_is_kept(ranks: Ranks) -> None:
     def dies_at_join(order: object) -> None:
         if isinstance(order, Join):

@@ -11,7 +11,7 @@ import pytest
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import PromptLogprobs, SlotStep, StepResult, TokenLogprobs
 from rayloom_engine.errors import QueueFull, RequestError
-from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
+from rt_scheduler import BLOCK_SIZE, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 
 
 def _advance(scheduler, rank, num=1):
@@ -278,3 +278,26 @@ def test_only_those_allowed_are_scheduled_and_the_others_make_room_and_lose_no_t
     scheduler.restrict(None)
     outputs += run_to_end(scheduler, rank)
     assert all(ids_of(outputs, name) == expected_ids(range(7), 6) for name in ("a", "b", "c"))
+
+
+def test_only_a_step_that_fills_a_block_registers_one() -> None:
+    scheduler, rank = make_scheduler(), SimulatedRank()
+    scheduler.add(make_sequence("a", prompt=range(7), max_tokens=10))
+    registered = []
+    register = scheduler.pool.register
+
+    def count(block_id: int, content: bytes) -> None:
+        registered.append(block_id)
+        register(block_id, content)
+
+    scheduler.pool.register = count
+    [sequence] = scheduler.unfinished()
+    steps = []
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        steps.append(list(registered))
+        registered.clear()
+        scheduler.update(rank.run(plan))
+    # 7 tokens fill block 0; then positions 7, 11 and 15 end a block, in the 1st, 5th and 9th decode.
+    assert steps == [[0], [1], [], [], [], [2], [], [], [], [3]]
+    assert sequence.hashes(4, BLOCK_SIZE, 3) == sequence.hashes(4, BLOCK_SIZE)[3:]

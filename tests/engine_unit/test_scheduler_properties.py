@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.sequence import CORRUPT
+from rayloom_engine.core.step_seconds import StepSeconds
 from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
@@ -96,6 +97,7 @@ def _arrival(
     trials=[None],
     losses={29},
     keeps_memory=False,
+    token_s=None,
 )
 # The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
 @example(
@@ -109,6 +111,7 @@ def _arrival(
     trials=[None],
     losses=set(),
     keeps_memory=False,
+    token_s=None,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -122,12 +125,15 @@ def _arrival(
     trials=st.lists(st.one_of(st.none(), st.integers(1, 4)), min_size=1, max_size=12),
     losses=st.sets(st.integers(1, 40), max_size=3),
     keeps_memory=st.booleans(),
+    token_s=st.one_of(st.none(), st.sampled_from((0.01, 0.1, 10.0))),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
-    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory
+    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory, token_s
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     scheduler = make_scheduler(num_blocks, **sizes)
+    # Seconds of a prompt's token, where a decode takes 1 s; None: costs are not known, and nothing is limited by time.
+    costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
     in_flight = deque()
     keys: dict[str, bytes] = {}
     rank = SimulatedRank(window=window, keys=keys)
@@ -186,7 +192,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]
         scheduler.restrict(None if every is None else frozenset(unfinished[::every]))
         may_collect = collects[step % len(collects)] and in_flight
-        plan = None if may_collect else scheduler.schedule()
+        plan = None if may_collect else scheduler.schedule(costs)
         if plan is not None:
             assert plan.num_tokens <= budget
             assert len(plan.slots) <= max_num_seqs

@@ -21,10 +21,10 @@ def _plan(*steps: tuple[int, int]) -> StepPlan:
 
 def test_a_step_costs_by_its_tokens_and_by_the_positions_that_they_attend_to() -> None:
     # 10 + 1 tokens; 10 x 30 and 1 x 6 pairs.
-    assert WORK.flops(_plan((20, 10), (5, 1))) == 11 * 100 + 306 * 2
+    assert WORK.flops(_plan((20, 10), (5, 1)).slots) == 11 * 100 + 306 * 2
     # With a window of 8: 10 x 18 and 1 x 6 pairs.
     windowed = StepWork(flops_per_token=100.0, flops_per_pair=2.0, num_layers=4, window=8)
-    assert windowed.flops(_plan((20, 10), (5, 1))) == 11 * 100 + 186 * 2
+    assert windowed.flops(_plan((20, 10), (5, 1)).slots) == 11 * 100 + 186 * 2
 
 
 def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed() -> None:

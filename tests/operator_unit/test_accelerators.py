@@ -115,6 +115,10 @@ def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
             "spec: engine.args.device cpu has no use for an accelerator: remove one of the two",
         ),
         (
+            {"accelerator": {"memory": "80Gi"}, "engine": {"args": {"quantization": "int8"}}},
+            "spec: engine.args.quantization int8 works on CPU only: remove it, or the accelerator",
+        ),
+        (
             {"sizing": {"minConcurrentRequests": 0}},
             "spec.sizing.minConcurrentRequests: 0 is too small; use 1 or more",
         ),

@@ -61,6 +61,13 @@ def test_local_shows_the_start_then_a_sample_then_serves(start):
     assert f"  curl -N {url}/chat/completions \\\n" in local.output
 
 
+def test_local_shows_that_weights_are_quantised(start):
+    local = start(spec="  engine: {args: {quantization: int8}}")
+    local.wait_for("Serving.")
+
+    assert "134.5 M parameters, int8 from bfloat16, computed in float32, " in local.output
+
+
 def test_the_engine_gets_the_manifest_as_its_config_and_environment(start):
     local = start(spec="  drainSeconds: 7", RAYLOOM_API_KEYS="first, second")
     local.wait_for("Serving.")

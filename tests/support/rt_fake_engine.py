@@ -36,6 +36,7 @@ MODEL = {
     "num_parameters": 134_515_008,
     "dtype": "bfloat16",
     "compute_dtype": "float32",
+    "quantization": "none",
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }
@@ -119,6 +120,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    MODEL["quantization"] = config.get("quantization", "none")
     print("config:", json.dumps(config, sort_keys=True), flush=True)
     if SCENARIO == "crash":
         for number in range(1, 41):

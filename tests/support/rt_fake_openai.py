@@ -22,6 +22,7 @@ class FakeOpenAI:
     has_tokenize: bool = True
     num_at_once: int = 1  # nothing is answered before so many requests have come
     bodies: list[dict] = field(default_factory=list)
+    connections: set[tuple[str, int]] = field(default_factory=set)  # addresses of clients that asked for a completion
     num_active: int = 0
     most_active: int = 0
     url: str = ""
@@ -54,6 +55,7 @@ class FakeOpenAI:
         body = await request.json()
         fault = self.faults.get(len(self.bodies))
         self.bodies.append(body)
+        self.connections.add(request.transport.get_extra_info("peername"))
         self.num_active += 1
         self.most_active = max(self.most_active, self.num_active)
         try:

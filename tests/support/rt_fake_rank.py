@@ -34,13 +34,16 @@ from rayloom_engine.protocol.ranks import (
 TOKEN = "secret"
 
 
-def make_loaded(num_blocks: int = 100) -> Loaded:
+def make_loaded(num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic: str = "torch") -> Loaded:
     return Loaded(
         num_blocks=num_blocks,
         max_model_len=64,
         num_step_tokens=32,
         dtype="float32",
         compute_dtype="float32",
+        hidden_dtype=hidden_dtype,
+        arithmetic=arithmetic,
+        quantization="none",
         weight_bytes=10,
         bytes_read=10,
         kv_explanation=f"{num_blocks} blocks",

@@ -7,6 +7,7 @@ command -> sequence               the settings; the order of a run
         -> figures -> report      arithmetic; the table and the JSON document
         -> control_channel        `bench channel`: round trips of a step to a rank, compared with calls of a Ray actor
         -> parallel               `bench parallel`: layouts of a model over ranks, compared with one rank
+        -> peers/                 `bench peers`: vLLM and llama.cpp, installed and measured in turn with this engine
 """
 
 from rayloom_bench.command import add_flags, run

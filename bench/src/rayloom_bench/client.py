@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
@@ -40,6 +40,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     ignores_eos: bool = True  # False leaves ignore_eos and min_tokens out, for servers that refuse them
+    extra_fields: Mapping[str, object] = field(default_factory=dict)  # added to every body, for one kind of server
+    reuses_connections: bool = True  # False for servers that may close a connection after an answer
 
 
 class _BadAnswer(ValueError):
@@ -95,19 +97,23 @@ def first_chat_token(endpoint: Endpoint) -> float:
         return runner.run(ask()).arrivals_s[0]
 
 
-def completion_body(model_name: str, prompt: Prompt, num_output: int, options: RequestOptions) -> Mapping[str, object]:
-    """The JSON body of one request: greedy, of exact length, streamed, with usage at the end."""
+def completion_body(
+    model_name: str, prompt: Prompt, workload: Workload, options: RequestOptions
+) -> Mapping[str, object]:
+    """The JSON body of one request: with the workload's sampling, of exact length, streamed, with usage at the end."""
     body: dict[str, object] = {
         "model": model_name,
         "prompt": prompt,
-        "max_tokens": num_output,
-        "temperature": 0,
+        "max_tokens": workload.num_output,
+        "temperature": workload.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if workload.top_p < 1:
+        body["top_p"] = workload.top_p
     if options.ignores_eos:
-        body |= {"min_tokens": num_output, "ignore_eos": True}
-    return body
+        body |= {"min_tokens": workload.num_output, "ignore_eos": True}
+    return {**body, **options.extra_fields}
 
 
 async def _run_workload(
@@ -120,8 +126,7 @@ async def _run_workload(
 ) -> Outcome:
     # Bodies are encoded before the clock starts: the time to encode 2048 ids would be counted as the server's.
     bodies = [
-        msgspec.json.encode(completion_body(endpoint.model_name, prompt, workload.num_output, options))
-        for prompt in prompts
+        msgspec.json.encode(completion_body(endpoint.model_name, prompt, workload, options)) for prompt in prompts
     ]
     records: dict[int, RequestRecord] = {}
     failures: dict[int, Failure] = {}
@@ -138,7 +143,7 @@ async def _run_workload(
                 failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
             on_finished()
 
-    async with _session(endpoint) as session, asyncio.TaskGroup() as clients:
+    async with _session(endpoint, options.reuses_connections) as session, asyncio.TaskGroup() as clients:
         for _ in range(workload.concurrency):
             clients.create_task(send_in_turn(session))
     return Outcome(
@@ -147,9 +152,9 @@ async def _run_workload(
     )
 
 
-def _session(endpoint: Endpoint) -> aiohttp.ClientSession:
+def _session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, force_close=not reuses_connections),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S),
         headers={"Content-Type": "application/json", **endpoint.headers},
     )

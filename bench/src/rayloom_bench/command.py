@@ -26,9 +26,18 @@ exact length. Without --url the bench starts an engine, measures and stops it. T
   W2  32 requests, 16 at a time, 512 shared + 32 in / 32    W4  8 requests, 4 at a time, 2048 in / 32 out
 
 `bench channel` measures round trips of a step to a rank, compared with calls of a Ray actor. `bench parallel`
-measures a model over several ranks of this machine, compared with one rank.
+measures a model over several ranks of this machine, compared with one rank. `bench peers` measures vLLM and llama.cpp
+as well. `bench quality` measures speed and perplexity of int8 weights, compared with the checkpoint's own.
+`bench step` prints where a step on the C library spends its time, beside the machine's limit.
 """
-SUBCOMMANDS = {"channel": "control_channel", "parallel": "parallel"}  # name -> module
+# name -> module
+SUBCOMMANDS = {
+    "channel": "control_channel",
+    "parallel": "parallel",
+    "peers": "peers.command",
+    "quality": "quality",
+    "step": "step.command",
+}
 
 
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -87,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints. Returns 0, or 1 if something failed. Raises ConfigError or ModelError."""
     settings = parse_settings(args)
     api_key = os.environ.get(args.api_key_env) if settings.url is not None else None
-    previous = signal.signal(signal.SIGTERM, _exit_in_order)
+    previous = signal.signal(signal.SIGTERM, exit_in_order)
     try:
         return _measure(settings, api_key)
     except EngineError as error:
@@ -143,6 +152,6 @@ def _measure(settings: BenchSettings, api_key: str | None) -> int:
     return 1 if result.failures else 0
 
 
-def _exit_in_order(signum: int, frame: FrameType | None) -> None:
+def exit_in_order(signum: int, frame: FrameType | None) -> None:
     """Raises SystemExit, so that context managers stop the servers and peers that were started."""
     raise SystemExit(128 + signum)

@@ -52,12 +52,15 @@ def wall_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:
     num_prefilled = workload.num_shared + workload.num_requests * workload.num_own
     prefill_s = 2 * num_prefilled * cost.num_layer_parameters / rates.flop_s
     first_tokens_s = 2 * workload.num_requests * cost.num_head_parameters / rates.flop_s
-    num_parameters = cost.num_layer_parameters + cost.num_head_parameters
-    step_s = max(
-        cost.weight_bytes / rates.read_bytes_s,
-        2 * workload.concurrency * num_parameters / rates.flop_s,
+    return (
+        prefill_s + first_tokens_s + num_batches * (workload.num_output - 1) * step_s(workload.concurrency, cost, rates)
     )
-    return prefill_s + first_tokens_s + num_batches * (workload.num_output - 1) * step_s
+
+
+def step_s(batch: int, cost: ModelCost, rates: MachineRates) -> float:
+    """Lower bound of the seconds of a decode step of `batch` sequences."""
+    num_parameters = cost.num_layer_parameters + cost.num_head_parameters
+    return max(cost.weight_bytes / rates.read_bytes_s, 2 * batch * num_parameters / rates.flop_s)
 
 
 def output_tok_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:

@@ -15,6 +15,7 @@ from rayloom_engine import __version__
 
 NAMED_PACKAGES = ("torch", "transformers")
 BUSY_SAMPLE_S = 0.5
+BUSY_WARNING_PERCENT = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,27 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-import aiohttp
 import psutil
 from tqdm import tqdm
 
 from rayloom_bench.child import ChildFailed, run_child
-from rayloom_bench.client import Failure, Outcome, Prompt, RequestOptions, first_chat_token, run_workload
+from rayloom_bench.client import Failure, Outcome, Prompt, RequestOptions, run_workload
 from rayloom_bench.endpoint import Endpoint, authorization, first_model_name
 from rayloom_bench.figures import summarise
 from rayloom_bench.limit import MachineRates, ModelCost, model_cost
-from rayloom_bench.machine import CpuClock, busy_percent, others_percent, package_versions, processor_name
+from rayloom_bench.machine import (
+    BUSY_WARNING_PERCENT,
+    CpuClock,
+    busy_percent,
+    others_percent,
+    package_versions,
+    processor_name,
+)
 from rayloom_bench.peer import run_transformers
 from rayloom_bench.result import Measured, Memory, Peer, RunResult, StartUp
-from rayloom_bench.server import Server, ServerFailed, running_server
+from rayloom_bench.server import running_server
 from rayloom_bench.settings import BenchSettings
+from rayloom_bench.start_up import start_to_first_token_s
 from rayloom_bench.text_prompts import text_prompts, token_counter
 from rayloom_bench.workload import Purpose, Workload, token_prompts
 from rayloom_engine.models.checkpoint.source import resolve
@@ -30,7 +37,6 @@ from rayloom_engine.models.shape import ModelShape, read_shape
 
 FIRST_START_S = 1800  # may download and convert the model
 SECOND_START_S = 300
-BUSY_WARNING_PERCENT = 15
 UNKNOWN_VOCAB_SIZE = 32000  # the smallest of today's common vocabularies
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -86,11 +92,11 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
 
     log("first start of rayloom-engine serve (converts the model if it is not converted yet)")
     with running_server(flags) as server:
-        first_s = _start_to_first_token(server, FIRST_START_S)
+        first_s = start_to_first_token_s(server, FIRST_START_S)
     log("second start, measured")
     before = CpuClock.read()
     with running_server(flags) as server:
-        second_s = _start_to_first_token(server, SECOND_START_S)
+        second_s = start_to_first_token_s(server, SECOND_START_S)
         status = server.status()
         result.start_up = StartUp(
             first_s=first_s, second_s=second_s, phases={phase.name: phase.seconds for phase in status.startup}
@@ -112,15 +118,6 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
             if workload is memory_after:
                 result.memory = Memory(after=workload.name, pss_bytes=server.pss_bytes())
     _note_others(result, result.ours, before)
-
-
-def _start_to_first_token(server: Server, timeout_s: float) -> float:
-    """Seconds from the start of the process to the first streamed token of a short chat. Raises ServerFailed."""
-    server.wait_ready(timeout_s)
-    try:
-        return first_chat_token(server.endpoint()) - server.started_s
-    except (ValueError, OSError, aiohttp.ClientError) as error:
-        raise ServerFailed(f"the first chat request failed: {error}\n{server.log_end()}") from error
 
 
 def _measure_url(settings: BenchSettings, url: str, api_key: str | None, result: RunResult, log: Log) -> None:

@@ -1,4 +1,4 @@
-"""Starts an engine for a measurement and stops it afterwards; measures its start-up time and memory."""
+"""Starts an engine or a peer for a measurement and stops it afterwards; measures its start-up time and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,22 +29,19 @@ class ServerFailed(EngineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A running `rayloom-engine serve`."""
+class ServerProcess:
+    """A running server of OpenAI's API."""
 
+    title: str = "rayloom-engine serve"  # its name in errors
+    ready_path: str = "/ready"  # answers with a JSON object as soon as the server accepts requests
     process: subprocess.Popen[bytes]
     started_s: float  # time.perf_counter just before the process was started
     url: str
-    admin_url: str
     log: Path
 
     def endpoint(self) -> Endpoint:
         """The endpoint for clients, with the model's name in the API. Raises EndpointError if it is not ready."""
         return Endpoint(base_url=self.url, model_name=first_model_name(self.url, {}))
-
-    def status(self) -> EngineStatus:
-        """The document of /status at the admin port. Raises EndpointError."""
-        return EngineStatus.model_validate(call_json(f"{self.admin_url}/status"))
 
     def wait_ready(self, timeout_s: float) -> None:
         """Waits until the server accepts requests. Raises ServerFailed if the process ends or the time is over."""
@@ -52,14 +49,14 @@ class Server:
         while True:
             code = self.process.poll()
             if code is not None:
-                raise ServerFailed(f"rayloom-engine serve ended with exit code {code}:\n{self.log_end()}")
+                raise ServerFailed(f"{self.title} ended with exit code {code}:\n{self.log_end()}")
             try:
-                call_json(f"{self.url}/ready", timeout_s=5)
+                call_json(f"{self.url}{self.ready_path}", timeout_s=5)
                 return
             except EndpointError as error:
                 if time.perf_counter() > deadline:
                     raise ServerFailed(
-                        f"rayloom-engine serve was not ready after {timeout_s:g} s ({error}):\n{self.log_end()}"
+                        f"{self.title} was not ready after {timeout_s:g} s ({error}):\n{self.log_end()}"
                     ) from error
             time.sleep(READY_POLL_S)
 
@@ -72,6 +69,17 @@ class Server:
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server(ServerProcess):
+    """A running `rayloom-engine serve`, which has an admin port."""
+
+    admin_url: str
+
+    def status(self) -> EngineStatus:
+        """The document of /status at the admin port. Raises EndpointError."""
+        return EngineStatus.model_validate(call_json(f"{self.admin_url}/status"))
+
+
 @contextmanager
 def running_server(flags: Sequence[str]) -> Iterator[Server]:
     """Starts `rayloom-engine serve` on free ports with these flags. It and its descendants have ended afterwards."""
@@ -79,22 +87,52 @@ def running_server(flags: Sequence[str]) -> Iterator[Server]:
     command = [sys.executable, "-m", "rayloom_engine", "serve", *flags]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--admin-host", "127.0.0.1", "--admin-port", str(admin_port)]
+    with _running(command, None) as (process, started_s, log):
+        yield Server(
+            process=process,
+            started_s=started_s,
+            url=f"http://127.0.0.1:{port}",
+            admin_url=f"http://127.0.0.1:{admin_port}",
+            log=log,
+        )
+
+
+@contextmanager
+def running_process(
+    title: str, command: Sequence[str], environment: Mapping[str, str], *, port: int, ready_path: str
+) -> Iterator[ServerProcess]:
+    """Starts a command that serves at `port`. It and its descendants have ended afterwards."""
+    with _running(command, environment) as (process, started_s, log):
+        yield ServerProcess(
+            title=title,
+            ready_path=ready_path,
+            process=process,
+            started_s=started_s,
+            url=f"http://127.0.0.1:{port}",
+            log=log,
+        )
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str] | None
+) -> Iterator[tuple[subprocess.Popen[bytes], float, Path]]:
+    """Yields the process, time.perf_counter just before its start, and the file with its output."""
     with tempfile.TemporaryDirectory(prefix="rayloom-bench-") as folder:
         log = Path(folder) / "serve.log"
         with log.open("wb") as output:
             started_s = time.perf_counter()
             # A session of its own, so that Ctrl-C reaches only the bench, which then stops the server.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         try:
-            yield Server(
-                process=process,
-                started_s=started_s,
-                url=f"http://127.0.0.1:{port}",
-                admin_url=f"http://127.0.0.1:{admin_port}",
-                log=log,
-            )
+            yield process, started_s, log
         finally:
             stop_tree(process)
 
@@ -136,8 +174,9 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that a process runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
+    """The module that Python runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
     arguments = process.cmdline()
-    if "-m" in arguments[:-1] and not process.name().startswith("rank"):
+    is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
+    if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):
         return arguments[arguments.index("-m") + 1]
     return process.name()

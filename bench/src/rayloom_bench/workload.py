@@ -1,4 +1,4 @@
-"""The four workloads and their prompts. Pure: the same seed gives the same prompts on every machine."""
+"""The workloads and their prompts. Pure: the same seed gives the same prompts on every machine."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Workload:
     num_shared: int = 0  # length of the prefix that all prompts share
     num_own: int
     num_output: int
+    temperature: float = 0.0  # 0: greedy
+    top_p: float = 1.0  # 1: every token may be drawn
 
     @property
     def num_prompt(self) -> int:
@@ -35,7 +37,8 @@ class Workload:
         prompt = f"{self.num_shared} shared + {self.num_own} own" if self.num_shared else str(self.num_own)
         pace = "one at a time" if self.concurrency == 1 else f"{self.concurrency} at a time"
         noun = "request" if self.num_requests == 1 else "requests"
-        return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out"
+        sampling = f", temperature {self.temperature:g}, top_p {self.top_p:g}" if self.temperature else ""
+        return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out{sampling}"
 
     def scaled(self, scale: float) -> Workload:
         """The workload with fewer requests, rounded up to a whole batch, so that concurrency and lengths stay."""
@@ -55,16 +58,17 @@ WORKLOADS = (
 )
 
 
-def parse_workloads(names: str, scale: float) -> tuple[Workload, ...]:
+def parse_workloads(names: str, scale: float, known: tuple[Workload, ...] = WORKLOADS) -> tuple[Workload, ...]:
     """The workloads of a list such as `W1,W3`, in the order given. Raises ConfigError for an unknown name or scale."""
     if not 0 < scale <= 1:
         raise ConfigError(f"--scale: {scale:g} given, it must be more than 0 and at most 1")
-    by_name = {workload.name: workload for workload in WORKLOADS}
+    by_name = {workload.name.upper(): workload for workload in known}
     chosen = [name.strip().upper() for name in names.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in by_name]
     if unknown or not chosen or len(set(chosen)) < len(chosen):
+        allowed = ", ".join(workload.name for workload in known)
         raise ConfigError(
-            f"--workloads: {names!r} given; name one or more of {', '.join(by_name)}, each once, with commas between"
+            f"--workloads: {names!r} given; name one or more of {allowed}, each once, with commas between"
         )
     return tuple(by_name[name].scaled(scale) for name in chosen)
 

@@ -56,6 +56,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
             found,
             dtype=rank.dtype,
             compute_dtype=rank.compute_dtype,
+            quantization=rank.quantization,
             weight_bytes=rank.weight_bytes,
             max_model_len=rank.kv.max_model_len,
         ),
@@ -65,7 +66,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
 
 
 def served_model(
-    found: FoundModel, *, dtype: str, compute_dtype: str, weight_bytes: int, max_model_len: int
+    found: FoundModel, *, dtype: str, compute_dtype: str, quantization: str, weight_bytes: int, max_model_len: int
 ) -> ServedModel:
     """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together."""
     return ServedModel(
@@ -77,6 +78,7 @@ def served_model(
         eos_token_ids=found.shape.eos_token_ids,
         dtype=dtype,
         compute_dtype=compute_dtype,
+        quantization=quantization,
         weight_bytes=weight_bytes,
         commit=found.resolved.commit,
     )

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["none", "int8"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
+INT8_GROUP = 32  # neighbouring inputs of a product with int8 weights that share a scale: kGroup in csrc/cpu/int8.h
 
 
 class EngineConfig(BaseModel):
@@ -38,6 +40,11 @@ class EngineConfig(BaseModel):
     )
     dtype: DType = Field(
         "auto", description="Weights' type. auto: the checkpoint's own, where the device can compute in it."
+    )
+    quantization: Quantization = Field(
+        "none",
+        description="Form of the weights in memory. int8: one byte each, made from the checkpoint at the start; only "
+        "on CPU. none: their type.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
     max_model_len: int | None = Field(
@@ -217,9 +224,25 @@ def parse_config(document: object) -> EngineConfig:
             f"EngineConfig: heartbeat_seconds: {config.heartbeat_seconds:g} is more than half of hang_seconds "
             f"{config.hang_seconds:g}; lower it, or raise hang_seconds"
         )
+    if config.quantization != "none":
+        _check_quantization(config)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
         raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
     return config
+
+
+def _check_quantization(config: EngineConfig) -> None:
+    """Raises ConfigError for settings that exclude quantised weights. A rank checks model and machine."""
+    if config.device == "cuda":
+        raise ConfigError(
+            f"EngineConfig: quantization: {config.quantization!r} works on CPU only, and device is 'cuda'; "
+            "remove one of the two"
+        )
+    if config.dtype == "float16":
+        raise ConfigError(
+            f"EngineConfig: quantization: {config.quantization!r} works with dtype bfloat16 or float32, and dtype is "
+            "'float16'; change one of the two"
+        )
 
 
 def load_config(path: Path) -> EngineConfig:

@@ -41,8 +41,9 @@ class Model(_StatusPart):
     commit: str | None
     architecture: str
     num_parameters: int
-    dtype: str = Field(description="Type of the weights.")
+    dtype: str = Field(description="Type of the weights; if they are quantised, the type from which they were.")
     compute_dtype: str = Field(description="Type of the arithmetic on this device.")
+    quantization: str = Field(description="Form of the weights in memory: none, which is their type, or int8.")
     weight_bytes: int
     max_model_len: int
 

@@ -24,6 +24,7 @@ _MODEL = {
     "num_parameters": 134_515_008,
     "dtype": "bfloat16",
     "compute_dtype": "float32",
+    "quantization": "none",
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }

@@ -35,6 +35,10 @@ class Image:
     """Files beside the Dockerfile that the Dockerfile copies."""
     limit_bytes: int | None
     """Upper bound of the bytes of all layers above the base; None: no bound."""
+    build_files: tuple[str, ...] = ()
+    """Files of the project, beside pyproject.toml, that decide how its package is built."""
+    more_sources: tuple[str, ...] = ()
+    """Folders of the project, beside src/, that its package is built from."""
 
     @property
     def name(self) -> str:
@@ -51,15 +55,26 @@ class Image:
         folder = REPOSITORY / self.project
         files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
         files += [self.dockerfile.parent / name for name in self.scripts]
+        files += [folder / name for name in self.build_files]
         ignored = ("__pycache__", f"rayloom_{self.project}.egg-info")
-        files += sorted(
-            path for path in (folder / "src").rglob("*") if path.is_file() and not set(path.parts) & set(ignored)
-        )
+        for name in ("src", *self.more_sources):
+            files += sorted(
+                path
+                for path in (folder / name).rglob("*")
+                if path.is_file() and path.suffix != ".so" and not set(path.parts) & set(ignored)
+            )
         named = (part for path in files for part in (str(path.relative_to(REPOSITORY)).encode(), path.read_bytes()))
         return digest(base.encode(), *named)
 
 
-ENGINE = Image(project="engine", cached_stages=("builder", "model"), scripts=("ray",), limit_bytes=None)
+ENGINE = Image(
+    project="engine",
+    cached_stages=("builder", "model", "compiler"),
+    scripts=("ray",),
+    limit_bytes=None,
+    build_files=("setup.py", "MANIFEST.in"),
+    more_sources=("csrc",),
+)
 OPERATOR = Image(project="operator", cached_stages=("builder",), scripts=(), limit_bytes=120_000_000)
 IMAGES = (OPERATOR, ENGINE)
 

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Collection, Sequence
 
 _NO_TOOLS = "tools are not supported"
-_NO_QUANTISATION = "the engine computes in 16 or 32 bits; --dtype chooses which, and GGUF files are read"
 _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
 # Flag of vLLM or SGLang -> what to use here instead, or why there is nothing.
@@ -47,8 +46,7 @@ _ELSEWHERE = {
     "--enforce-eager": "there is no compilation to switch off; leave it out",
     "--swap-space": "sequences that lose their blocks are computed again; leave it out",
     "--cpu-offload-gb": "weights stay on one device; --tensor-parallel-size shares them among several",
-    "--quantization": _NO_QUANTISATION,
-    "-q": _NO_QUANTISATION,
+    "-q": "use --quantization",
     "--kv-cache-dtype": "the KV cache has the weights' type",
     "--enable-auto-tool-choice": _NO_TOOLS,
     "--tool-call-parser": _NO_TOOLS,

@@ -14,6 +14,7 @@ from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step_seconds import StepMeter
 from rayloom_engine.core.step_work import StepForecast, StepWork
 
 
@@ -79,6 +80,7 @@ class Engine:
         """`work`: operation counts of the model, to forecast how long steps take; without it all forecasts are 0 s."""
         self.scheduler = scheduler
         self.forecast = StepForecast(work or StepWork())
+        self._meter = StepMeter(work or StepWork())
         self.times = StepTimes()
         self.before_run: Callable[[], None] = lambda: None  # called after a plan is scheduled, before it is submitted
         self.last_token_at: float | None = None  # time (by `clock`) at which a token last passed through all ranks
@@ -124,8 +126,9 @@ class Engine:
         times = self.times
         started = self._clock()
         try:
-            while (plan := self.scheduler.schedule()) is not None:
+            while (plan := self.scheduler.schedule(self._meter.costs())) is not None:
                 self.forecast.submitted(plan)
+                self._meter.submitted(plan)
                 self.before_run()
                 self._executor.submit(plan)
                 times.num_tokens += plan.num_tokens
@@ -139,8 +142,10 @@ class Engine:
             self._executor.forget_all()
             self.scheduler.forget_ranks()
             self.forecast.forget()
+            self._meter.forget()
             raise
         self.forecast.ended(result.forward_s)
+        self._meter.ended(result.forward_s + result.sample_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
         # A chunk of a prompt counts too. No token is sampled from it, but its tokens have passed through all ranks.

@@ -41,7 +41,8 @@ from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.stats import Counters
-from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
+from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.errors import QueueFull, RequestError
 
 
@@ -134,10 +135,11 @@ class Scheduler:
         """The sequences of the plans in flight -> the positions of each that these plans compute."""
         return spans_of(self._in_flight)
 
-    def schedule(self) -> StepPlan | None:
+    def schedule(self, costs: StepSeconds | None = None) -> StepPlan | None:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
-        If plans are in flight, None means that the next plan has to wait for their results.
+        If plans are in flight, None means that the next plan has to wait for their results. `costs`: limit the tokens
+        of prompts beside decodes (prompt_time.py); None: only the token budget limits them.
         """
         if len(self._in_flight) == self.config.depth:
             return None
@@ -145,7 +147,7 @@ class Scheduler:
         while num_preemptions < self.counters.num_preemptions:
             num_preemptions = self.counters.num_preemptions
             builder = self._new_builder()
-            self._planner.fill(builder)
+            self._planner.fill(builder, costs)
             if builder.num_tokens:
                 break
             # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
@@ -155,9 +157,7 @@ class Scheduler:
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
         plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
-        for sequence in builder.num_tokens:
-            self._running.register_full_blocks(sequence)
-            self._running.give_back_unseen_blocks(sequence)
+        self._running.planned(builder.num_tokens)
         self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
         return plan
 
@@ -192,22 +192,11 @@ class Scheduler:
             sequence = sequences[sampled.slot]
             if sequence.state is SequenceState.FINISHED:
                 continue  # aborted meanwhile, or corrupt
-            is_first = sequence.num_generated == 0
             self._running.prove(sequence)
             sequence.token_ids.append(sampled.token_id)
-            self.counters.generation_tokens += 1
             reason = sequence.finish_reason(self.config.max_model_len)
-            outputs.append(
-                SequenceOutput(
-                    sequence_id=sequence.request_id,
-                    token_ids=(sampled.token_id,),
-                    logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
-                    prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
-                    finish_reason=reason,
-                    stop_token_id=sampled.token_id if reason == "stop" else None,
-                    num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
-                )
-            )
+            outputs.append(_output(sequence, sampled, reason))
+            self.counters.generation_tokens += 1
             if reason is not None:
                 self._finish(sequence)
         return outputs
@@ -290,3 +279,19 @@ class Scheduler:
     def unfinished(self) -> Iterator[Sequence]:
         """All waiting and running sequences, sorted by `Sequence.order`."""
         return iter(sorted(self._sequences.values(), key=order_of))
+
+
+def _output(sequence: Sequence, sampled: SampledToken, reason: str | None) -> SequenceOutput:
+    """Returns the output with a sequence's newest token. `reason`: why the token completes the sequence, or None."""
+    is_first = sequence.num_generated == 1
+    if reason is None and sampled.logprobs is None and not is_first:
+        return SequenceOutput(sequence_id=sequence.request_id, token_ids=(sampled.token_id,))
+    return SequenceOutput(
+        sequence_id=sequence.request_id,
+        token_ids=(sampled.token_id,),
+        logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
+        finish_reason=reason,
+        stop_token_id=sampled.token_id if reason == "stop" else None,
+        num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+    )

@@ -78,7 +78,7 @@ class Sequence:
         self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
         self.num_overtaking_tokens = 0  # tokens of these sequences
         self.block_ids: list[int] = []  # in order of position; blocks before index `first_block` are released
-        self.first_block = 0  # index in block_ids; with a sliding window, no later token sees a block before it
+        self.first_block = 0  # index in block_ids; no later token attends to a block before it (sliding window)
         self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from it
         self.own_blocks: frozenset[int] = frozenset()  # blocks that it filled before a preemption; it may reuse them
         self.slot: int | None = None  # row in the ranks' table while RUNNING
@@ -105,7 +105,10 @@ class Sequence:
 
     @property
     def known_hashes(self) -> list[bytes]:
-        """The block hashes computed so far, including those of all registered blocks."""
+        """The hashes of the sequence's first full blocks, as many as were computed so far.
+
+        At least those of the blocks that were offered to the prefix index (`num_registered_blocks`).
+        """
         return self._hashes
 
     def num_proven_blocks(self, block_size: int) -> int:
@@ -119,8 +122,11 @@ class Sequence:
         """Sort key: lower runs first. First come, first served within a priority."""
         return (self.priority, self.arrival, self.number)
 
-    def hashes(self, num_blocks: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks, which must be full. Each is computed once, as ids never change."""
+    def hashes(self, num_blocks: int, block_size: int, first: int = 0) -> list[bytes]:
+        """Returns the hashes of the blocks [first, num_blocks), which must be full.
+
+        Each hash is computed once, because the token ids of a full block never change.
+        """
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
@@ -129,7 +135,7 @@ class Sequence:
             else:
                 # Each hash includes the one before it, so a salt in the first block changes all hashes.
                 self._hashes.append(block_hash(b"", token_ids, encode_extra([("salt", self.cache_key)])))
-        return self._hashes[:num_blocks]
+        return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
         """Copies the prompt's block hashes that `other` has computed, if both have the same prompt and cache key."""
@@ -177,9 +183,11 @@ class Sequence:
     def finish_reason(self, max_model_len: int) -> str | None:
         """Returns why the newest token completes the sequence ("stop" or "length"), or None if it does not."""
         newest = self.token_ids[-1]
-        if self.num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
+        num_tokens = len(self.token_ids)
+        num_generated = num_tokens - self.num_prompt_tokens
+        if num_generated > 0 and (newest in self.eos_token_ids or newest in self.params.stop_token_ids):
             return "stop"
-        if self.num_generated >= self.params.max_tokens or self.num_tokens >= max_model_len:
+        if num_generated >= self.params.max_tokens or num_tokens >= max_model_len:
             return "length"
         return None
 

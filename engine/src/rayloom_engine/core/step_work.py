@@ -7,9 +7,10 @@ times as long in a layer as a decode.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rayloom_engine.core.step import StepPlan
+from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.window import num_seen
 
 # From this number of tokens on, a step counts as large. A smaller one mostly reads weights (the first step from disk),
@@ -26,10 +27,15 @@ class StepWork:
     num_layers: int = 1  # layers of the stage
     window: int | None = None  # a token attends to at most this many positions; None: all
 
-    def flops(self, plan: StepPlan) -> float:
-        """Operations of the whole step. Masked positions in a chunk are counted, because kernels compute them too."""
-        pairs = sum(step.num_tokens * (num_seen(step.start, self.window) + step.num_tokens) for step in plan.slots)
-        return self.flops_per_token * plan.num_tokens + self.flops_per_pair * pairs
+    def flops(self, steps: Iterable[SlotStep]) -> float:
+        """Operations of these parts of a step. Masked positions in a chunk count, because kernels compute them too."""
+        num_tokens = 0
+        num_pairs = 0
+        for step in steps:
+            num = step.num_tokens
+            num_tokens += num
+            num_pairs += num * (num_seen(step.start, self.window) + num)
+        return self.flops_per_token * num_tokens + self.flops_per_pair * num_pairs
 
 
 class StepForecast:
@@ -56,7 +62,7 @@ class StepForecast:
         return max(flops for flops, _ in self._plans) / self._best_speed / self._work.num_layers
 
     def submitted(self, plan: StepPlan) -> None:
-        self._plans.append((self._work.flops(plan), plan.num_tokens >= _LEAST_TOKENS))
+        self._plans.append((self._work.flops(plan.slots), plan.num_tokens >= _LEAST_TOKENS))
 
     def ended(self, seconds: float) -> None:
         """Removes the oldest plan in flight. `seconds`: how long the model computed it."""

@@ -1,7 +1,8 @@
-"""BlackBox: files that outlive the EngineCore, with the positions in flight and the sequences suspected of crashes.
+"""BlackBox: two files that outlive the EngineCore.
 
-The files are written without fsync, because they must survive the process, but not a crash of the machine. A record
-that a kill cut short is ignored.
+One holds the positions of each sequence that are being computed (`core.planning.spans`), the other the sequences
+suspected of crashes. The files are written without fsync, because they must survive the process, but not a crash of the
+machine. A record is ignored if the process was killed while writing it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ T = TypeVar("T")
 
 
 class BlackBox:
-    """The records of one EngineCore and its ranks. They name sequences by the fronts' ids, which survive restarts."""
+    """The records of one EngineCore and its ranks.
+
+    A record names each sequence by the id that its front chose, which stays the same when the core restarts.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Reads the files of the previous EngineCore process. If it died with plans in flight, counts its death."""
@@ -43,7 +47,7 @@ class BlackBox:
         silence_mark(folder).unlink(missing_ok=True)
 
     def note(self, in_flight: dict[str, Span]) -> None:
-        """Records the positions in flight, by sequence id. Pass an empty map if nothing is in flight."""
+        """Records the spans of the plans in flight, by sequence id. Pass an empty map if no plan is in flight."""
         self._in_flight = in_flight
         is_trial = bool(self.suspicion.suspects and self.suspicion.tried(in_flight))
         with contextlib.suppress(OSError):  # a full disk must not stop the engine
@@ -55,7 +59,7 @@ class BlackBox:
         self.is_trial = is_trial
 
     def died(self, *, was_silent: bool = False) -> bool:
-        """Counts the death of a rank or of the previous EngineCore. Returns True if that leaves fewer suspects.
+        """Counts the death of a rank or of the previous EngineCore. Returns True if fewer suspects remain.
 
         `was_silent`: the process had shown no sign of life before it died. It may have been stopped from outside, so no
         sequence is blamed.

@@ -48,6 +48,7 @@ class Core:
         self._check_ranks = check_ranks
         self._io = io
         self._state = state
+        self._is_note_old = False  # True if the black box still shows a plan that has ended
 
     def begin_epoch(self, epoch: int) -> None:
         """Marks all further plans with `epoch`. The ranks must be ready for this epoch."""
@@ -68,14 +69,17 @@ class Core:
         self._engine.add_probe()  # so that a token has passed through every rank before the state is "serving"
         idle_since = time.monotonic()
         while True:
-            for connection, message in inbox.take():
+            messages = inbox.take()
+            if messages:
+                self._renew_note()  # a message that crashes this process must not be blamed on the last step
+            for connection, message in messages:
                 self._handle(connection, message)
             self._state.heartbeat = time.monotonic()
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
                 self._hold_trial()
                 outputs = self._engine.step()
-                self._note()
+                self._end_step()
                 if not has_begun:
                     has_begun = True
                     self._publish()  # first, so that a status with "serving" also has the time of a first token
@@ -84,6 +88,7 @@ class Core:
                 self._publish()
                 idle_since = time.monotonic()
                 continue
+            self._renew_note()
             self._state.rank_phase = "idle"
             self._publish()
             self._check_ranks()
@@ -143,9 +148,27 @@ class Core:
         in_flight = self._engine.scheduler.in_flight()
         spans = {_sequence_id(s.request_id): span for s, span in in_flight.items() if not is_probe(s.request_id)}
         self._box.note(spans)
+        self._is_note_old = False
         state = self._state
         forecast_s = self._engine.forecast.layer_s
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
+
+    def _end_step(self) -> None:
+        """Records what is in flight after a step, unless the next step will record its own plan in a moment.
+
+        With one plan in flight at a time, the record of the plan that has ended may stand until the next plan is
+        recorded, a message arrives, or the engine is idle. The end of a trial is always recorded.
+        """
+        is_planless = self._is_note_old  # the step has recorded no plan of its own
+        if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:
+            self._note()
+        else:
+            self._is_note_old = True
+
+    def _renew_note(self) -> None:
+        """Records that nothing is in flight, if the record is still that of a plan that has ended."""
+        if self._is_note_old:
+            self._note()
 
     def _end_condemned(self) -> None:
         for sequence in list(self._engine.scheduler.unfinished()):

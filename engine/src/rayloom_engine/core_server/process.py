@@ -1,8 +1,8 @@
 """The EngineCore process ("core"), `python -m rayloom_engine.core_server.process`: an engine and its sockets.
 
-The main thread schedules and computes. The I/O thread answers API server processes ("fronts") at once, even while a
-step or the loading of weights takes seconds. The threads share the inbox (messages from fronts, in order) and CoreState
-(attributes that the main thread writes).
+The main thread schedules, computes and sends outputs. The I/O thread answers API server processes ("fronts") at once,
+even while a step or the loading of weights takes seconds. The threads share the inbox (messages from fronts, in order),
+CoreState (attributes that the main thread writes) and the sockets of the fronts.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ class RecoveryMachine:
             self._model,
             dtype=loaded[0].dtype,
             compute_dtype=loaded[0].compute_dtype,
+            quantization=loaded[0].quantization,
             weight_bytes=sum(rank.weight_bytes for rank in loaded),
             max_model_len=sizes.max_model_len,
         )

@@ -1,4 +1,7 @@
-"""CoreIo: the EngineCore's sockets for API server processes ("fronts"), in a thread with its own event loop."""
+"""CoreIo: the EngineCore's sockets for API server processes ("fronts"), and the I/O thread with its own event loop.
+
+The I/O thread accepts fronts and reads their messages. Both threads send: front_socket.py.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from rayloom_engine.common.rare_lines import OncePerProblem
+from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, frame, front_decoder, read_frame
 from rayloom_engine.protocol.logprob_parts import split_outputs
 from rayloom_engine.protocol.messages import (
@@ -36,10 +40,7 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
-# A front is disconnected if it does not read a message within _STALL_SECONDS, plus the time that all unsent bytes take
-# at _LEAST_RATE.
-_STALL_SECONDS = 30.0
-_LEAST_RATE = 2**20  # bytes per second
+_STALL_SECONDS = 30.0  # within which a front must read a message: see unsent.py
 # If more bytes than this wait to be sent to a front, the front is disconnected at once, because the machine's memory is
 # for the ranks. Far fewer wait for a front that reads.
 _MOST_UNSENT_BYTES = 2**30
@@ -73,36 +74,13 @@ class Inbox:
         return self.event.wait(min(seconds, at_most))
 
 
+@dataclass(frozen=True, slots=True)
 class _Front:
-    """A connected front, with the due times of its unsent messages."""
+    """A connected front."""
 
-    def __init__(self, writer: asyncio.StreamWriter, stall_seconds: float) -> None:
-        self.writer = writer
-        self._stall_seconds = stall_seconds
-        self._num_written = 0
-        self._due: deque[tuple[int, float]] = deque()  # (bytes written with a message, due time) of unsent messages
-
-    @property
-    def num_unsent(self) -> int:
-        """Bytes written that the operating system has not accepted yet, because the front reads slowly."""
-        return self.writer.transport.get_write_buffer_size()
-
-    def write(self, data: bytes, now: float) -> None:
-        """Sends a message. If it cannot be sent at once, notes by when it must be read: see _STALL_SECONDS.
-
-        All unsent bytes count, so that a large answer gets the time that a slow but steady reader needs.
-        """
-        self.writer.write(data)
-        self._num_written += len(data)
-        if self.num_unsent:
-            self._due.append((self._num_written, now + self._stall_seconds + self.num_unsent / _LEAST_RATE))
-
-    def has_stalled(self, now: float) -> bool:
-        """True if the oldest unsent message is overdue. Reading a byte now and then does not defer the due time."""
-        num_taken = self._num_written - self.num_unsent
-        while self._due and self._due[0][0] <= num_taken:
-            self._due.popleft()
-        return bool(self._due) and now > self._due[0][1]
+    socket: FrontSocket
+    transport: asyncio.WriteTransport
+    is_drained: asyncio.Event  # set while nothing is unsent; for the I/O thread
 
 
 class CoreIo:
@@ -139,12 +117,16 @@ class CoreIo:
         self._listening.wait()
 
     def send(self, connection: int, message: CoreMessage) -> None:
-        """Passes a message to the I/O thread, which sends it, or drops it if the front is gone.
+        """Sends a message, or drops it if the front is gone. For the main thread, which never waits for a front.
 
-        The main thread calls this.
+        The I/O thread sends what the front's socket does not accept at once.
         """
+        front = self._fronts.get(connection)
+        if front is None:
+            return
         for part in split_outputs(message) if isinstance(message, Outputs) else [message]:
-            self._loop.call_soon_threadsafe(self._write, connection, frame(part))
+            if self._write(connection, front, frame(part)):
+                self._loop.call_soon_threadsafe(self._watch, connection)
 
     def stop(self) -> None:
         """Closes every socket and returns when the thread has ended."""
@@ -184,9 +166,10 @@ class CoreIo:
                 await asyncio.wait_for(self._stopping.wait(), pause)
         server.close()
         for front in self._fronts.values():
-            front.writer.transport.abort()
-        # Give the readers one more turn of the event loop, in which they notice that their connections ended.
-        await asyncio.sleep(0)
+            front.transport.abort()
+        # Turns of the event loop in which the readers notice that their connections ended, and close their sockets.
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = self._next_connection
@@ -199,11 +182,7 @@ class CoreIo:
                 writer.close()
                 return
             self._problems.solved()
-            front = _Front(writer, self._stall_seconds)
-            now = time.monotonic()
-            front.write(frame(Welcome(epoch=self._status().epoch, pid=os.getpid())), now)
-            front.write(frame(self._status()), now)
-            self._fronts[connection] = front
+            self._welcome(connection, writer)
             while True:
                 message = front_decoder.decode(await read_frame(reader))
                 if isinstance(message, SubmitChoices):
@@ -216,9 +195,24 @@ class CoreIo:
         except (msgspec.DecodeError, ValueError) as error:
             self._warn_once(f"a connection sent an invalid message: {error}")
         finally:
-            if self._fronts.pop(connection, None) is not None:
+            front = self._fronts.pop(connection, None)
+            if front is not None:
                 self._inbox.put(connection, Disconnected())
+                self._loop.remove_writer(front.socket)
+                front.socket.close()
             writer.close()
+
+    def _welcome(self, connection: int, writer: asyncio.StreamWriter) -> None:
+        """Accepts a front: sends it the first two messages, and from here on all others."""
+        # The transport only reads. A duplicate of its socket is written to, because no thread but the I/O thread may
+        # use the transport.
+        sending = FrontSocket(writer.get_extra_info("socket").dup(), self._stall_seconds)
+        front = _Front(sending, writer.transport, asyncio.Event())
+        front.is_drained.set()
+        self._fronts[connection] = front
+        status = self._status()
+        if self._write(connection, front, frame(Welcome(epoch=status.epoch, pid=os.getpid())) + frame(status)):
+            self._watch(connection)
 
     def _problem(self, hello: object) -> str:
         """Returns the reason to refuse a connection; empty if it is accepted."""
@@ -233,31 +227,41 @@ class CoreIo:
         if self._problems.is_new(problem):
             logger.warning("%s; repetitions are not logged until a front is accepted", problem)
 
-    def _write(self, connection: int, data: bytes) -> None:
+    def _write(self, connection: int, front: _Front, data: bytes) -> bool:
+        """Sends a message. Returns True if the I/O thread must begin to watch the connection."""
+        must_watch = front.socket.send(data, time.monotonic())
+        if front.socket.num_unsent > _MOST_UNSENT_BYTES:
+            logger.warning("connection %d has %d bytes unread; closed", connection, front.socket.num_unsent)
+            front.socket.abort()
+        return must_watch
+
+    def _watch(self, connection: int) -> None:
+        """Sends the unsent bytes of a connection as soon as its socket has room."""
         front = self._fronts.get(connection)
-        if front is None or front.writer.transport.is_closing():
-            return
-        front.write(data, time.monotonic())
-        if front.num_unsent > _MOST_UNSENT_BYTES:
-            logger.warning("connection %d has %d bytes unread; closed", connection, front.num_unsent)
-            front.writer.transport.abort()
+        if front is not None:
+            front.is_drained.clear()
+            self._loop.add_writer(front.socket, self._flush, front)
+
+    def _flush(self, front: _Front) -> None:
+        if front.socket.flush():
+            self._loop.remove_writer(front.socket)
+            front.is_drained.set()
 
     def _drop_stalled(self) -> None:
         now = time.monotonic()
         for connection, front in self._fronts.items():
-            if front.has_stalled(now):
+            if front.socket.has_stalled(now):
                 logger.warning("connection %d reads its messages too slowly; closed", connection)
-                front.writer.transport.abort()
+                front.socket.abort()
 
     def _broadcast(self, status: CoreStatus) -> None:
         data = frame(status)
-        for connection in list(self._fronts):
-            self._write(connection, data)
+        for connection, front in list(self._fronts.items()):
+            if self._write(connection, front, data):
+                self._watch(connection)
 
     async def _flush_status(self) -> None:
         self._broadcast(self._status())
         for front in list(self._fronts.values()):
-            try:
-                await asyncio.wait_for(front.writer.drain(), 1.0)
-            except (ConnectionError, TimeoutError):
-                continue  # gone, or too slow to matter
+            with contextlib.suppress(TimeoutError):  # too slow to matter
+                await asyncio.wait_for(front.is_drained.wait(), 1.0)

@@ -40,7 +40,7 @@ class CoreState:
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
     rank: LoadedRank | None = None  # the loaded rank, if this process is the only rank
     quiet_s: float = 0.0  # seconds since the main thread last made progress or used CPU time
-    patience_s: float = 10.0  # how long the plans in flight may make no progress
+    patience_s: float = 10.0  # seconds for which the plans in flight may make no progress
 
     def set_patience(self, seconds: float) -> None:
         """Sets for how many seconds the main thread and the ranks may make no progress."""
@@ -66,6 +66,7 @@ class CoreState:
         return self.quiet_s if self.rank_phase == "step" else None
 
     def serving(self, message: str) -> None:
+        """Records that the core serves. Ends the last phase of a start or rebuild."""
         self.end_phase()
         self.message = message
         self.lost = ""
@@ -74,7 +75,10 @@ class CoreState:
         self.state = "serving"
 
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
-        """Begins a rebuild, which `serving` ends. Replaces the phases by one, "suspect", that began at `lost_at`."""
+        """Records that a rebuild begins; a later call of `serving` records its end.
+
+        Replaces the phases by one, "suspect", that began at `lost_at`.
+        """
         self.message = cause
         self.lost = f"rank {rank}"
         self.lost_node = node
@@ -84,12 +88,13 @@ class CoreState:
         self.state = "recovering"
 
     def failed(self, cause: str) -> None:
+        """Records that the core has given up. Ends the phase in which it failed."""
         self.end_phase()
         self.message = cause
         self.state = "failed"
 
     def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Records the progress of a phase. A new name ends the previous phase."""
+        """Records the progress of `phase`. If another phase was recorded last, ends that one first."""
         now = time.monotonic()
         self.heartbeat = now
         if not self.phases or self.phases[-1].name != phase:

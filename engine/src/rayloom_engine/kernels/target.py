@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
+from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.errors import ConfigError
 
 Backend = Literal["auto", "plain", "reference"]
@@ -23,8 +24,9 @@ class Target:
     """
 
     device: torch.device
-    compute_dtype: torch.dtype  # type of activations and dense weights
+    compute_dtype: torch.dtype  # type of activations and dense weights; with a library, of the weights alone
     backend: Backend = "auto"
+    library: CpuLibrary | None = None  # the C library, if it computes the model
 
     @property
     def dtype_name(self) -> str:

@@ -31,6 +31,8 @@ _PRELOAD = (
     "torch",
     "rayloom_engine.models.loader",
     "rayloom_engine.worker.loaded_rank",
+    "rayloom_engine.worker.cpu_backend",
+    "rayloom_engine.kernels.linear.cpu",
     "rayloom_engine.parallel.process_group",
 )
 

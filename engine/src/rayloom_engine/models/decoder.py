@@ -70,6 +70,15 @@ class DecoderWeights:
         return total
 
 
+def kv_layout_of(shape: ModelShape, part: ModelPart) -> KvLayout:
+    """Returns the sizes of the KV cache of a rank's part of a decoder."""
+    return KvLayout(
+        num_layers=len(part.stage.layers),
+        num_kv_heads=len(part.shard.kv_heads(shape.num_kv_heads)),
+        head_dim=shape.head_dim,
+    )
+
+
 class CausalLM:
     """Implements RankModel, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
 
@@ -86,11 +95,15 @@ class CausalLM:
 
     @property
     def kv_layout(self) -> KvLayout:
-        return KvLayout(
-            num_layers=len(self.part.stage.layers),
-            num_kv_heads=len(self.part.shard.kv_heads(self.shape.num_kv_heads)),
-            head_dim=self.shape.head_dim,
-        )
+        return kv_layout_of(self.shape, self.part)
+
+    @property
+    def hidden_dtype(self) -> torch.dtype:
+        return self.kernels.target.compute_dtype
+
+    @property
+    def progress(self) -> int:
+        return 0
 
     @property
     def schemes(self) -> Iterator[WeightScheme]:

@@ -31,6 +31,17 @@ def empty_model(
 ) -> tuple[CausalLM, dict[str, Destination]]:
     """Returns a rank's part of the model, and tensor name in a Hugging Face checkpoint -> where to copy it.
 
+    Arguments and destinations are those of `empty_weights`.
+    """
+    weights, destinations = empty_weights(shape, part, kernels, schemes)
+    return CausalLM(shape, part, kernels, weights), destinations
+
+
+def empty_weights(
+    shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
+) -> tuple[DecoderWeights, dict[str, Destination]]:
+    """Returns the weights of a rank, and tensor name in a Hugging Face checkpoint -> where to copy it.
+
     Tensor names number the layers of the whole model, the cache those of the stage. `schemes` decides how matrices are
     stored; without it they are dense.
     """
@@ -48,7 +59,7 @@ def empty_model(
         final_norm_D = builder.tensor("model.norm.weight", shape.hidden_size)
         head = builder.head(embedding_VD)
     weights = DecoderWeights(embedding_VD=embedding_VD, layers=layers, final_norm_D=final_norm_D, head=head)
-    return CausalLM(shape, part, kernels, weights), builder.destinations
+    return weights, builder.destinations
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,13 +13,17 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rayloom_engine.config import Quantization
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
 from rayloom_engine.kernels.target import Target
 from rayloom_engine.layers.destination import Destination
+from rayloom_engine.layers.schemes.int8 import Int8Schemes
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
-from rayloom_engine.models.empty import empty_model
+from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.empty import empty_model, empty_weights
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -42,24 +46,29 @@ def load_model(
     kernels: KernelSet,
     *,
     dtype: torch.dtype,
+    quantization: Quantization = "none",
     part: ModelPart | None = None,
     progress: Progress = no_progress,
 ) -> LoadedModel:
     """Returns a rank's part of the model in a Hugging Face folder, ready to run; without `part`, the whole model.
 
-    Dense weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two differ on a CPU
-    without bfloat16 instructions, which serves a bfloat16 model in float32: rounding first gives the results of the
-    bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors' names before reading any
-    weight.
+    Weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two differ on a CPU without
+    bfloat16 instructions and without the C library, which serves a bfloat16 model in float32: rounding first gives the
+    results of the bfloat16 model. `quantization` comes after rounding; int8 needs the C library. If the files do not
+    fit the shape, raises ModelError with the tensors' names before reading any weight.
     """
     with refuses_broken(folder):
         files = _weight_files(folder)
         _check(files, _whole_destinations(shape), shape)
-    model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
+    part = part or whole_part(shape.num_layers)
+    schemes = Int8Schemes(kernels.linear, kernels.target) if quantization == "int8" else None
+    weights, destinations = empty_weights(shape, part, kernels, schemes)
     num_bytes_read = _fill(destinations, files, dtype, progress)
     destinations.clear()  # otherwise it would keep the plain matrices alive next to their packed copies
-    for scheme in model.schemes:
+    for scheme in weights.schemes:
         scheme.finish()
+    decoder = CausalLM if kernels.target.library is None else CpuDecoder
+    model: RankModel = decoder(shape, part, kernels, weights)
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 

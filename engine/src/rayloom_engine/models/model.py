@@ -5,7 +5,6 @@ Legend: T tokens of the step, D model width, N rows whose logits are wanted, V v
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -13,7 +12,6 @@ import torch
 from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kv.cache import KvLayout, KvPages
-from rayloom_engine.layers.schemes import WeightScheme
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
@@ -36,8 +34,15 @@ class RankModel(Protocol):
         """Sizes of the KV cache that `forward` needs."""
 
     @property
-    def schemes(self) -> Iterable[WeightScheme]:
-        """The weights of every linear layer. The loader calls `finish` on each after all weights are loaded."""
+    def hidden_dtype(self) -> torch.dtype:
+        """Type of the hidden states that one stage sends to the next, so that the residual stream is not rounded."""
+
+    @property
+    def progress(self) -> int:
+        """Half layers that `forward` has computed so far, if it computes several without a call of its TensorGroup.
+
+        Any thread may read it while `forward` runs.
+        """
 
     @property
     def weight_bytes(self) -> int:
@@ -51,7 +56,9 @@ class RankModel(Protocol):
         cache: KvPages,
         group: TensorGroup,
     ) -> torch.Tensor:
-        """Returns hidden states [T, D]: the last stage after its final norm, earlier stages their residual stream.
+        """Returns hidden states [T, D].
+
+        The last stage returns them after the final norm; earlier stages return the residual stream.
 
         `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
         which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
@@ -60,7 +67,7 @@ class RankModel(Protocol):
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits [N, V] of some rows of `forward`'s result; V is the shard's part.
+        """Returns float32 logits [N, V] of N rows of `forward`'s result. Only the last stage computes logits.
 
-        Only in the last stage.
+        V: the part of the vocabulary that this rank computes.
         """

@@ -25,7 +25,7 @@ class StageLink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenStates:
-    """The form of the tensors that a link sends. `dtype` is the compute type, so the residual stream is not rounded."""
+    """The form of the tensors that a link sends. `dtype` is RankModel.hidden_dtype, so nothing is rounded."""
 
     hidden_size: int
     dtype: torch.dtype

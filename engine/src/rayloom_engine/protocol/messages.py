@@ -90,8 +90,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # type of the weights
+    dtype: str  # type of the weights; if they are quantised, the type from which they were
     compute_dtype: str  # type of the arithmetic
+    quantization: str = "none"  # as the setting
     weight_bytes: int
     commit: str | None = None
 

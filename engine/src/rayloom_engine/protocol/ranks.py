@@ -110,6 +110,9 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     num_step_tokens: int
     dtype: str
     compute_dtype: str
+    hidden_dtype: str  # type of the tensors that ranks send to each other in a step
+    arithmetic: str  # which code computes: an instruction set of the C library, or torch
+    quantization: str
     weight_bytes: int
     bytes_read: int  # weight bytes read from files since the process started
     kv_explanation: str

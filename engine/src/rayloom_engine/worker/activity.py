@@ -1,12 +1,13 @@
 """Activity: counts a rank's progress inside a step. The heartbeats (beats) report it, because a live rank may hang.
 
-The model calls its TensorGroup twice in every layer, even without peers. The number of these calls distinguishes a long
-step from a hung one.
+The model calls its TensorGroup twice in every layer, even without peers, or counts the halves of layers itself. These
+numbers distinguish a long step from a hung one.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,20 +20,33 @@ if TYPE_CHECKING:
 class Activity:
     """Written by the thread that computes, read by others. Use `with activity:` around a wait for a peer."""
 
-    def __init__(self) -> None:
-        self.advance = 0  # increases when a wait begins and when it ends, and thereby with every half of a layer
+    def __init__(self, model_progress: Callable[[], int] = lambda: 0) -> None:
+        """`model_progress`: returns RankModel.progress."""
+        self._model_progress = model_progress
+        self._num_switches = 0  # times that a wait began or ended
+        self._earlier = 0  # progress of the model before this epoch
         self.waits = False  # True while this rank waits for a peer
         self.communication_s = 0.0  # total seconds of all waits
         self._since = 0.0
 
+    @property
+    def advance(self) -> int:
+        """Increases when a wait begins and when it ends, and with every half of a layer."""
+        return self._num_switches + self._model_progress() - self._earlier
+
+    def restart(self) -> None:
+        """Counts from 0 on."""
+        self._num_switches = 0
+        self._earlier = self._model_progress()
+
     def __enter__(self) -> None:
         self._since = time.perf_counter()
-        self.advance += 1
+        self._num_switches += 1
         self.waits = True
 
     def __exit__(self, *_: object) -> None:
         self.waits = False
-        self.advance += 1
+        self._num_switches += 1
         self.communication_s += time.perf_counter() - self._since
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from rayloom_engine.core.step import SlotStep
 from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.worker.block_tables import BlockTables
 from rayloom_engine.worker.slots import Slot
 
 
@@ -23,36 +25,44 @@ class InputBatch:
     attention: AttentionBatch
 
 
-def build_batch(steps: list[tuple[SlotStep, Slot]], block_size: int, device: torch.device) -> InputBatch:
-    """Builds the batch of one step. Decodes come first, because attention computes them together."""
-    ordered = sorted(steps, key=lambda item: item[0].num_tokens > 1)
-    num_tokens = sum(step.num_tokens for step, _ in ordered)
-    token_ids = np.empty(num_tokens, dtype=np.int64)
-    positions = np.empty(num_tokens, dtype=np.int64)
-    slot_mapping = np.empty(num_tokens, dtype=np.int64)
-    context_lens = [step.start + step.num_tokens for step, _ in ordered]
-    width = max(-(-length // block_size) for length in context_lens)
-    block_tables = np.zeros((len(ordered), width), dtype=np.int64)
-    ends = []
-    end = 0
-    for row, (step, slot) in enumerate(ordered):
-        begin, end = end, end + step.num_tokens
-        ends.append(end)
-        where = np.arange(step.start, step.start + step.num_tokens)
-        token_ids[begin:end] = slot.token_ids[step.start : step.start + step.num_tokens]
-        positions[begin:end] = where
-        slot_mapping[begin:end] = slot.block_table[where // block_size] * block_size + where % block_size
-        used = -(-context_lens[row] // block_size)
-        block_tables[row, :used] = slot.block_table[:used]
+def build_batch(
+    steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_size: int, device: torch.device
+) -> InputBatch:
+    """Builds the batch of one step. Decodes come first, because attention computes them together.
+
+    `tables`: the block tables of the slots. The sequences with one token take a fixed number of numpy calls together,
+    each longer chunk takes two more.
+    """
+    singles = [item for item in steps if item[0].num_tokens == 1]
+    chunks = [item for item in steps if item[0].num_tokens > 1] if len(singles) < len(steps) else []
+    ordered = [*singles, *chunks]
+    num_singles = len(singles)
+    query_lens = [1] * num_singles + [step.num_tokens for step, _ in chunks]
+    starts_S = np.array([step.start for step, _ in ordered])
+    slots_S = np.array([step.slot for step, _ in ordered])
+    context_lens_S = starts_S + np.array(query_lens)
+    ends = list(accumulate(query_lens))
+    positions_T = np.empty(ends[-1], dtype=np.int64)
+    positions_T[:num_singles] = starts_S[:num_singles]
+    token_ids_T = np.empty(ends[-1], dtype=np.int64)
+    token_ids_T[:num_singles] = [
+        slot.newest if step.start + 1 == slot.num_tokens else slot.token_ids[step.start] for step, slot in singles
+    ]
+    for (step, slot), end in zip(chunks, ends[num_singles:], strict=True):
+        begin = end - step.num_tokens
+        positions_T[begin:end] = np.arange(step.start, step.start + step.num_tokens)
+        token_ids_T[begin:end] = slot.token_ids[step.start : step.start + step.num_tokens]
+    slots_T = np.repeat(slots_S, query_lens) if chunks else slots_S
+    num_blocks_S = -(-context_lens_S // block_size)
     return InputBatch(
         steps=ordered,
-        token_ids_T=torch.from_numpy(token_ids).to(device),
-        positions_T=torch.from_numpy(positions).to(device),
+        token_ids_T=torch.from_numpy(token_ids_T).to(device),
+        positions_T=torch.from_numpy(positions_T).to(device),
         ends=ends,
         attention=AttentionBatch(
-            query_lens=tuple(step.num_tokens for step, _ in ordered),
-            context_lens=tuple(context_lens),
-            block_tables_SB=torch.from_numpy(block_tables).to(device),
-            slot_mapping_T=torch.from_numpy(slot_mapping).to(device),
+            query_lens=tuple(query_lens),
+            context_lens=tuple(context_lens_S.tolist()),
+            block_tables_SB=torch.from_numpy(tables.rows(slots_S, num_blocks_S)).to(device),
+            slot_mapping_T=torch.from_numpy(tables.places(slots_T, positions_T, block_size)).to(device),
         ),
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from rayloom_engine.config import INT8_GROUP, Quantization
+from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.errors import ConfigError
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -14,9 +16,21 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChoice:
     device: torch.device
-    dtype: torch.dtype  # weights are rounded to this type
-    compute_dtype: torch.dtype  # weights are stored and multiplied in this type
+    dtype: torch.dtype  # weights are rounded to this type, and those that are quantised after that
+    compute_dtype: torch.dtype  # activations are multiplied in this type; without the C library also stored weights
     reason: str
+
+    def on_library(self, library: CpuLibrary, quantization: Quantization = "none") -> DeviceChoice:
+        """Returns this choice for the C library, which keeps dense weights in `dtype` on every CPU."""
+        compute = library.operand_dtype(self.dtype)
+        names = [str(dtype).removeprefix("torch.") for dtype in (self.dtype, compute)]
+        reason = f"{names[0]} weights, activations multiplied in {names[1]}, sums in float32"
+        if quantization == "int8":
+            reason = (
+                f"int8 weights, activations multiplied in int8 in groups of {INT8_GROUP}, all else in {names[1]} or "
+                f"float32, KV cache in {names[0]}"
+            )
+        return replace(self, compute_dtype=compute, reason=reason)
 
 
 def choose_device(device: str, dtype: str, checkpoint_dtype: str) -> DeviceChoice:

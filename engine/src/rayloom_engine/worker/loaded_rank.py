@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.config import BLOCK_SIZE, Quantization
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.memory import GIB, KvPlan
@@ -21,15 +21,27 @@ from rayloom_engine.worker.runner import Runner
 
 
 class LoadedRank:
-    def __init__(self, *, loaded: LoadedModel, choice: DeviceChoice, kv: KvPlan, num_step_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        loaded: LoadedModel,
+        choice: DeviceChoice,
+        quantization: Quantization,
+        kv: KvPlan,
+        num_step_tokens: int,
+    ) -> None:
         self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens
         self.device_type = choice.device.type
         self.dtype = str(choice.dtype).removeprefix("torch.")
+        self.quantization = quantization
         self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
+        self.hidden_dtype = str(loaded.model.hidden_dtype).removeprefix("torch.")
+        library = loaded.model.kernels.target.library
+        self.arithmetic = "torch" if library is None else f"C library, {library.instruction_set}"
         self.weight_bytes = loaded.model.weight_bytes
         self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
-        self.activity = Activity()
+        self.activity = Activity(lambda: loaded.model.progress)
         self._model = loaded.model
         self._choice = choice
         self._cache: KvPages | None = None
@@ -51,7 +63,7 @@ class LoadedRank:
         if stage.count == 1:
             return None
         form = HiddenStates(
-            hidden_size=self._model.shape.hidden_size, dtype=self._choice.compute_dtype, device=self._choice.device
+            hidden_size=self._model.shape.hidden_size, dtype=self._model.hidden_dtype, device=self._choice.device
         )
         part = self._model.part
         return ProcessGroupLink(
@@ -76,7 +88,7 @@ class LoadedRank:
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # frees its memory before the new cache is allocated
             self._cache = self._allocate(num_blocks)
-        self.activity.advance = 0  # all ranks begin an epoch together, so their counts can be compared from here on
+        self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)

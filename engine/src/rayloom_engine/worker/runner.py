@@ -18,7 +18,8 @@ from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
-from rayloom_engine.worker.sampler import Sampler, are_finite, token_logprobs
+from rayloom_engine.worker.cpu_sampler import choose_sampler
+from rayloom_engine.worker.sampler import are_finite
 from rayloom_engine.worker.slots import Slot, SlotTable
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
@@ -48,7 +49,7 @@ class Runner:
         self._cache = cache
         self._device = model.kernels.target.device
         self._slots = SlotTable(epoch)
-        self._sampler = Sampler(model.shape.vocab_size, self._device)
+        self._sampler = choose_sampler(model.shape.vocab_size, model.kernels.target)
 
     @torch.inference_mode()  # small calls take a fifth less time than with no_grad
     def run(self, plan: StepPlan) -> StepResult:
@@ -64,7 +65,7 @@ class Runner:
         if plan.block_copies:
             self._cache.copy_blocks(plan.block_copies)
         started = time.perf_counter()
-        batch = build_batch(steps, BLOCK_SIZE, self._device)
+        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE, self._device)
         stage = self._model.part.stage
         inputs = batch.token_ids_T
         if self._link is not None and not stage.is_first:
@@ -132,13 +133,13 @@ class Runner:
     ) -> tuple[list[int | None], list[TokenLogprobs | None]]:
         """Returns for each row the next token id (None if not finite), and logprobs for the rows that want them."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
-        # Logprobs are computed from the raw logits. Copy them, because sampling may overwrite them.
-        raw_NV = logits_NV[wanted].clone() if wanted else logits_NV
+        # Logprobs are computed from the raw logits. The index copies them, because sampling may overwrite them.
+        raw_NV = logits_NV[wanted] if wanted else logits_NV
         token_ids = self._sampler(logits_NV, slots)
         entries: list[TokenLogprobs | None] = [None] * len(slots)
         if wanted:
             chosen = [token_ids[row] or 0 for row in wanted]  # 0 for a row without a token: its logprobs are not used
-            found = token_logprobs(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
+            found = self._sampler.describe(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
             for row, entry in zip(wanted, found, strict=True):
                 entries[row] = entry
         return token_ids, entries
@@ -166,7 +167,7 @@ class Runner:
                     corrupt.add(step.slot)
                 elif logits_NV is not None:
                     following = slot.token_ids[first + 1 : stop + 1].tolist()
-                    entries += token_logprobs(logits_NV, following, [num_top] * len(following))
+                    entries += self._sampler.describe(logits_NV, following, [num_top] * len(following))
             if self.answers and step.slot not in corrupt:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts, corrupt

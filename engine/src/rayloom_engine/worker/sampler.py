@@ -41,6 +41,10 @@ class Sampler:
                 token_ids.append(self._sample(logits_NV[row], slot))
         return token_ids
 
+    def describe(self, logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+        """Returns `token_logprobs` of the arguments."""
+        return token_logprobs(logits_NV, token_ids, num_tops)
+
     def _sample(self, logits_V: torch.Tensor, slot: Slot) -> int:
         adjust_logits(logits_V, slot)
         params = slot.params
@@ -142,13 +146,15 @@ def are_finite(logits_NV: torch.Tensor) -> bool:
 
 def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
     """Returns the log-probability of the given token of each row n, with `num_tops[n]` most likely alternatives."""
+    ids_N1 = torch.tensor(token_ids, device=logits_NV.device)[:, None]
     logprobs_NV = logits_NV.log_softmax(dim=-1)
-    chosen_N = logprobs_NV.gather(1, torch.tensor(token_ids, device=logits_NV.device)[:, None])
-    ranks = (logprobs_NV > chosen_N).sum(dim=-1).add_(1).tolist()
-    chosen = chosen_N[:, 0].tolist()
+    chosen = logprobs_NV.gather(1, ids_N1)[:, 0].tolist()
+    # Tokens are ordered by logits, because different logits may round to the same log-probability.
+    ranks = (logits_NV > logits_NV.gather(1, ids_N1)).sum(dim=-1).add_(1).tolist()
     most = max(num_tops, default=0)
     if most:
-        values, ids = logprobs_NV.topk(min(most, logits_NV.shape[-1]), dim=-1)
+        ids = logits_NV.topk(min(most, logits_NV.shape[-1]), dim=-1).indices
+        values = logprobs_NV.gather(1, ids)
         tops = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
     else:
         tops = [[] for _ in token_ids]

@@ -10,13 +10,14 @@ import os
 from typing import TYPE_CHECKING
 
 from rayloom_engine.common.process import without_garbage_collection
-from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
-from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
+from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder, resolve
+from rayloom_engine.models.int8_shape import check_int8
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
 from rayloom_engine.models.step_memory import step_bytes
@@ -55,6 +56,8 @@ def find_model(
         )
     split_layers(shape.num_layers, config.pipeline_parallel_size)
     check_shards(shape, config.tensor_parallel_size)
+    if config.quantization == "int8":
+        check_int8(shape, config.dtype, config.tensor_parallel_size)
     return resolved, shape
 
 
@@ -69,11 +72,10 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
     """Sets the size of this process's thread pool and returns it. Call before importing torch: OpenMP reads it once."""
     threads = config.threads or max(1, usable_cores() // ranks_on_host)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    # A waiting compute thread must not spin for long on a core that another process (the API server) needs, but waking
-    # a thread up takes longer than a short spin. Measured on 2 cores, tokens per second of one stream, alone and beside
-    # a busy process: always spinning 19.0 and 1.5, never spinning 13.6 and 10.8, this setting 19.7 and about 3.
+    # A thread of torch that waits for work must not spin for long on a core that another process needs, but waking a
+    # thread up takes longer than a short spin. 2,000 rounds take about 50 us. The threads of the C library spin 20 us.
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     return threads
 
 
@@ -110,23 +112,49 @@ def load_rank(
         from rayloom_engine.kernels.kernel_set import choose_kernels
         from rayloom_engine.kernels.target import Target, parse_backend
         from rayloom_engine.models.loader import load_model
+        from rayloom_engine.worker.cpu_backend import LibraryChoice, ModelOnCpu, check_quantization, choose_cpu_library
         from rayloom_engine.worker.device import choose_device
         from rayloom_engine.worker.loaded_rank import LoadedRank
 
     torch.set_num_threads(threads)
+    quantization = config.quantization
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
-    logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
     backend = parse_backend(os.environ.get(_KERNELS_VARIABLE, ""))
-    kernels = choose_kernels(Target(device=choice.device, compute_dtype=choice.compute_dtype, backend=backend))
+    chosen = LibraryChoice(None)
+    if choice.device.type == "cpu":
+        on_cpu = ModelOnCpu(
+            shape=shape,
+            num_shards=part.shard.count,
+            dtype=choice.dtype,
+            cut_unit=INT8_GROUP if quantization == "int8" else 1,
+        )
+        cache = cache_folder(os.environ)
+        chosen = choose_cpu_library(on_cpu, backend, num_threads=threads, cache=cache, environ=os.environ)
+    check_quantization(quantization, choice.device.type, chosen)
+    library = chosen.library
+    if library is not None:
+        choice = choice.on_library(library, quantization)
+    logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
+    if chosen.problem:
+        logger.warning(
+            "torch computes this model, which is slower, and an answer may depend on the other requests of a step: the "
+            "CPU library is not used, because %s",
+            chosen.problem,
+        )
+    stored_dtype = choice.compute_dtype if library is None else choice.dtype
+    target = Target(device=choice.device, compute_dtype=stored_dtype, backend=backend, library=library)
+    kernels = choose_kernels(target)
     logger.info("%s", kernels.description)
-    loaded = load_model(resolved.path, shape, kernels, dtype=choice.dtype, part=part, progress=progress)
+    loaded = load_model(
+        resolved.path, shape, kernels, dtype=choice.dtype, quantization=quantization, part=part, progress=progress
+    )
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
         _CPU_STEP_TOKENS if choice.device.type == "cpu" else _GPU_STEP_TOKENS
     )
     kv = _plan_cache(config, loaded.model, choice, num_step_tokens, ranks_on_host)
     logger.info("%s", kv.explanation)
-    return LoadedRank(loaded=loaded, choice=choice, kv=kv, num_step_tokens=num_step_tokens)
+    return LoadedRank(loaded=loaded, choice=choice, quantization=quantization, kv=kv, num_step_tokens=num_step_tokens)
 
 
 def _plan_cache(

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 
 from rayloom_operator.api.base import Part, Quantity
 from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api.pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
@@ -152,37 +153,6 @@ class Model(Part):
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
-class EngineArgs(Part):
-    """Settings that are passed to the engine unchanged. For a setting that is left out, the engine has a default."""
-
-    device: Literal["auto", "cpu", "cuda"] | None = Field(
-        None,
-        description="Device of the ranks. auto, the default: in a cluster, cuda with `accelerator`, and cpu without.",
-    )
-    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
-    max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
-    max_queued_requests: int | None = Field(
-        None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
-    )
-    enable_priority: bool | None = Field(
-        None,
-        description="Obey the field `priority` of requests: of two requests with the same API key, the one with the "
-        "lower number runs first.",
-    )
-    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
-    num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
-    enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
-    threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")
-    cors_allowed_origins: tuple[str, ...] | None = Field(
-        None, strict=False, description="Origins from which browsers may call the API; * for all."
-    )
-    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
-    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
-        None, description="Lowest level that is logged."
-    )
-
-
 class EnvVar(Part):
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
@@ -256,6 +226,7 @@ class Engine(Part):
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
 _HEAD = "self.podTemplate.head.spec.containers"
 _CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
+_INT8_IN_WORDS = "engine.args.quantization int8 works on CPU only: remove it, or the accelerator"
 
 
 class Spec(Part):
@@ -270,6 +241,11 @@ class Spec(Part):
                 "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
                 "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
                 _CPU_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
+                "!has(self.engine.args.quantization) || self.engine.args.quantization != 'int8'",
+                _INT8_IN_WORDS,
             ),
             (
                 "!has(self.accelerator) || !has(self.podTemplate) || !has(self.podTemplate.head) || "
@@ -342,6 +318,8 @@ class Spec(Part):
             raise ValueError(f"tensor {tensor} is more than perNode {self.accelerator.per_node}; {_TENSOR_IN_WORDS}")
         if self.engine.args.device == "cpu":
             raise ValueError(_CPU_IN_WORDS)
+        if self.engine.args.quantization == "int8":
+            raise ValueError(_INT8_IN_WORDS)
         return self
 
 

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
     NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part of the spec; conditions as for InvalidSpec
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
-    UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # the cluster has no KubeRay, or one that is too old; condition Accepted
+    UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # KubeRay is missing in the cluster or too old; condition Accepted
     LOADED = "Loaded"  # condition ModelReady
     LOADING = "Loading"  # condition ModelReady
     INSPECTING = "Inspecting"  # a Job inspects the model before its engines are created
@@ -80,8 +80,8 @@ STEPS = frozenset(
         *(Reason.STARTING, Reason.PAUSED),
     }
 )
-# Reasons on which an admin has to act. They become Warning Events. Excluded are healthy states, and states that pass by
-# themselves.
+# Reasons on which an admin has to act. They become Warning Events. Excluded are healthy states, states that pass by
+# themselves, and a pause that the user asked for.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
     *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),

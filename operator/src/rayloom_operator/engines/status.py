@@ -63,6 +63,7 @@ class ServedModel(_EngineStatusPart):
     num_parameters: Count
     dtype: Text
     compute_dtype: Text
+    quantization: Text = "none"  # engines of older versions leave it out
     max_model_len: Count  # tokens
 
 

@@ -146,7 +146,8 @@ def _print_summary(
     if status.model is not None:
         model = status.model
         computed = "" if model.compute_dtype == model.dtype else f", computed in {model.compute_dtype}"
-        facts += f", {model.architecture}, {model.num_parameters / 1e6:.1f} M parameters, {model.dtype}{computed}, "
+        weights = model.dtype if model.quantization == "none" else f"{model.quantization} from {model.dtype}"
+        facts += f", {model.architecture}, {model.num_parameters / 1e6:.1f} M parameters, {weights}{computed}, "
         facts += f"{model.max_model_len} tokens of context"
     body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
     print(f"\nModel:  {service.served_name} ({facts})\nURL:    {url}/v1\n\nTry it:")

@@ -44,7 +44,7 @@ def is_cordoned(node: Manifest) -> bool:
 
 
 class Nodes:
-    """Not thread-safe: used in one event loop, in which the caller runs `reflector`.
+    """Not thread-safe: the caller runs `reflector` in the event loop that calls the methods.
 
     `on_change` is called with the name of a node whose readiness changed, or whose emptying began or ended. Without the
     right to list nodes, every node counts as ready.
@@ -78,7 +78,7 @@ class Nodes:
             self._on_change(name)
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Returns whether the node has become ready, or ceased to be ready."""
+        """Records since when the node is not ready (None: it is ready). Returns True if its readiness changes."""
         was_unready = name in self.unready
         if since is None:
             self.unready.pop(name, None)
@@ -87,7 +87,7 @@ class Nodes:
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
-        """Returns whether the emptying of the node has begun or ended."""
+        """Records whether the node is cordoned. Returns True if that is a change."""
         was_cordoned = name in self.cordoned
         if is_cordoned:
             self.cordoned.add(name)

@@ -10,7 +10,8 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# Pods that KubeRay creates within this time are counted together, to notice pods that keep failing.
+# The number of pods that KubeRay created for an engine replica in the last so many seconds is counted. A high number
+# means that its pods keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
 MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 
@@ -50,7 +51,7 @@ class Pod:
     running_since: datetime | None  # start of the container that started last; None while any container does not run
     is_exhausted: bool  # its engine gave up, or a container keeps crashing; False if only the settings are to blame
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
-    owner_uid: str  # of its RayCluster
+    owner_uid: str  # uid of its RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for any other
     fault: Verdict | None
     stays_when_cordoned: bool = False  # tolerates a node that is being emptied
@@ -78,7 +79,7 @@ class Reading:
 class EngineReplica:
     """A RayCluster and its pods, without terminating pods."""
 
-    name: str  # of the RayCluster
+    name: str  # name of the RayCluster
     revision: str
     uid: str
     pods: tuple[Pod, ...]
@@ -89,7 +90,7 @@ class EngineReplica:
     num_ranks: int = MAX_RANKS  # an upper bound
     is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
     is_cordoned: bool = False  # one of its pods is on a node that is being emptied, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on such a node and tolerates it: a new pod may go there again
+    is_tolerant: bool = False  # one of its pods is on such a node and tolerates it; a new pod may get that node again
     is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
     is_head_evicted: bool = False  # its head pod was deleted or evicted from outside, on a node that is ready
 
@@ -120,7 +121,7 @@ class Observed:
     # belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()
     num_ending: int = 0  # terminating RayClusters; they hold their nodes until they are gone
-    terminating_pods: tuple[Pod, ...] = ()  # of all RayClusters
+    terminating_pods: tuple[Pod, ...] = ()  # terminating pods of all RayClusters
     lost_nodes: frozenset[str] = frozenset()  # nodes that have not been ready for `recovery.nodeLossSeconds`
     waits: tuple[datetime, ...] = ()  # times at which other nodes that are not ready will count as lost
     knows_nodes: bool = True  # the watch of nodes works, so nodes that are being emptied are noticed

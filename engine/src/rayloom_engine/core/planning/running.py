@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -19,6 +19,7 @@ class RunningSequences:
         self.pool = BlockPool(config.num_blocks)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
+        self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
 
@@ -34,8 +35,8 @@ class RunningSequences:
         return len(self._free_slots)
 
     def num_of_tenants(self) -> Counter[str]:
-        """Tenant -> number of its running sequences. Tenants without any are left out."""
-        return Counter(sequence.tenant for sequence in self._sequences)
+        """Tenant -> number of its running sequences, at the time of the call. Tenants without any are left out."""
+        return self._num_of_tenant.copy()
 
     def in_ranks(self) -> list[tuple[int, Sequence]]:
         """Returns (rank, sequence) of all running sequences, lowest rank first, then by arrival.
@@ -43,14 +44,15 @@ class RunningSequences:
         The rank of a sequence is the number of running sequences of the same tenant that come before it in
         `Sequence.order`. (Not the rank of a worker.) With one tenant, the result is sorted by `Sequence.order`.
         """
+        if len(self._num_of_tenant) == 1:
+            return list(enumerate(self._sequences))
         num_of_tenant: dict[str, int] = {}
         ranked = []
         for sequence in self._sequences:
             rank = num_of_tenant.get(sequence.tenant, 0)
             num_of_tenant[sequence.tenant] = rank + 1
             ranked.append((rank, sequence))
-        if len(num_of_tenant) > 1:
-            ranked.sort(key=lambda item: (item[0], item[1].arrival, item[1].number))
+        ranked.sort(key=lambda item: (item[0], item[1].arrival, item[1].number))
         return ranked
 
     def admit(self, sequence: Sequence) -> None:
@@ -60,11 +62,15 @@ class RunningSequences:
         sequence.num_overtakers = 0
         sequence.num_overtaking_tokens = 0
         insort(self._sequences, sequence, key=order_of)
+        self._num_of_tenant[sequence.tenant] += 1
 
     def leave(self, sequence: Sequence) -> None:
         """Removes the sequence and releases its slot and blocks. Full blocks stay in the prefix index."""
         assert sequence.slot is not None
         self._sequences.remove(sequence)
+        self._num_of_tenant[sequence.tenant] -= 1
+        if not self._num_of_tenant[sequence.tenant]:
+            del self._num_of_tenant[sequence.tenant]
         self._free_slots.append(sequence.slot)
         if sequence.num_sent_blocks:
             self._slots_to_free.append(sequence.slot)
@@ -88,6 +94,7 @@ class RunningSequences:
             sequence.own_blocks = frozenset()
             sequence.forget_blocks()
         self._sequences = []
+        self._num_of_tenant = Counter()
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
         self._slots_to_free = []
         self.pool = BlockPool(self._config.num_blocks, unproven | self.pool.unproven())
@@ -108,24 +115,37 @@ class RunningSequences:
             sequence.block_ids.extend(self.pool.allocate(num))
         return True
 
-    def register_full_blocks(self, sequence: Sequence) -> None:
-        """Adds the sequence's full blocks to the prefix index. Tokens of plans in flight count as computed."""
-        if not self._config.enable_prefix_caching:
-            return
-        # Ranks compute plans in order, so the next step may already reuse a block that this step fills.
+    def planned(self, sequences: Iterable[Sequence]) -> None:
+        """Takes note of a plan that computes tokens of these sequences. Tokens of plans in flight count as computed.
+
+        A sequence costs work here only if the plan fills one of its blocks, or moves its sliding window.
+        """
+        block_size = self._config.block_size
+        if self._config.enable_prefix_caching:
+            for sequence in sequences:
+                if sequence.num_computed // block_size > sequence.num_registered_blocks:
+                    self._register_full_blocks(sequence)
+        if self._config.window is not None:
+            for sequence in sequences:
+                self._give_back_unseen_blocks(sequence)
+
+    def _register_full_blocks(self, sequence: Sequence) -> None:
+        """Adds the blocks that have become full to the prefix index.
+
+        Ranks compute plans in order, so the next step may already reuse a block that this step fills.
+        """
+        first = sequence.num_registered_blocks
         num_full = sequence.num_computed // self._config.block_size
-        if num_full <= sequence.num_registered_blocks:
-            return
-        hashes = sequence.hashes(num_full, self._config.block_size)
-        for index in range(sequence.num_registered_blocks, num_full):
-            self.pool.register(sequence.block_ids[index], hashes[index])
+        hashes = sequence.hashes(num_full, self._config.block_size, first)
+        for block_id, content in zip(sequence.block_ids[first:num_full], hashes, strict=True):
+            self.pool.register(block_id, content)
         sequence.num_registered_blocks = num_full
 
     def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
         """Returns how many blocks become free if this sequence releases its blocks and those in `kept` stay held."""
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
-    def give_back_unseen_blocks(self, sequence: Sequence) -> None:
+    def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
         """Releases the blocks that lie before the sliding window of every later token.
 
         Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
@@ -143,9 +163,10 @@ class RunningSequences:
         them, a long prompt would have no cached prefix. These blocks are most likely finite too, because a NaN spreads
         from layer to layer far beyond the window of one layer.
         """
-        num = min(sequence.first_block, sequence.num_registered_blocks)
-        if sequence.num_proven < num * self._config.block_size:
-            self.pool.vouch(sequence.block_ids[:num], sequence.hashes(num, self._config.block_size))
+        if sequence.first_block:
+            num = min(sequence.first_block, sequence.num_registered_blocks)
+            if sequence.num_proven < num * self._config.block_size:
+                self.pool.vouch(sequence.block_ids[:num], sequence.hashes(num, self._config.block_size))
         sequence.num_proven = sequence.num_tokens
 
     def _release_blocks(self, sequence: Sequence) -> None:
@@ -155,6 +176,7 @@ class RunningSequences:
     def check_integrity(self) -> None:
         """Raises AssertionError if slots and blocks contradict each other."""
         assert self._sequences == sorted(self._sequences, key=order_of)
+        assert self._num_of_tenant == Counter(s.tenant for s in self._sequences)
         assert all(s.state is SequenceState.RUNNING for s in self._sequences)
         slots = [s.slot for s in self._sequences if s.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self._config.max_num_seqs))

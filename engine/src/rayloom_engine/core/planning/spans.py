@@ -1,7 +1,8 @@
 """Spans: the positions of a sequence that the plans in flight compute.
 
 A span [start, end) says two things: all positions below `start` have a result, and if a process dies now, the
-positions of the span may be the cause. A sequence can be the common cause of two deaths only if its spans overlap.
+positions of the span may be the cause. A sequence can be the cause of two deaths only if its spans at the two deaths
+overlap.
 """
 
 from __future__ import annotations
@@ -15,19 +16,26 @@ Span = tuple[int, int]  # positions [start, end)
 
 
 def spans_of(in_flight: Iterable[InFlight]) -> dict[Sequence, Span]:
-    """Returns the span of every sequence of these plans, without aborted ones. `in_flight`: oldest plan first."""
+    """Returns the span of every sequence in the plans `in_flight` (oldest first).
+
+    Sequences that have ended meanwhile are left out.
+    """
     spans: dict[Sequence, Span] = {}
     for record in in_flight:
-        for step in record.plan.slots:
-            sequence = record.sequences[step.slot]
-            if sequence.state is not SequenceState.FINISHED:
-                start, _ = spans.get(sequence, (step.start, 0))
-                spans[sequence] = (start, step.start + step.num_tokens)
+        sequences = record.sequences
+        computed = {
+            sequence: (step.start, step.start + step.num_tokens)
+            for step in record.plan.slots
+            if (sequence := sequences[step.slot]).state is not SequenceState.FINISHED
+        }
+        for sequence in computed.keys() & spans.keys():
+            computed[sequence] = (spans[sequence][0], computed[sequence][1])
+        spans |= computed
     return spans
 
 
 def overlap(first: Span, second: Span) -> Span | None:
-    """The positions that are in both spans; None if there are none."""
+    """Returns the positions that are in both spans; None if there are none."""
     start = max(first[0], second[0])
     end = min(first[1], second[1])
     return (start, end) if start < end else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
@@ -18,10 +19,16 @@ class StepBuilder:
     budget: int  # number of tokens that may still be added to the step
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
+    prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
+
+    @property
+    def is_full(self) -> bool:
+        """True if no token of a prompt may be added any more."""
+        return self.budget == 0 or (self.prompt_time is not None and self.prompt_time.most(0) == 0)
 
     def room_for(self, tenant: str) -> int:
         """Returns how many prompt tokens of this tenant may still be added to the step."""
@@ -31,10 +38,13 @@ class StepBuilder:
 
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
         """Adds `num` tokens of the sequence to the step."""
-        self.num_tokens[sequence] = self.num_tokens.get(sequence, 0) + num
+        num_before = self.num_tokens.get(sequence, 0)
+        self.num_tokens[sequence] = num_before + num
         self.budget -= num
         if is_prompt:
             self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
+            if self.prompt_time is not None:
+                self.prompt_time.spend(sequence.num_computed + num_before, num)
 
     def drop(self, sequence: Sequence) -> None:
         """Removes the sequence from the step and returns its tokens to the budget."""
@@ -58,11 +68,13 @@ class StepBuilder:
         slots = []
         # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
         # when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
-        known = {
-            id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
-            for sequence in running
-            if sequence.num_sent_blocks
-        }
+        known: dict[int, KnownPrompt] = {}
+        if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
+            known = {
+                id(sequence.prompt_ids): KnownPrompt(sequence, sequence.num_sent_blocks)
+                for sequence in running
+                if sequence.num_sent_blocks
+            }
         for place, (sequence, num) in enumerate(self.num_tokens.items()):
             assert sequence.slot is not None
             sequence.last_turn = (step_id, place)
@@ -73,8 +85,10 @@ class StepBuilder:
                 known.setdefault(id(sequence.prompt_ids), KnownPrompt(sequence, len(sequence.block_ids)))
             else:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
-                new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
-            sequence.num_sent_tokens = sequence.num_tokens
+                if sequence.num_sent_blocks < len(sequence.block_ids):
+                    new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+            num_tokens = len(sequence.token_ids)
+            sequence.num_sent_tokens = num_tokens
             sequence.num_sent_blocks = len(sequence.block_ids)
             start = sequence.num_computed
             sequence.num_computed = start + num
@@ -85,7 +99,7 @@ class StepBuilder:
                     num_tokens=num,
                     new_token_ids=new_token_ids,
                     new_block_ids=new_block_ids,
-                    samples=sequence.num_computed == sequence.num_tokens,
+                    samples=sequence.num_computed == num_tokens,
                 )
             )
         return StepPlan(

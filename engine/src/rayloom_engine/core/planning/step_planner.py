@@ -7,15 +7,18 @@ running sequences, then the other waiting sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 from rayloom_engine.core.planning.chunking import chunk_size
 from rayloom_engine.core.planning.overtaking import Line
+from rayloom_engine.core.planning.prompt_time import PromptTime, crowd_of
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
 from rayloom_engine.core.stats import Counters
+from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
@@ -40,15 +43,24 @@ class StepPlanner:
         self._counters = counters
         self._in_flight = in_flight
 
-    def fill(self, builder: StepBuilder) -> None:
-        """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now."""
-        lacking = [(s.num_tokens - s.num_computed, s) for _, s in self._running.in_ranks() if self._is_allowed(s)]
-        decodes = [s for lack, s in lacking if lack == 1]  # lack 0: its next token is being sampled
-        prefills = [s for lack, s in lacking if lack > 1]
+    def fill(self, builder: StepBuilder, costs: StepSeconds | None = None) -> None:
+        """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now.
+
+        With `costs`, prompts get only a part of the time of the decodes beside which they are computed.
+        """
+        allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
+        lacking = [len(s.token_ids) - s.num_computed for s in allowed]
+        decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1]  # 0: its next token is in flight
+        prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
+        num_prompt_tokens = max(1, builder.budget - num_decodes)
+        has_prompts = bool(prefills or self._waiting)
+        if costs and num_decodes and has_prompts and not self._is_crowd(len(prefills), crowd_of(num_decodes)):
+            builder.prompt_time = PromptTime(costs, num_decodes, self._config.window)
+            num_prompt_tokens = min(num_prompt_tokens, builder.prompt_time.most(0))
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
         if len(tenants) > 1:
-            builder.share = -(-max(1, builder.budget - num_decodes) // len(tenants))
+            builder.share = -(-num_prompt_tokens // len(tenants))
         self._admit_due(builder, num_decodes)
         if not builder.num_tokens and 0 < builder.budget <= num_decodes:
             # The decodes alone would use the whole budget of every step. Admit one waiting sequence with one token, so
@@ -64,13 +76,30 @@ class StepPlanner:
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
 
+    def _is_crowd(self, num_prefills: int, least: int) -> bool:
+        """True if at least `least` prompts could be computed now: of running sequences, or of waiting ones with room.
+
+        The answer is an estimate, because prefix hits and the line's order are left out.
+        """
+        num_prompts = num_prefills
+        num_free = self._running.pool.num_free
+        for sequence in islice(self._waiting, self._running.num_free_slots):
+            if num_prompts >= least:
+                break
+            num_free -= self._config.most_blocks(sequence.num_tokens)
+            num_prompts += num_free >= 0 and sequence.fork_of is None  # a fork shares the prompt of its leader
+        return num_prompts >= least
+
     def _schedule_running(self, builder: StepBuilder, turns: list[Sequence]) -> None:
         for sequence in turns:
             if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted in this loop, for an earlier sequence
-            lack = sequence.num_tokens - sequence.num_computed
+            lack = len(sequence.token_ids) - sequence.num_computed
+            if lack == 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
+                builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
+                continue
             num = 1
             if lack > 1:
                 num = self._chunk(sequence, sequence.num_computed, builder, builder.room_for(sequence.tenant))
@@ -118,7 +147,7 @@ class StepPlanner:
             if len(builder.num_tokens) > num_admitted:
                 num_admitted = len(builder.num_tokens)
                 num_of_tenant = self._running.num_of_tenants()
-            if builder.budget == 0 or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
+            if builder.is_full or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
                 # The admitted sequence gets what the decodes of this step leave of the budget, but at least one token.
@@ -127,10 +156,12 @@ class StepPlanner:
     def _schedule_waiting(
         self, builder: StepBuilder, max_admissions: int | None = None, max_tokens: int | None = None
     ) -> None:
+        if builder.is_full or not self._running.num_free_slots or not self._waiting:
+            return
         line = Line(self._config.max_num_seqs)
         most = len(self._running) + (len(self._waiting) if max_admissions is None else max_admissions)
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
-            if builder.budget == 0 or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
+            if builder.is_full or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
                 break
             if self._is_allowed(sequence):
                 self._try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)
@@ -275,6 +306,8 @@ class StepPlanner:
         """Number of tokens that this step computes from position `start`; 0 if their attention would cost too much."""
         config = self._config
         chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
+        if builder.prompt_time is not None:
+            chunk = min(chunk, builder.prompt_time.most(start))
         return min(max_tokens, chunk)
 
 

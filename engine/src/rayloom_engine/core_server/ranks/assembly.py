@@ -46,6 +46,7 @@ def assemble(
     while True:
         try:
             loaded = _wait_until_loaded(pool, deadline, progress, is_rebuild)
+            _check_arithmetic(loaded, is_rebuild)
             if pool.world_size > 1:
                 progress("rendezvous", 0, pool.world_size, "ranks")
                 _meet(pool, is_rebuild)
@@ -129,6 +130,33 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
     for number, reply in replies:
         if isinstance(reply, Failed) and reply.ticket == 0:
             raise _failure(number, reply, is_rebuild)
+
+
+def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
+    """Raises ConfigError, in a rebuild RankLost, if two ranks would send each other tensors of different types."""
+    number = _first_misfit([rank.hidden_dtype for rank in loaded])
+    if number is not None:
+        own, its = loaded[0], loaded[number]
+        message = (
+            f"rank {number} computes hidden states in {its.hidden_dtype} ({its.arithmetic}), rank 0 in "
+            f"{own.hidden_dtype} ({own.arithmetic}); give all ranks CPUs of one kind and the CPU library, or set "
+            "RAYLOOM_CPU_ISA to torch and dtype to float32 for all"
+        )
+        raise RankLost(number, message) if is_rebuild else ConfigError(message)
+    number = _first_misfit([rank.arithmetic for rank in loaded])
+    if number is not None:
+        logger.warning(
+            "rank 0 computes with %s, rank %d with %s: once a rank is replaced, answers may differ in their last bits; "
+            "RAYLOOM_CPU_ISA can give all ranks the same",
+            loaded[0].arithmetic,
+            number,
+            loaded[number].arithmetic,
+        )
+
+
+def _first_misfit(values: Sequence[str]) -> int | None:
+    """Returns the index of the first value that differs from the first one; None if all are equal."""
+    return next((index for index, value in enumerate(values) if value != values[0]), None)
 
 
 def _report(pool: RankPool, progress: Progress) -> str:

@@ -26,6 +26,7 @@ def fingerprint(config: EngineConfig, model: ServedModel) -> str:
         model.num_parameters,
         model.dtype,
         model.compute_dtype,
+        model.quantization,
         config.tensor_parallel_size,
     )
     return "rl-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

@@ -25,7 +25,7 @@ MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
 
 
 def whole(value: object) -> object:
-    """Returns a number without a fraction, such as 4.0 or 1e2, as int: JSON Schema counts it as an integer.
+    """Returns a number without a fraction, such as 4.0 or 1e2, as int, because JSON Schema counts it as an integer.
 
     Returns anything else unchanged.
     """
@@ -147,8 +147,8 @@ class GenerationRequest(Wire):
     def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields. `settings` take precedence over them.
 
-        `names`: setting -> the name of its field in this request, for error messages. Refuses a `max_tokens` of 0 if
-        `least_tokens` is above 0.
+        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError if
+        `max_tokens` is 0 and `least_tokens` is above 0.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -323,7 +323,11 @@ ENDPOINTS: dict[str, type[Wire]] = {
 
 
 def _renamed(error: RequestError, names: dict[str, str]) -> RequestError:
-    """Returns `error` with the field name that the client used: chat calls some settings by other names."""
+    """Returns `error` with the field name that the client used.
+
+    The names differ for some settings: a chat sends `logprobs` as `top_logprobs`, and `max_tokens` may come as
+    `max_completion_tokens`.
+    """
     name = names.get(error.field or "")
     if name is None or error.field is None:
         return error

@@ -90,6 +90,7 @@ def _model(config: EngineConfig, model: ServedModel) -> status.Model:
         num_parameters=model.num_parameters,
         dtype=model.dtype,
         compute_dtype=model.compute_dtype,
+        quantization=model.quantization,
         weight_bytes=model.weight_bytes,
         max_model_len=model.max_model_len,
     )

@@ -22,18 +22,7 @@ class DenseScheme:
         self._multiply = kernel.multiply
 
     def destinations(self) -> dict[str, Destination]:
-        spec = self._spec
-        found: dict[str, Destination] = {}
-        start = 0
-        for name, rows in spec.outputs.items():
-            end = start + len(rows)
-            row_part = () if rows.is_whole else (rows.slice,)
-            part = row_part if spec.inputs.is_whole else (rows.slice, spec.inputs.slice)
-            found[f"{name}.weight"] = Destination(self.weight[start:end], part)
-            if self.bias is not None:
-                found[f"{name}.bias"] = Destination(self.bias[start:end], row_part)
-            start = end
-        return found
+        return dense_destinations(self._spec, self.weight, self.bias)
 
     def finish(self) -> None:
         self.weight = self.kernel.pack(self.weight)
@@ -46,6 +35,21 @@ class DenseScheme:
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
         # A packed tensor is opaque and lacks nbytes.
         return self.weight.numel() * self.weight.element_size() + bias_bytes
+
+
+def dense_destinations(spec: LinearSpec, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, Destination]:
+    """Returns tensor name in the checkpoint -> its rows of a plain `weight` and `bias` of the sizes of `spec`."""
+    found: dict[str, Destination] = {}
+    start = 0
+    for name, rows in spec.outputs.items():
+        end = start + len(rows)
+        row_part = () if rows.is_whole else (rows.slice,)
+        part = row_part if spec.inputs.is_whole else (rows.slice, spec.inputs.slice)
+        found[f"{name}.weight"] = Destination(weight[start:end], part)
+        if bias is not None:
+            found[f"{name}.bias"] = Destination(bias[start:end], row_part)
+        start = end
+    return found
 
 
 class TiedScheme:

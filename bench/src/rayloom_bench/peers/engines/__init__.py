@@ -1,0 +1,1 @@
+"""The engines of a run: their installation, weights, command lines and environments."""

@@ -1,0 +1,89 @@
+"""llama.cpp: the build of its server from the source distribution of `llama-cpp-python`, and its command line."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rayloom_bench.peers.engines.installation import (
+    Log,
+    PeerMissing,
+    installed,
+    make_environment,
+    pip,
+    require_tools,
+    run_step,
+)
+
+VERSION = "0.3.36"  # of llama-cpp-python, which holds the sources of one version of llama.cpp
+NUM_SLOTS = 16  # the concurrency of W1
+SLOT_TOKENS = 512  # W1, W3 and the prompts of the agreement need at most 470 tokens
+
+BUILD_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DGGML_NATIVE=ON",  # all instructions of this machine, AVX-512 bf16 among them
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+
+
+def install(parent: Path, *, processor: str, num_jobs: int, log: Log) -> Path:
+    """Returns the folder with `llama-server` below `parent`; builds it first if needed. Raises PeerMissing.
+
+    The build uses the instructions of this processor, so the folder's name depends on it and on the options.
+    """
+    key = hashlib.sha256(repr((BUILD_OPTIONS, processor)).encode()).hexdigest()[:8]
+    folder = parent / f"llama-cpp-python-{VERSION}-{key}"
+    what = f"llama.cpp of llama-cpp-python {VERSION} (about ten minutes)"
+    return installed(folder, lambda target: _build(target, num_jobs, log), what=what, log=log)
+
+
+def command(folder: Path, model: Path, *, num_threads: int, port: int) -> list[str]:
+    """The command that serves a GGUF file to NUM_SLOTS clients at a time."""
+    flags = ["-t", str(num_threads), "-np", str(NUM_SLOTS), "-c", str(NUM_SLOTS * SLOT_TOKENS)]
+    return [str(_binary(folder)), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *flags]
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the server: `environ` without the thread settings of this process."""
+    return {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_", "LLAMA_"))}
+
+
+def sampling_fields() -> dict[str, object]:
+    """Fields of a request that turn off llama.cpp's own defaults, so that it samples from the same distribution."""
+    return {"top_k": 0, "min_p": 0.0}
+
+
+def _binary(folder: Path) -> Path:
+    return folder / "build" / "bin" / "llama-server"
+
+
+def _build(folder: Path, num_jobs: int, log: Log) -> None:
+    require_tools("cmake", "c++")
+    python = make_environment(folder / "venv", log)
+    flags = ["--quiet", "--no-deps", "--no-binary", "llama-cpp-python", "-d", str(folder)]
+    pip(python, "download", *flags, f"llama-cpp-python=={VERSION}", log=log)
+    source = _unpacked(folder)
+    run_step(["cmake", "-S", source, "-B", folder / "build", *BUILD_OPTIONS], log=log)
+    run_step(["cmake", "--build", folder / "build", "--target", "llama-server", "-j", str(num_jobs)], log=log)
+    if not _binary(folder).exists():
+        raise PeerMissing(f"the build of llama.cpp in {folder / 'build'} made no llama-server")
+
+
+def _unpacked(folder: Path) -> Path:
+    """The folder of llama.cpp in the unpacked source distribution. Raises PeerMissing."""
+    archives: Sequence[Path] = list(folder.glob("llama_cpp_python-*.tar.gz"))
+    if len(archives) != 1:
+        raise PeerMissing(f"{folder} holds {len(archives)} source distributions of llama-cpp-python instead of one")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    source = folder / archives[0].name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    if not (source / "CMakeLists.txt").exists():
+        raise PeerMissing(f"{archives[0].name} holds no sources of llama.cpp")
+    return source

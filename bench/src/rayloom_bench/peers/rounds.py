@@ -1,0 +1,152 @@
+"""Runs `bench peers`: the machine's limit, the answers of every engine, then the rounds. One engine runs at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+import psutil
+
+from rayloom_bench.child import run_child
+from rayloom_bench.client import Failure, RequestOptions, run_workload
+from rayloom_bench.endpoint import Endpoint, EndpointError
+from rayloom_bench.figures import summarise
+from rayloom_bench.limit import MachineRates, model_cost
+from rayloom_bench.machine import CpuClock, others_percent
+from rayloom_bench.peers.answers.agreement import Ids, answers_of, compare, end_ids, reference_answers
+from rayloom_bench.peers.answers.greedy_prompts import prompts as greedy_prompts
+from rayloom_bench.peers.engines.contestants import MODEL, Contestant
+from rayloom_bench.peers.engines.installation import Log, peers_folder
+from rayloom_bench.peers.names import OURS_FP32
+from rayloom_bench.peers.result import PeersResult, Turn
+from rayloom_bench.peers.settings import PeersSettings
+from rayloom_bench.server import ServerFailed
+from rayloom_bench.start_up import start_to_first_token_s
+from rayloom_bench.workload import Workload, token_prompts
+from rayloom_engine.models.checkpoint.source import resolve
+from rayloom_engine.models.shape import read_shape
+
+START_S = 900  # vLLM compiles the model at its first start
+ELEMENT_BYTES = 2  # of bfloat16
+SWEEP_ROUND = 0  # the number of the sweeps' turns, which gives their prompts a seed of their own
+
+T = TypeVar("T")
+
+
+def measure(settings: PeersSettings, contestants: Sequence[Contestant], result: PeersResult, *, log: Log) -> None:
+    """Adds everything to `result`. An engine that fails is a failure in the result, and the others go on.
+
+    Raises EngineError if the machine or the reference cannot be measured.
+    """
+    folder = resolve(MODEL).path
+    shape = read_shape(folder)
+    num_cores = len(settings.cores)
+    log("measuring the machine: memory bandwidth and matrix products")
+    result.rates = MachineRates(**run_child("rayloom_bench.limit_probe", {"threads": num_cores}, threads=num_cores))
+    result.cost = model_cost(
+        num_parameters=shape.num_parameters,
+        num_head_parameters=shape.vocab_size * shape.hidden_size,
+        element_bytes=ELEMENT_BYTES,
+        is_tied=shape.tie_word_embeddings,
+    )
+    if settings.compares_answers:
+        prompts = greedy_prompts(folder)
+        log(f"greedy answers of transformers in float32 to {len(prompts)} prompts")
+        reference = reference_answers(folder, prompts, threads=num_cores, cache=peers_folder(os.environ))
+        for contestant in contestants:
+            _compare_answers(contestant, prompts, reference, end_ids(folder), result, log)
+    measured = [each for each in contestants if each.name != OURS_FP32]
+    measure_rounds(settings, measured, shape.vocab_size, result, log=log)
+
+
+def measure_rounds(
+    settings: PeersSettings, contestants: Sequence[Contestant], vocab_size: int, result: PeersResult, *, log: Log
+) -> None:
+    """Adds the turns of all rounds, then those of the sweeps, to `result`."""
+    for number in range(1, settings.num_rounds + 1):
+        for contestant in rotated(contestants, number - 1):
+            workloads = [each for each in settings.workloads if each.name in contestant.workload_names]
+            log(f"round {number} of {settings.num_rounds}: {contestant.title}")
+            result.turns += _turn(contestant, workloads, number, settings.seed + number, vocab_size, result)
+    for contestant in contestants:
+        sweeps = [each for each in settings.sweeps if each.name in contestant.workload_names]
+        if sweeps:
+            log(f"sweeps: {contestant.title}")
+            result.sweep_turns += _turn(contestant, sweeps, SWEEP_ROUND, settings.seed, vocab_size, result)
+
+
+def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
+    """The items from number `by` on, then those before: each round begins with another engine."""
+    start = by % len(items) if items else 0
+    return (*items[start:], *items[:start])
+
+
+def _compare_answers(
+    contestant: Contestant,
+    prompts: Sequence[Ids],
+    reference: Sequence[Ids],
+    ends: frozenset[int],
+    result: PeersResult,
+    log: Log,
+) -> None:
+    """Also the first start of the engine, which fills the caches of compiled code and of the file system."""
+    log(f"greedy answers: {contestant.title}")
+    try:
+        with contestant.start() as server:
+            server.wait_ready(START_S)
+            answers = answers_of(server.endpoint(), prompts, contestant.dialect)
+    except (ServerFailed, EndpointError) as error:
+        result.failures.append(Failure(name=f"{contestant.title}, greedy answers", reason=str(error)))
+        return
+    result.agreements[contestant.name] = compare(answers, reference, ends)
+
+
+def _turn(
+    contestant: Contestant,
+    workloads: Sequence[Workload],
+    number: int,
+    seed: int,
+    vocab_size: int,
+    result: PeersResult,
+) -> list[Turn]:
+    """The engine's turn as the only item of the list, or no item if it did not start."""
+    before = CpuClock.read()
+    try:
+        with contestant.start() as server:
+            turn = Turn(
+                engine=contestant.name,
+                round_number=number,
+                start_to_first_token_s=start_to_first_token_s(server, START_S),
+            )
+            endpoint = server.endpoint()
+            for workload in workloads:
+                result.failures += _measure_workload(endpoint, contestant, workload, seed, vocab_size, turn)
+            turn.pss_bytes = server.pss_bytes()
+    except (ServerFailed, EndpointError, psutil.Error) as error:
+        result.failures.append(Failure(name=f"{contestant.title}, round {number}", reason=str(error)))
+        return []
+    # The CPU time of the engine counts as this process's own only after it has ended.
+    turn.others_percent = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
+    return [turn]
+
+
+def _measure_workload(
+    endpoint: Endpoint, contestant: Contestant, workload: Workload, seed: int, vocab_size: int, turn: Turn
+) -> Sequence[Failure]:
+    """Warms up with one batch of other prompts, then measures. Every round has prompts of its own."""
+    # llama-server closes connections after an answer, so every engine gets a new connection for each request.
+    options = RequestOptions(extra_fields=contestant.extra_fields, reuses_connections=False)
+    label = f"{contestant.name}, round {turn.round_number}"
+    warm_up = workload.warm_up()
+    prompts = token_prompts(warm_up, seed=seed, vocab_size=vocab_size, purpose="warm-up")
+    outcome = run_workload(endpoint, warm_up, prompts, label=f"{label}, warm-up", options=options)
+    if outcome.failures:
+        return outcome.failures
+    prompts = token_prompts(workload, seed=seed, vocab_size=vocab_size)
+    outcome = run_workload(endpoint, workload, prompts, label=label, options=options)
+    if outcome.failures:
+        return outcome.failures
+    turn.figures[workload.name] = summarise(outcome.records)
+    turn.records[workload.name] = outcome.records
+    return ()

@@ -1,0 +1,30 @@
+"""The machine's limits for the C library: memory bandwidth, and the FLOP/s of the library's own large product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rayloom_bench.limit_probe import MATMUL_K, MATMUL_M, MATMUL_N, best_s, measure_read_bytes_s
+from rayloom_engine.cpu_library.library import CpuLibrary, linear_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    read_bytes_s: float
+    flop_s: float
+
+
+def measure(library: CpuLibrary, dtype: torch.dtype, *, is_int8: bool) -> Limits:
+    """Measures with torch's and the library's threads, each the fastest of several runs."""
+    plain = torch.randn(MATMUL_N, MATMUL_K).to(dtype)
+    if is_int8:
+        int8 = library.pack_int8(plain)
+        matrix = linear_of(int8.packed_NK, None, int8.scales_N)
+    else:
+        packed = library.pack(plain)
+        matrix = linear_of(packed, None)
+    x = torch.randn(MATMUL_M, MATMUL_K).to(library.operand_dtype(dtype))
+    seconds = best_s(lambda: library.multiply(dtype, matrix, x))
+    return Limits(measure_read_bytes_s(), 2 * MATMUL_M * MATMUL_N * MATMUL_K / seconds)

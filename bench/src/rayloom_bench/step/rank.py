@@ -1,0 +1,156 @@
+"""StepRank: a model on the C library, whose steps are measured phase by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+
+from rayloom_bench.step.cost import ElementBytes, StepShape
+from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.cpu_library.library import PHASES, CpuLibrary
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.kernels.kernel_set import choose_kernels
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.models.checkpoint.source import cache_folder
+from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.model import RankModel
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.worker.cpu_backend import ModelOnCpu, choose_cpu_library
+from rayloom_engine.worker.device import choose_device
+from rayloom_engine.worker.runner import Runner
+from rayloom_engine.worker.start import find_model
+
+# Phases of a step in its order. "host" is the rest of the step: Python's part of the rank, embedding and rotary tables.
+STEP_PHASES = (*PHASES, "head", "sampling", "host")
+
+
+class _TimedHead:
+    """A RankModel that counts the seconds of its head."""
+
+    def __init__(self, model: RankModel) -> None:
+        self.head_s = 0.0
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        start = time.perf_counter()
+        logits_NV = self._model.logits(hidden_ND)
+        self.head_s += time.perf_counter() - start
+        return logits_NV
+
+
+class StepRank:
+    """`shape`, `dtype`, `element_bytes`: of the model. `library`: with its threads running."""
+
+    def __init__(self, config: EngineConfig, num_threads: int, environ: Mapping[str, str]) -> None:
+        """Raises ConfigError or ModelError, for example if the library cannot compute the model."""
+        torch.set_num_threads(num_threads)
+        resolved, self.shape = find_model(config, no_progress)
+        choice = choose_device("cpu", config.dtype, self.shape.checkpoint_dtype)
+        self.dtype = choice.dtype
+        self.is_int8 = config.quantization == "int8"
+        self.element_bytes = ElementBytes(1 if self.is_int8 else choice.dtype.itemsize, choice.dtype.itemsize)
+        on_cpu = ModelOnCpu(
+            shape=self.shape, num_shards=1, dtype=choice.dtype, cut_unit=INT8_GROUP if self.is_int8 else 1
+        )
+        chosen = choose_cpu_library(
+            on_cpu, "auto", num_threads=num_threads, cache=cache_folder(environ), environ=environ
+        )
+        if chosen.library is None:
+            raise ConfigError(f"bench step measures the CPU library: {chosen.problem or 'it is switched off'}")
+        self.library: CpuLibrary = chosen.library
+        target = Target(device=choice.device, compute_dtype=choice.dtype, backend="auto", library=self.library)
+        loaded = load_model(
+            resolved.path, self.shape, choose_kernels(target), dtype=choice.dtype, quantization=config.quantization
+        )
+        self._model = _TimedHead(loaded.model)
+
+    def runner(self, num_sequences: int, num_positions: int) -> StepRunner:
+        """Returns a runner with memory for these sequences, in which every position is computed already."""
+        return StepRunner(self._model, self.library, self.shape, num_sequences, num_positions)
+
+
+class StepRunner:
+    """Runs steps over sequences of `num_positions` tokens. Keys and values of earlier positions are zeros."""
+
+    def __init__(
+        self, model: _TimedHead, library: CpuLibrary, shape: ModelShape, num_sequences: int, num_positions: int
+    ) -> None:
+        self._model = model
+        self._library = library
+        layout = model.kv_layout
+        num_blocks = -(-num_positions // BLOCK_SIZE)
+        cache = KvPages.allocate(
+            layout,
+            num_blocks=num_sequences * num_blocks,
+            block_size=BLOCK_SIZE,
+            dtype=model.kernels.target.compute_dtype,
+            device=torch.device("cpu"),
+        )
+        self._runner = Runner(cast(RankModel, model), cache, 0)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(shape.vocab_size, (num_sequences, num_positions), generator=generator).tolist()
+        new = tuple(
+            NewSlot(
+                slot=number,
+                request_id=f"bench-{number}",
+                token_ids=tuple(ids[number]),
+                num_prompt_tokens=num_positions,
+                block_table=tuple(range(number * num_blocks, (number + 1) * num_blocks)),
+                params=DecodingParams(max_tokens=1, temperature=0.0),
+                eos_token_ids=(),
+            )
+            for number in range(num_sequences)
+        )
+        self._runner.run(StepPlan(step_id=0, epoch=0, new_slots=new, slots=(_slot_step(0, num_positions - 1, 1),)))
+
+    def seconds(self, step: StepShape) -> dict[str, float]:
+        """Runs a step, and returns the seconds of each of STEP_PHASES."""
+        slots = tuple(
+            _slot_step(number, start, count)
+            for number, (start, count) in enumerate(zip(step.starts, step.counts, strict=True))
+        )
+        plan = StepPlan(step_id=0, epoch=0, slots=slots)
+        self._model.head_s = 0.0
+        with self._library.profile() as phases:
+            start_s = time.perf_counter()
+            result = self._runner.run(plan)
+            wall_s = time.perf_counter() - start_s
+        found = {**dict(zip(PHASES, phases, strict=True)), "head": self._model.head_s, "sampling": result.sample_s}
+        return {**found, "host": max(0.0, wall_s - sum(found.values()))}
+
+
+def _slot_step(number: int, start: int, count: int) -> SlotStep:
+    return SlotStep(slot=number, start=start, num_tokens=count, samples=True)
+
+
+def decode_step(batch: int, context: int) -> StepShape:
+    """One token of each of `batch` sequences, which is its `context`-th."""
+    return StepShape(starts=(context - 1,) * batch, counts=(1,) * batch)
+
+
+def prefill_steps(length: int, chunk: int) -> list[StepShape]:
+    """The steps of a prompt of `length` tokens, of at most `chunk` tokens each."""
+    return [StepShape(starts=(start,), counts=(min(chunk, length - start),)) for start in range(0, length, chunk)]
+
+
+def fastest(runner: StepRunner, steps: list[StepShape], repeats: int) -> dict[str, float]:
+    """Seconds of each phase, summed over the steps, in the fastest of `repeats` runs after one that is not counted."""
+    best: dict[str, float] = {}
+    for repeat in range(repeats + 1):
+        run = dict.fromkeys(STEP_PHASES, 0.0)
+        for step in steps:
+            for name, seconds in runner.seconds(step).items():
+                run[name] += seconds
+        if repeat == 1 or (repeat > 1 and sum(run.values()) < sum(best.values())):
+            best = run
+    return best

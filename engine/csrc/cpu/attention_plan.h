@@ -1,0 +1,38 @@
+// AttentionPlan: how a step's attention is cut into pieces for threads. It is the same for all layers of a step.
+//
+// A tile is some query tokens of one sequence with one key/value head. A tile with a long context is cut further, into
+// segments of the context, if there are too few tiles for the threads. The results do not depend on the cut.
+
+#pragma once
+
+#include "arena.h"
+#include "kernels.h"
+#include "rayloom_cpu.h"
+
+struct AttentionTile {
+    int64_t first_token;     // row in T
+    int64_t num_tokens;
+    int64_t first_position;  // of the first token
+    int64_t kv_head;
+    const int64_t* block_table;
+    int64_t num_segments;
+    int64_t first_result;  // row in `values` of its first segment, if it is cut
+};
+
+struct AttentionPiece {
+    int64_t tile;
+    int64_t segment;  // -1: all segments
+};
+
+struct AttentionPlan {
+    AttentionTile* tiles;
+    AttentionPiece* pieces;
+    int64_t num_pieces;
+    int64_t* split;  // tiles that are cut into segments
+    int64_t num_split;
+    float* values;  // results of segments, for all tiles that are cut: [rows][d]
+    float* highest;
+    float* total;
+};
+
+AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int num_threads, Arena& arena);

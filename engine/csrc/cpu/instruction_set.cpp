@@ -1,0 +1,45 @@
+// The kernels of one instruction set. Compiled once for each, with RL_ISA and RL_TABLE defined and its compiler flags.
+
+#include "attention.h"
+#include "int8.h"
+#include "kernels.h"
+#include "linear.h"
+#include "rows.h"
+#include "sampler_passes.h"
+
+#define RL_JOIN2(a, b) a##b
+#define RL_JOIN(a, b) RL_JOIN2(a, b)
+
+namespace RL_ISA {
+
+template <class Operand>
+constexpr Kernels table() {
+    return {
+        (int32_t)sizeof(typename Operand::X),
+        pack_weight<Operand>,
+        embed<Operand>,
+        linear<Operand>,
+        add_linear<Operand>,
+        gate_linear<Operand>,
+        int8_linear<Operand>,
+        int8_add_linear<Operand>,
+        int8_gate_linear<Operand>,
+        pack_int8_block<Operand>,
+        embed_int8,
+        quantise_row<Operand>,
+        quantised_row_bytes,
+        rms_norm<Operand>,
+        rotate_and_write<Operand>,
+        attend<Operand>,
+        attend_segment<Operand>,
+        combine<Operand>,
+    };
+}
+
+}  // namespace RL_ISA
+
+extern const Kernels RL_JOIN(RL_TABLE, Float32) = RL_ISA::table<RL_ISA::Float32>();
+extern const Kernels RL_JOIN(RL_TABLE, BFloat16) = RL_ISA::table<RL_ISA::BFloat16>();
+extern const SamplerPasses RL_JOIN(RL_TABLE, Sampler) = {
+    RL_ISA::find_highest, RL_ISA::divide, RL_ISA::draw, RL_ISA::mass, RL_ISA::collect, RL_ISA::count,
+};

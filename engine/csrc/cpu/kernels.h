@@ -1,0 +1,101 @@
+// Kernels: the table of one instruction set's functions for one type of weights, and the arguments that these take.
+//
+// Each function computes a piece of an operation that one thread does alone. step.cpp cuts operations into pieces.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "rayloom_cpu.h"
+
+// A block of the KV cache has this many positions: one for each lane of a product (kv_layout.h).
+constexpr int64_t kBlockSize = 16;
+// Attention sums over segments of this many positions, counted from the start of the sequence (attention.h).
+constexpr int64_t kSegment = 256;
+// Most rows, query tokens x query heads of a key/value head, of one attention tile.
+constexpr int64_t kTileRows = 48;
+
+struct LinearTask {
+    const void* x;  // [num_rows][num_inputs], the operand type
+    int64_t num_rows;
+    const void* weight;
+    const float* scales;  // [num_outputs] of int8 weights, else null
+    const float* bias;    // [num_outputs], or null
+    int64_t num_inputs;
+    int64_t num_outputs;
+    float* out;  // [num_rows][out_stride]
+    int64_t out_stride;
+    void* gated;  // [num_rows][num_outputs / 2], the operand type; used by gate_linear only
+};
+
+struct RotaryTask {
+    const float* qkv;  // [(H + 2 K) d] of one token
+    const float* cosines;
+    const float* sines;
+    const float* q_norm;
+    const float* k_norm;
+    float eps;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    void* query;  // [H][d], the operand type
+    void* pages;
+    int64_t slot;  // block id * 16 + offset
+};
+
+// Some query tokens of one sequence with all query heads of one key/value head.
+struct AttentionTask {
+    const void* query;  // [tokens][H][d] from the first token of the tile on
+    int64_t num_tokens;
+    int64_t first_position;  // of the first token
+    int64_t window;          // 0: all
+    const int64_t* block_table;
+    const void* pages;
+    int64_t kv_head;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    float scale;
+    void* out;  // [tokens][H][d], the operand type
+    // Only for segments that are computed apart: [rows][d], [rows], [rows]; a row is token * H / K + head.
+    float* values;
+    float* highest;
+    float* total;
+};
+
+struct Kernels {
+    int32_t operand_bytes;
+    void (*pack_weight)(const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
+    void (*embed)(const void* packed, int64_t width, int64_t id, float* out);
+    // y = x W^T + bias for blocks [first, end) of 16 outputs.
+    void (*linear)(const LinearTask& task, int64_t first, int64_t end);
+    // As linear, but adds y to `out`.
+    void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // gated = silu(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
+    void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // The same three for int8 weights, whose `x` holds rows that quantise_row made.
+    void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
+    void (*int8_add_linear)(const LinearTask& task, int64_t first, int64_t end);
+    void (*int8_gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // Packs one block of 16 rows.
+    void (*pack_int8_block)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
+                            int64_t block);
+    void (*embed_int8)(const void* packed, const float* scales, int64_t width, int64_t id, float* out);
+    void (*quantise_row)(const void* x, int64_t num_inputs, void* quantised);
+    int64_t (*quantised_row_bytes)(int64_t num_inputs);
+    // x [width] = weight * row / sqrt(mean(row^2) + eps)
+    void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
+    // Rotates the queries and keys of a token, and writes keys and values into the pages.
+    void (*rotate_and_write)(const RotaryTask& task);
+    // Attention of the whole context.
+    void (*attend)(const AttentionTask& task);
+    // Attention of one segment, for `combine`.
+    void (*attend_segment)(const AttentionTask& task, int64_t segment);
+    // Combines `num_segments` results of attend_segment; the results of a segment lie num_rows rows after the last.
+    void (*combine)(const AttentionTask& task, int64_t num_segments);
+};
+
+extern const Kernels kAvx2Float32;
+extern const Kernels kAvx2BFloat16;
+extern const Kernels kAvx512Float32;
+extern const Kernels kAvx512BFloat16;

@@ -1,0 +1,248 @@
+#include "library.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "rayloom_cpu.h"
+#include "sampler.h"
+#include "step.h"
+
+#define RL_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+struct InstructionSet {
+    const char* name;
+    bool (*is_supported)();
+    const Kernels* float32;
+    const Kernels* bfloat16;
+    const SamplerPasses* sampler;
+};
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
+
+// Best first.
+const InstructionSet kInstructionSets[] = {
+    {"avx512", has_avx512, &kAvx512Float32, &kAvx512BFloat16, &kAvx512Sampler},
+    {"avx2", has_avx2, &kAvx2Float32, &kAvx2BFloat16, &kAvx2Sampler},
+};
+
+const InstructionSet* chosen = nullptr;
+
+// Runs piece(index) for all indices below `num_pieces` on all threads.
+template <class Piece>
+void run_pieces(int64_t num_pieces, Piece piece) {
+    struct Context {
+        Piece* piece;
+        int64_t num_pieces;
+        std::atomic<int64_t> next;
+    } context = {&piece, num_pieces, {0}};
+    thread_pool().run(
+        [](void* pointer, int) {
+            Context& shared = *static_cast<Context*>(pointer);
+            for (int64_t index; (index = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.num_pieces;) {
+                (*shared.piece)(index);
+            }
+        },
+        &context);
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns the quantised rows of x.
+const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const void* x, int64_t rows, Arena& arena) {
+    const int64_t size = kernels.quantised_row_bytes(linear.num_inputs);
+    char* quantised = arena.take<char>(rows * size);
+    for (int64_t row = 0; row < rows; row++) {
+        const char* from = (const char*)x + row * linear.num_inputs * kernels.operand_bytes;
+        kernels.quantise_row(from, linear.num_inputs, quantised + row * size);
+    }
+    return quantised;
+}
+
+// Runs work(row, buffers) for all rows of a vocabulary on all threads. Returns 0, or 1 if there is no memory.
+template <class Work>
+int run_rows(int64_t num_rows, int64_t vocab_size, Work work) {
+    const int64_t num_workers = num_rows < thread_pool().size() ? num_rows : thread_pool().size();
+    const int64_t bytes = RowBuffers::bytes(vocab_size);
+    Arena& arena = step_arena();
+    char* memory;
+    try {
+        arena.clear();
+        memory = arena.take<char>(num_workers * bytes);
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+    std::atomic<int64_t> next{0};
+    run_pieces(num_workers, [&](int64_t worker) {
+        const RowBuffers buffers = RowBuffers::at(memory + worker * bytes, vocab_size);
+        for (int64_t row; (row = next.fetch_add(1, std::memory_order_relaxed)) < num_rows;) {
+            work(row, buffers);
+        }
+    });
+    return 0;
+}
+
+}  // namespace
+
+double* phase_seconds = nullptr;
+
+const Kernels& chosen_kernels(int dtype) {
+    return dtype == RL_BFLOAT16 ? *chosen->bfloat16 : *chosen->float32;
+}
+
+ThreadPool& thread_pool() {
+    static ThreadPool pool;
+    return pool;
+}
+
+Arena& step_arena() {
+    static Arena arena;
+    return arena;
+}
+
+LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out) {
+    return {
+        x,
+        num_rows,
+        linear.weight,
+        linear.scales,
+        linear.bias,
+        linear.num_inputs,
+        linear.num_outputs,
+        out,
+        linear.num_outputs,
+        nullptr,
+    };
+}
+
+int64_t blocks_per_piece(int64_t num_blocks, int num_threads) {
+    if (num_threads == 1) {
+        return num_blocks;
+    }
+    const int64_t pieces_per_thread = num_blocks < 128 ? 3 : 8;
+    const int64_t size = ceil_div(num_blocks, pieces_per_thread * num_threads);
+    return (size + 1) / 2 * 2;
+}
+
+RL_EXPORT int rl_start_threads(int32_t num_threads, int32_t pin) {
+    return thread_pool().resize(num_threads, pin != 0);
+}
+
+RL_EXPORT const char* rl_instruction_sets() {
+    static char names[64];
+    names[0] = 0;
+    for (const InstructionSet& set : kInstructionSets) {
+        if (set.is_supported()) {
+            if (names[0] != 0) {
+                strcat(names, " ");
+            }
+            strcat(names, set.name);
+        }
+    }
+    return names;
+}
+
+RL_EXPORT int rl_choose(const char* instruction_set) {
+    for (const InstructionSet& set : kInstructionSets) {
+        if (strcmp(set.name, instruction_set) == 0 && set.is_supported()) {
+            chosen = &set;
+            return 0;
+        }
+    }
+    return 1;
+}
+
+RL_EXPORT int32_t rl_operand_bytes(int32_t dtype) { return chosen_kernels(dtype).operand_bytes; }
+
+RL_EXPORT int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs) {
+    return ceil_div(num_outputs, 16) * 16 * num_inputs;
+}
+
+RL_EXPORT void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs,
+                              int64_t num_inputs) {
+    chosen_kernels(dtype).pack_weight(weight, packed, num_outputs, num_inputs);
+}
+
+RL_EXPORT void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales,
+                                   int64_t num_outputs, int64_t num_inputs) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    run_pieces(ceil_div(num_outputs, 16), [&](int64_t block) {
+        kernels.pack_int8_block(weight, packed, scales, num_outputs, num_inputs, block);
+    });
+}
+
+RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    const int64_t width = matrix->num_inputs;
+    for (int64_t i = 0; i < num_ids; i++) {
+        if (ids[i] < 0) {
+            memset(out + i * width, 0, (size_t)width * sizeof(float));
+        } else if (matrix->scales != nullptr) {
+            kernels.embed_int8(matrix->weight, matrix->scales, width, ids[i], out + i * width);
+        } else {
+            kernels.embed(matrix->weight, width, ids[i], out + i * width);
+        }
+    }
+}
+
+RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    LinearTask task = linear_task(*linear, x, rows, out);
+    if (linear->scales != nullptr) {
+        try {
+            step_arena().clear();
+            task.x = quantise_rows(kernels, *linear, x, rows, step_arena());
+        } catch (const std::bad_alloc&) {
+            return ENOMEM;
+        }
+    }
+    const int64_t num_blocks = ceil_div(linear->num_outputs, 16);
+    const int64_t size = blocks_per_piece(num_blocks, thread_pool().size());
+    run_pieces(ceil_div(num_blocks, size), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * size;
+        (linear->scales == nullptr ? kernels.linear : kernels.int8_linear)(task, piece * size,
+                                                                           end < num_blocks ? end : num_blocks);
+    });
+    return 0;
+}
+
+RL_EXPORT void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows,
+                            int32_t width, void* x) {
+    const Kernels& kernels = chosen_kernels(dtype);
+    for (int64_t row = 0; row < rows; row++) {
+        kernels.rms_norm(residual + row * width, weight, eps, width, (char*)x + row * width * kernels.operand_bytes);
+    }
+}
+
+RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half,
+                         float* partial, volatile int64_t* progress) {
+    return run_step(*model, *batch, first_half, end_half, partial, progress);
+}
+
+RL_EXPORT void rl_profile(double* seconds) { phase_seconds = seconds; }
+
+RL_EXPORT void rl_add(float* residual, const float* update, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        residual[i] += update[i];
+    }
+}
+
+RL_EXPORT int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size,
+                        int64_t* token_ids) {
+    return run_rows(rows, vocab_size, [&](int64_t row, const RowBuffers& buffers) {
+        token_ids[row] = sample_row(*chosen->sampler, logits + row * vocab_size, vocab_size, sampling[row], buffers);
+    });
+}
+
+RL_EXPORT int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out) {
+    return run_rows(rows, vocab_size, [&](int64_t row, const RowBuffers& buffers) {
+        describe_row(*chosen->sampler, logits + row * vocab_size, vocab_size, *out, row, buffers);
+    });
+}

@@ -1,0 +1,20 @@
+// The state of the library: the chosen instruction set, the thread pool and the buffers of a step.
+
+#pragma once
+
+#include "arena.h"
+#include "kernels.h"
+#include "threads.h"
+
+const Kernels& chosen_kernels(int dtype);
+ThreadPool& thread_pool();
+Arena& step_arena();
+
+// Seconds of each phase of all steps, or null: see rl_profile.
+extern double* phase_seconds;
+
+// The product of `num_rows` rows of x, an operand, with stored outputs.
+LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
+
+// Blocks of 16 outputs that a thread takes at once. `num_blocks`: of the whole product.
+int64_t blocks_per_piece(int64_t num_blocks, int num_threads);

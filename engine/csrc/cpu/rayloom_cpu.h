@@ -1,0 +1,169 @@
+// The C interface of Rayloom's CPU library: a decoder's forward pass, and the choice of tokens, one call each per step.
+//
+// All pointers are borrowed: the caller keeps the memory alive. No function raises; the functions that can fail return
+// 0 for success. One process uses one library with one thread pool, and calls it from one thread at a time.
+//
+// Legend: T tokens of the step, S sequences, D model width, H query heads, K key/value heads, d head size, I width of
+// the MLP, V rows of the head, N rows of a weight matrix.
+
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Type of the weights and of the KV cache.
+enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
+
+// y = x W^T + bias, with W packed by rl_pack_weight, or by rl_pack_int8_weight if there are scales.
+typedef struct {
+    const void* weight;
+    const float* scales;  // [num_outputs], or NULL
+    const float* bias;  // [num_outputs], or NULL
+    int32_t num_outputs;
+    int32_t num_inputs;
+} rl_linear;
+
+typedef struct {
+    const float* attention_norm;  // [D]
+    const float* mlp_norm;        // [D]
+    const float* q_norm;          // [d], or NULL: queries and keys are not normalised
+    const float* k_norm;          // [d], or NULL
+    rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
+    rl_linear out;
+    rl_linear gate_up;  // rows: I of gate, then I of up
+    rl_linear down;
+    int32_t window;  // positions that a token sees, itself included; 0: all
+} rl_layer;
+
+typedef struct {
+    int32_t dtype;
+    int32_t num_layers;
+    int32_t width;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    int32_t intermediate;
+    float rms_norm_eps;
+    const rl_layer* layers;
+} rl_model;
+
+// The tokens of a step. Those of one sequence are neighbours in T, in the order of the sequences.
+typedef struct {
+    int32_t num_tokens;
+    int32_t num_sequences;
+    const int64_t* query_lens;      // [S] tokens computed in this step, each >= 1
+    const int64_t* context_lens;    // [S] tokens in the cache after this step
+    const int64_t* block_tables;    // [S][table_width]
+    int32_t table_width;
+    const int64_t* slot_mapping;    // [T] block id * 16 + offset in the block
+    const float* cosines;           // [T][d / 2]
+    const float* sines;             // [T][d / 2]
+    void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
+    float* residual;                // [T][D] the residual stream, which is updated in place
+} rl_batch;
+
+// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, thread
+// i runs on the i-th CPU that this process may use.
+int rl_start_threads(int32_t num_threads, int32_t pin);
+
+// Names of instruction sets that this CPU can run, best first, separated by spaces.
+const char* rl_instruction_sets(void);
+
+// Chooses the instruction set for all later calls. Returns 1 if it is unknown or this CPU lacks it.
+int rl_choose(const char* instruction_set);
+
+// Bytes of one element of `x` in the calls below: 2 if products read bfloat16, else 4 (float32).
+int32_t rl_operand_bytes(int32_t dtype);
+
+// Elements of a packed weight matrix, the padding of N to a multiple of 16 included.
+int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs);
+
+// Packs W [num_outputs][num_inputs] for products; num_inputs must be even.
+void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
+
+// Quantises each row of W to int8 with one scale, and packs it; num_inputs must be a multiple of 32. `packed` has one
+// byte for each of rl_packed_elements. `dtype`: of W.
+void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales, int64_t num_outputs,
+                         int64_t num_inputs);
+
+// out [num_ids][K] = rows `ids` of a packed matrix with K = num_inputs columns; zeros for a negative id.
+void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out);
+
+// out [rows][num_outputs] = x [rows][num_inputs] W^T + bias.
+int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
+
+// x [rows][width] as the operand of a product = RMSNorm(residual).
+void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,
+                  void* x);
+
+// Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+// `partial` [T][D]: NULL if this process computes the whole sum of each half; else the last half's output is written
+// there instead of being added to the residual stream, for a sum over ranks. `progress` grows by one with every half.
+int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
+               volatile int64_t* progress);
+
+// Phases of a step whose time is measured, in the order of a layer; those of a product include the quantisation of x.
+enum {
+    RL_PHASE_NORM,  // both norms
+    RL_PHASE_QKV,
+    RL_PHASE_ROTARY,  // norms and rotation of queries and keys, write into the KV cache
+    RL_PHASE_ATTENTION,
+    RL_PHASE_OUT,
+    RL_PHASE_GATE_UP,
+    RL_PHASE_DOWN,
+    RL_NUM_PHASES,
+};
+
+// From now on every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES], as the calling thread passes
+// them, waits for other threads included. NULL: nothing is measured.
+void rl_profile(double* seconds);
+
+// residual [count] += update [count].
+void rl_add(float* residual, const float* update, int64_t count);
+
+// How the next token of a sequence is chosen. Temperature is applied after bias and penalties, top_p after top_k and
+// min_p.
+typedef struct {
+    uint64_t seed;
+    const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
+    int64_t num_prompt_tokens;
+    int64_t num_tokens;         // also the position of the chosen token
+    const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
+    const int64_t* bias_ids;    // [num_biases]
+    const float* biases;        // [num_biases]
+    int64_t num_banned;
+    int64_t num_biases;
+    int64_t top_k;             // 0: off
+    double top_p;              // 1: off
+    double min_p;              // 0: off
+    float temperature;         // 0: greedy
+    float repetition_penalty;  // 1: off
+    float presence_penalty;    // 0: off
+    float frequency_penalty;   // 0: off
+} rl_sampling;
+
+// Log-probabilities of N rows: of the token `token_ids`, its rank from 1 on, and of the most likely tokens.
+typedef struct {
+    const int64_t* token_ids;  // [N]
+    const int64_t* num_top;    // [N] each at most top_stride and V
+    int64_t top_stride;
+    float* logprobs;      // [N]
+    int64_t* ranks;       // [N]
+    int64_t* top_ids;     // [N][top_stride]
+    float* top_logprobs;  // [N][top_stride]
+} rl_logprobs;
+
+// token_ids [rows] = the next token of each row of logits [rows][V], or -1 if the row has a NaN or its highest logit is
+// infinite. Returns 0, or 1 if there is no memory.
+int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size, int64_t* token_ids);
+
+// Writes the log-probabilities of logits [rows][V]; nothing for a row to which rl_sample gives -1. Returns 0, or 1 if
+// there is no memory.
+int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out);
+
+#ifdef __cplusplus
+}
+#endif

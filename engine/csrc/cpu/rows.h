@@ -1,0 +1,75 @@
+// Operations on the row of one token: RMSNorm, and rotary embedding with the write into the KV cache.
+//
+// RMSNorm: x = weight * row / sqrt(mean(row^2) + eps). Rotary embedding in the half-split layout: the pair (i, i + d / 2)
+// of a head is rotated by the angle whose cosine and sine the tables hold.
+
+#pragma once
+
+#include <math.h>
+
+#include "kv_layout.h"
+#include "operands.h"
+
+namespace RL_ISA {
+
+// 1 / sqrt(mean(row^2) + eps)
+RL_INLINE float inverse_rms(const float* row, int64_t width, float eps) {
+    F16 squares = zero();
+    for (int64_t i = 0; i < width; i += 16) {
+        F16 values = load(row + i);
+        squares = fma(values, values, squares);
+    }
+    return 1.0f / sqrtf(sum(squares) / (float)width + eps);
+}
+
+template <class Operand>
+static void rms_norm(const float* row, const float* weight, float eps, int64_t width, void* x) {
+    F16 factor = splat(inverse_rms(row, width, eps));
+    for (int64_t i = 0; i < width; i += 16) {
+        Operand::store_x((typename Operand::X*)x + i, load(row + i) * factor * load(weight + i));
+    }
+}
+
+// Up to 16 elements of a head, normalised if `norm` is not null.
+RL_INLINE F16 normalised(const float* head, const float* norm, F16 factor, int64_t first, int count) {
+    F16 values = load_first(head + first, count);
+    return norm == nullptr ? values : values * factor * load_first(norm + first, count);
+}
+
+// Normalises (if `norm` is not null) and rotates one head into `out` [d].
+RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float* out) {
+    const int64_t half = task.head_dim / 2;
+    const F16 factor = splat(norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps));
+    for (int64_t i = 0; i < half; i += 16) {
+        const int count = half - i < 16 ? (int)(half - i) : 16;
+        const F16 first = normalised(head, norm, factor, i, count);
+        const F16 second = normalised(head, norm, factor, i + half, count);
+        const F16 cosine = load_first(task.cosines + i, count);
+        const F16 sine = load_first(task.sines + i, count);
+        store_first(out + i, first * cosine - second * sine, count);
+        store_first(out + i + half, second * cosine + first * sine, count);
+    }
+}
+
+template <class Operand>
+static void rotate_and_write(const RotaryTask& task) {
+    const int64_t d = task.head_dim;
+    float rotated[kMaxHeadDim];
+    const float* head = task.qkv;
+    typename Operand::X* query = (typename Operand::X*)task.query;
+    for (int64_t h = 0; h < task.num_heads; h++, head += d, query += d) {
+        rotate_head(task, head, task.q_norm, rotated);
+        for (int64_t i = 0; i < d; i += 16) {
+            Operand::store_x(query + i, load(rotated + i));
+        }
+    }
+    KvBlock<Operand> block(task.pages, task.slot / kBlockSize, task.num_kv_heads, d);
+    const int64_t position = task.slot % kBlockSize;
+    for (int64_t h = 0; h < task.num_kv_heads; h++, head += d) {
+        rotate_head(task, head, task.k_norm, rotated);
+        block.write_key(h, position, rotated);
+        block.write_value(h, position, head + task.num_kv_heads * d);
+    }
+}
+
+}  // namespace RL_ISA

@@ -1,0 +1,76 @@
+// Sampling: the choice of the next token from a row of logits, and its log-probabilities.
+//
+// sampler_passes.h has the passes over a row (one thread, one instruction set), sampler.cpp and logprobs.cpp what they
+// are combined to. Definitions: worker/sampler.py and worker/noise.py.
+//
+// Legend: V tokens of the vocabulary, P = V rounded up to a multiple of kBlock.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "rayloom_cpu.h"
+
+// Tokens of a block; the highest logit of every block is kept apart.
+constexpr int64_t kBlock = 64;
+
+constexpr int64_t num_blocks_of(int64_t vocab_size) { return (vocab_size + kBlock - 1) / kBlock; }
+
+// The first tokens in descending order of x, equal ones in ascending order of ids: x > value, or x == value, id < end.
+struct Prefix {
+    float value;
+    int64_t end;
+};
+
+struct Candidate {
+    float x;
+    int64_t id;
+    float score;  // x + noise
+};
+
+// The passes over a row. `x` [P] is padded with -infinity.
+struct SamplerPasses {
+    // Writes the highest of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
+    bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
+    // x [P] = values / divisor and the padding; the rest as above.
+    bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
+    // Returns the token of the prefix with the best score. `first`: any token of it; of equal scores the first token of
+    // the prefix's order wins, or with `by_id` the lowest id.
+    Candidate (*draw)(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id);
+    // Sum of exp(x - highest) over the prefix.
+    double (*mass)(const float* x, int64_t padded_size, Prefix prefix, float highest);
+    // Writes x and id of the prefix's tokens in ascending order of ids. Returns their number.
+    int64_t (*collect)(const float* x, int64_t padded_size, Prefix prefix, float* values, int32_t* ids);
+    // Number of tokens of the prefix.
+    int64_t (*count)(const float* x, int64_t padded_size, Prefix prefix);
+};
+
+extern const SamplerPasses kAvx2Sampler;
+extern const SamplerPasses kAvx512Sampler;
+
+// Memory of a thread that samples one row after the other.
+struct RowBuffers {
+    float* x;         // [P]
+    float* highest;   // [P / kBlock]
+    float* values;    // [P]
+    int32_t* ids;     // [P]
+    int32_t* counts;  // [V], of any content
+
+    static int64_t bytes(int64_t vocab_size);
+    static RowBuffers at(char* memory, int64_t vocab_size);
+};
+
+// Returns the next token of a row, or -1 if the row has a NaN or its highest logit is infinite.
+int64_t sample_row(const SamplerPasses& passes, const float* logits, int64_t vocab_size, const rl_sampling& row,
+                   const RowBuffers& buffers);
+
+// Writes the log-probabilities of a row to entry `index` of `out`, or nothing for a row from which sample_row cannot
+// choose.
+void describe_row(const SamplerPasses& passes, const float* logits, int64_t vocab_size, const rl_logprobs& out,
+                  int64_t index, const RowBuffers& buffers);
+
+// The first token with the highest x. `highest`: of each block of `x`, which need not be padded.
+Candidate most_likely(const float* x, int64_t vocab_size, const float* highest);
+
+// The k first tokens, 0 < k <= V. Overwrites values and ids of the buffers.
+Prefix first_tokens(const SamplerPasses& passes, int64_t vocab_size, int64_t k, const RowBuffers& buffers);

@@ -1,0 +1,292 @@
+#include "step.h"
+
+#include <algorithm>
+#include <atomic>
+#include <errno.h>
+#include <math.h>
+#include <new>
+#include <stdlib.h>
+
+#include "arena.h"
+#include "attention_plan.h"
+#include "kernels.h"
+#include "library.h"
+#include "phase_clock.h"
+#include "threads.h"
+
+namespace {
+
+// Phases of the attention of a layer: norm, product (2), rotation, attention (2), product (2).
+constexpr int kMaxPhases = 8;
+
+// Everything that the threads of a step share.
+struct Step {
+    const Kernels* kernels;
+    ThreadPool* pool;
+    const rl_model* model;
+    const rl_batch* batch;
+    int first_half;
+    int end_half;
+    float* partial;
+    volatile int64_t* progress;
+    const AttentionPlan* attention;
+    PhaseCounters* counters;         // [halves][kMaxPhases]
+    void* normed;                    // [T][D], operand
+    float* qkv;                      // [T][(H + 2 K) d]
+    void* query;                     // [T][H][d], operand
+    void* attended;                  // [T][H][d], operand
+    void* gated;                     // [T][I], operand
+    void* quantised;                 // [T] rows of the widest product, if weights are int8
+};
+
+// One phase of a half layer, whose pieces the threads share.
+class Phase {
+public:
+    Phase(const Step& step, int half, int phase)
+        : counters_(step.counters[(half - step.first_half) * kMaxPhases + phase]), pool_(*step.pool) {}
+
+    template <class Piece>
+    void run(int64_t num_pieces, Piece piece) {
+        pool_.share(counters_, num_pieces, piece);
+    }
+
+private:
+    PhaseCounters& counters_;
+    ThreadPool& pool_;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void normalise(const Step& step, Phase phase, const float* weight) {
+    constexpr int64_t rows_per_piece = 8;
+    const rl_model& model = *step.model;
+    const int64_t num_tokens = step.batch->num_tokens;
+    phase.run(ceil_div(num_tokens, rows_per_piece), [&](int64_t piece) {
+        const int64_t end = piece * rows_per_piece + rows_per_piece;
+        for (int64_t row = piece * rows_per_piece; row < end && row < num_tokens; row++) {
+            step.kernels->rms_norm(step.batch->residual + row * model.width, weight, model.rms_norm_eps, model.width,
+                                   (char*)step.normed + row * model.width * step.kernels->operand_bytes);
+        }
+    });
+}
+
+enum class Output { kStore, kAdd, kGate };
+
+using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
+
+LinearKernel linear_kernel(const Kernels& kernels, Output output, bool is_int8) {
+    switch (output) {
+        case Output::kStore:
+            return is_int8 ? kernels.int8_linear : kernels.linear;
+        case Output::kAdd:
+            return is_int8 ? kernels.int8_add_linear : kernels.add_linear;
+        case Output::kGate:
+            return is_int8 ? kernels.int8_gate_linear : kernels.gate_linear;
+    }
+    return nullptr;
+}
+
+// Quantises the rows of x into step.quantised.
+void quantise(const Step& step, Phase phase, const rl_linear& linear, const void* x) {
+    const Kernels& kernels = *step.kernels;
+    const int64_t size = kernels.quantised_row_bytes(linear.num_inputs);
+    phase.run(step.batch->num_tokens, [&](int64_t row) {
+        const char* from = (const char*)x + row * linear.num_inputs * kernels.operand_bytes;
+        kernels.quantise_row(from, linear.num_inputs, (char*)step.quantised + row * size);
+    });
+}
+
+// Multiplies the operand x by a matrix, in phases `phase` and `phase` + 1.
+void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear, const void* x, float* out) {
+    const bool is_int8 = linear.scales != nullptr;
+    if (is_int8) {
+        quantise(step, Phase(step, half, phase), linear, x);
+        x = step.quantised;
+    }
+    LinearTask task = linear_task(linear, x, step.batch->num_tokens, out);
+    task.gated = step.gated;
+    const LinearKernel kernel = linear_kernel(*step.kernels, output, is_int8);
+    const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
+    const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
+    Phase(step, half, phase + 1).run(ceil_div(num_blocks, size), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * size;
+        kernel(task, piece * size, end < num_blocks ? end : num_blocks);
+    });
+}
+
+// Adds the product to the residual stream, or stores it for a sum over ranks.
+void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear, const void* x) {
+    if (step.partial != nullptr && half + 1 == step.end_half) {
+        multiply(step, half, phase, Output::kStore, linear, x, step.partial);
+    } else {
+        multiply(step, half, phase, Output::kAdd, linear, x, step.batch->residual);
+    }
+}
+
+void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
+    constexpr int64_t tokens_per_piece = 4;
+    const rl_model& model = *step.model;
+    const rl_batch& batch = *step.batch;
+    const int64_t half = model.head_dim / 2;
+    phase.run(ceil_div(batch.num_tokens, tokens_per_piece), [&](int64_t piece) {
+        const int64_t end = (piece + 1) * tokens_per_piece;
+        for (int64_t token = piece * tokens_per_piece; token < end && token < batch.num_tokens; token++) {
+            const int64_t query_size = (int64_t)model.num_heads * model.head_dim * step.kernels->operand_bytes;
+            step.kernels->rotate_and_write({
+                step.qkv + token * layer.qkv.num_outputs,
+                batch.cosines + token * half,
+                batch.sines + token * half,
+                layer.q_norm,
+                layer.k_norm,
+                model.rms_norm_eps,
+                model.num_heads,
+                model.num_kv_heads,
+                model.head_dim,
+                (char*)step.query + token * query_size,
+                pages,
+                batch.slot_mapping[token],
+            });
+        }
+    });
+}
+
+AttentionTask attention_task(const Step& step, const AttentionTile& tile, const rl_layer& layer, void* pages) {
+    const rl_model& model = *step.model;
+    const int64_t offset =
+        tile.first_token * model.num_heads * model.head_dim * (int64_t)step.kernels->operand_bytes;
+    return {
+        (char*)step.query + offset,
+        tile.num_tokens,
+        tile.first_position,
+        layer.window,
+        tile.block_table,
+        pages,
+        tile.kv_head,
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        1.0f / sqrtf((float)model.head_dim),
+        (char*)step.attended + offset,
+        nullptr,
+        nullptr,
+        nullptr,
+    };
+}
+
+// Points the task at the results of `segment` of a tile that is computed in segments.
+void use_segment(AttentionTask& task, const AttentionPlan& plan, const AttentionTile& tile, int64_t segment) {
+    const int64_t rows = tile.num_tokens * (task.num_heads / task.num_kv_heads);
+    const int64_t row = tile.first_result + segment * rows;
+    task.values = plan.values + row * task.head_dim;
+    task.highest = plan.highest + row;
+    task.total = plan.total + row;
+}
+
+// In phases `phase` and `phase` + 1.
+void attend(const Step& step, int half, int phase, const rl_layer& layer, void* pages) {
+    const AttentionPlan& plan = *step.attention;
+    Phase(step, half, phase).run(plan.num_pieces, [&](int64_t index) {
+        const AttentionPiece& piece = plan.pieces[index];
+        const AttentionTile& tile = plan.tiles[piece.tile];
+        AttentionTask task = attention_task(step, tile, layer, pages);
+        if (piece.segment < 0) {
+            step.kernels->attend(task);
+        } else {
+            use_segment(task, plan, tile, piece.segment);
+            step.kernels->attend_segment(task, piece.segment);
+        }
+    });
+    if (plan.num_split == 0) {
+        return;
+    }
+    Phase(step, half, phase + 1).run(plan.num_split, [&](int64_t index) {
+        const AttentionTile& tile = plan.tiles[plan.split[index]];
+        AttentionTask task = attention_task(step, tile, layer, pages);
+        use_segment(task, plan, tile, 0);
+        step.kernels->combine(task, tile.num_segments);
+    });
+}
+
+void run_attention(const Step& step, int half, PhaseClock& clock) {
+    const rl_layer& layer = step.model->layers[half / 2];
+    void* pages = step.batch->pages[half / 2];
+    normalise(step, Phase(step, half, 0), layer.attention_norm);
+    clock.add_to(RL_PHASE_NORM);
+    multiply(step, half, 1, Output::kStore, layer.qkv, step.normed, step.qkv);
+    clock.add_to(RL_PHASE_QKV);
+    rotate(step, Phase(step, half, 3), layer, pages);
+    clock.add_to(RL_PHASE_ROTARY);
+    attend(step, half, 4, layer, pages);
+    clock.add_to(RL_PHASE_ATTENTION);
+    multiply_into_residual(step, half, 6, layer.out, step.attended);
+    clock.add_to(RL_PHASE_OUT);
+}
+
+void run_mlp(const Step& step, int half, PhaseClock& clock) {
+    const rl_layer& layer = step.model->layers[half / 2];
+    normalise(step, Phase(step, half, 0), layer.mlp_norm);
+    clock.add_to(RL_PHASE_NORM);
+    multiply(step, half, 1, Output::kGate, layer.gate_up, step.normed, nullptr);
+    clock.add_to(RL_PHASE_GATE_UP);
+    multiply_into_residual(step, half, 3, layer.down, step.gated);
+    clock.add_to(RL_PHASE_DOWN);
+}
+
+void run_halves(void* context, int thread) {
+    const Step& step = *static_cast<const Step*>(context);
+    PhaseClock clock(thread == 0 ? phase_seconds : nullptr);
+    for (int half = step.first_half; half < step.end_half; half++) {
+        if (half % 2 == 0) {
+            run_attention(step, half, clock);
+        } else {
+            run_mlp(step, half, clock);
+        }
+        if (thread == 0) {
+            *step.progress = *step.progress + 1;
+        }
+    }
+}
+
+}  // namespace
+
+int run_step(const rl_model& model, const rl_batch& batch, int first_half, int end_half, float* partial,
+             volatile int64_t* progress) {
+    const Kernels& kernels = chosen_kernels(model.dtype);
+    ThreadPool& pool = thread_pool();
+    Arena& arena = step_arena();
+    const int64_t tokens = batch.num_tokens;
+    const int64_t query_size = (int64_t)model.num_heads * model.head_dim;
+    const int64_t qkv_size = query_size + 2 * (int64_t)model.num_kv_heads * model.head_dim;
+    const int64_t widest = std::max({(int64_t)model.width, query_size, (int64_t)model.intermediate});
+    const int64_t quantised_bytes = model.layers[0].qkv.scales == nullptr ? 0 : kernels.quantised_row_bytes(widest);
+    const int64_t num_counters = (int64_t)(end_half - first_half) * kMaxPhases;
+    try {
+        arena.clear();
+        AttentionPlan attention = plan_attention(model, batch, pool.size(), arena);
+        Step step = {
+            &kernels,
+            &pool,
+            &model,
+            &batch,
+            first_half,
+            end_half,
+            partial,
+            progress,
+            &attention,
+            arena.take<PhaseCounters>(num_counters),
+            arena.take<char>(tokens * model.width * kernels.operand_bytes),
+            arena.take<float>(tokens * qkv_size),
+            arena.take<char>(tokens * query_size * kernels.operand_bytes),
+            arena.take<char>(tokens * query_size * kernels.operand_bytes),
+            arena.take<char>(tokens * model.intermediate * kernels.operand_bytes),
+            arena.take<char>(tokens * quantised_bytes),
+        };
+        for (int64_t i = 0; i < num_counters; i++) {
+            new (&step.counters[i]) PhaseCounters;
+        }
+        pool.run(run_halves, &step);
+    } catch (const std::bad_alloc&) {
+        return ENOMEM;
+    }
+    return 0;
+}

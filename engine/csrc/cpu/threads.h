@@ -1,0 +1,79 @@
+// ThreadPool: threads that run one function together.
+//
+// The function's work is cut into phases, and each phase into pieces. A thread that has no piece to take waits until the
+// other threads have finished theirs. It does not wait for threads that have not begun: on a busy machine a thread may
+// get no CPU for milliseconds, and the others then do its pieces. A waiting thread spins for about 20 microseconds, then
+// sleeps on a futex. Longer spinning would take the CPU from the very thread that it waits for.
+
+#pragma once
+
+#include <atomic>
+#include <pthread.h>
+#include <stdint.h>
+
+// The pieces of a phase. Made of zeros; used for one run of the phase.
+struct alignas(64) PhaseCounters {
+    std::atomic<uint32_t> taken{0};
+    std::atomic<uint32_t> finished{0};
+};
+
+class ThreadPool {
+public:
+    using Work = void (*)(void* context, int thread);
+
+    // Starts or stops threads so that `num_threads` run, the caller's included. Returns 0, or an errno.
+    int resize(int num_threads, bool pin);
+
+    // Calls work(context, thread) on all threads that have time, on the caller as thread 0, and returns when all that
+    // began are done.
+    void run(Work work, void* context);
+
+    // Calls piece(index) for those of `num_pieces` that no other thread takes, and returns when all are finished. Every
+    // thread of `run` must call it for the same phases in the same order.
+    template <class Piece>
+    void share(PhaseCounters& counters, int64_t num_pieces, Piece piece) {
+        const uint32_t end = (uint32_t)num_pieces;
+        while (counters.taken.load(std::memory_order_relaxed) < end) {
+            const uint32_t index = counters.taken.fetch_add(1, std::memory_order_relaxed);
+            if (index >= end) {
+                break;
+            }
+            piece((int64_t)index);
+            if (counters.finished.fetch_add(1, std::memory_order_seq_cst) + 1 == end) {
+                wake(counters.finished);
+            }
+        }
+        wait_for(counters.finished, end);
+    }
+
+    int size() const { return num_threads_; }
+
+private:
+    struct Argument {
+        ThreadPool* pool;
+        int index;
+        uint32_t seen;
+    };
+
+    static void* main(void* argument);
+    void stop();
+
+    // Wakes the threads that sleep because of `value`, which was changed by a sequentially consistent operation.
+    void wake(std::atomic<uint32_t>& value);
+    // Returns when `value` is no longer `seen`.
+    void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen);
+    // Returns when `value` is `target`.
+    void wait_for(std::atomic<uint32_t>& value, uint32_t target);
+
+    int num_threads_ = 1;
+    bool is_pinned_ = false;
+    pthread_t* threads_ = nullptr;
+    Argument* arguments_ = nullptr;
+    Work work_ = nullptr;
+    void* context_ = nullptr;
+    std::atomic<bool> is_stopping_{false};
+    std::atomic<bool> is_open_{false};                // threads may begin the current work
+    alignas(64) std::atomic<uint32_t> started_{0};    // number of calls of run
+    alignas(64) std::atomic<uint32_t> num_inside_{0};  // threads in `work`, without the caller
+    alignas(64) std::atomic<uint32_t> num_sleepers_{0};
+};

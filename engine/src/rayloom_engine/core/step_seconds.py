@@ -1,0 +1,112 @@
+"""StepSeconds: how long steps take, as measured in the steps before. StepMeter measures it.
+
+    seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
+
+A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
+floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. It is measured in
+the steps that are planned with it: a chunk of 16 tokens takes more seconds an operation than one of 512.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rayloom_engine.core.step import StepPlan
+from rayloom_engine.core.step_work import StepWork
+
+# A chunk that made a step no longer, as far as that can be measured, took at least this part of it.
+_LEAST_PART = 0.01
+# A step lowers the seconds of an operation to at least this part. A few tokens more may cost little beside decodes and
+# many more a lot, so chunks must not grow faster than their costs are measured.
+_MOST_DROP = 0.9
+# A cost is the median of this many measurements, so that a step beside which the machine was busy changes nothing.
+_NUM_KEPT = 9
+
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds that parts of a step take."""
+
+    decode_only: tuple[tuple[int, float], ...]  # (decodes, seconds of a step with only these); not empty, ascending
+    token_s: float  # another token; > 0
+    pair_s: float  # another token and one position that it attends to
+
+    def __post_init__(self) -> None:
+        assert self.decode_only, "the costs of no decode are known"
+        assert self.token_s > 0, "a token takes time"
+
+    def decode_s(self, num_decodes: int) -> float:
+        """Returns the seconds of a step with `num_decodes` decodes and no tokens of prompts.
+
+        It is extrapolated from the nearest smaller number of decodes that was measured.
+        """
+        nearest, seconds = _nearest(self.decode_only, num_decodes)
+        return seconds + max(0, num_decodes - nearest) * self.token_s
+
+
+class StepMeter:
+    """Learns StepSeconds from the plans that have ended."""
+
+    def __init__(self, work: StepWork) -> None:
+        self._work = work
+        self._plans: deque[tuple[int, float, bool]] = deque()  # (decodes, flops of prompts, samples) of plans in flight
+        # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
+        self._steps: dict[int, deque[tuple[int, float]]] = {}
+        self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
+        self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
+        self._flop_s = 0.0  # from these; 0 = unknown
+        self._costs: StepSeconds | None = None
+
+    def costs(self) -> StepSeconds | None:
+        """Returns the present costs; None until a step with decodes alone and one with a prompt were measured."""
+        if self._costs is None and self._decode_only and self._flop_s:
+            self._costs = StepSeconds(
+                decode_only=tuple(sorted(self._decode_only.values())),
+                token_s=self._flop_s * self._work.flops_per_token,
+                pair_s=self._flop_s * self._work.flops_per_pair,
+            )
+        return self._costs
+
+    def submitted(self, plan: StepPlan) -> None:
+        chunks = [step for step in plan.slots if step.num_tokens > 1]
+        samples = len(chunks) < len(plan.slots) or any(step.samples for step in chunks)
+        self._plans.append((len(plan.slots) - len(chunks), self._work.flops(chunks), samples))
+
+    def ended(self, seconds: float) -> None:
+        """Removes the oldest plan in flight. `seconds`: how long the model computed and sampled it."""
+        num_decodes, flops, samples = self._plans.popleft()
+        if seconds <= 0 or not samples:
+            return  # without a sampled token, an accelerator's work may not have ended
+        self._costs = None
+        if not flops:
+            length = num_decodes.bit_length()
+            steps = self._steps.setdefault(length, deque(maxlen=_NUM_KEPT))
+            steps.append((num_decodes, seconds))
+            self._decode_only[length] = _median([num for num, _ in steps]), _median([each_s for _, each_s in steps])
+            return
+        if num_decodes and self._decode_only:
+            nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
+            flops += max(0, num_decodes - nearest) * self._work.flops_per_token
+            seconds = max(seconds - decode_s, _LEAST_PART * seconds)
+        self._flop_samples.append(seconds / flops)
+        self._flop_s = max(_median(self._flop_samples), _MOST_DROP * self._flop_s)
+
+    def forget(self) -> None:
+        """Removes all plans in flight; what was measured stays."""
+        self._plans.clear()
+
+
+def _nearest(decode_only: Sequence[tuple[int, float]], num_decodes: int) -> tuple[int, float]:
+    """Returns the last entry with at most `num_decodes` decodes, or the first one if there is none."""
+    below = [entry for entry in decode_only if entry[0] <= num_decodes]
+    return below[-1] if below else decode_only[0]
+
+
+def _median(values: Collection[_Number]) -> _Number:
+    """Returns the middle one of the sorted values; of two, the larger one."""
+    return sorted(values)[len(values) // 2]

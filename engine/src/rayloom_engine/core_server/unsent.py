@@ -1,0 +1,48 @@
+"""Unsent: the bytes for a front that the operating system has not accepted yet, with the time by which it must."""
+
+from __future__ import annotations
+
+from collections import deque
+
+# A front is disconnected if it does not read a message within the stall time, plus the time that all unsent bytes take
+# at this rate.
+_LEAST_RATE = 2**20  # bytes per second
+
+
+class Unsent:
+    """The unsent bytes of one connection, oldest first. Pure: the caller gives the time."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self.num_bytes = 0
+        self._stall_seconds = stall_seconds
+        self._messages: deque[tuple[memoryview, float]] = deque()  # (rest of a message, due time)
+
+    def keep(self, rest: memoryview, now: float) -> None:
+        """Adds the rest of a message, which must be sent by a due time.
+
+        All unsent bytes count for the due time, so that a large answer gets the time that a slow but steady reader
+        needs.
+        """
+        self.num_bytes += len(rest)
+        self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))
+
+    def oldest(self) -> memoryview:
+        """Returns the rest of the oldest message. There must be one."""
+        return self._messages[0][0]
+
+    def sent(self, num: int) -> None:
+        """Removes the first `num` bytes of the oldest message."""
+        rest, due = self._messages[0]
+        self.num_bytes -= num
+        if num < len(rest):
+            self._messages[0] = (rest[num:], due)
+        else:
+            self._messages.popleft()
+
+    def has_stalled(self, now: float) -> bool:
+        """True if the oldest message is overdue. Reading a byte now and then does not defer the due time."""
+        return bool(self._messages) and now > self._messages[0][1]
+
+    def clear(self) -> None:
+        self._messages.clear()
+        self.num_bytes = 0

@@ -1,0 +1,175 @@
+"""Compiles the C library: one object file for each instruction set and for each other source, then a shared object.
+
+setup.py loads this file alone, when the package is not installed yet. So this file imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "librayloom_cpu"
+PACKAGE = Path(__file__).parent
+_PER_INSTRUCTION_SET = "instruction_set.cpp"  # compiled once for each instruction set
+_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden", "-g1")
+# Instruction set -> name of its tables of kernels in the sources, and the compiler's flags.
+_INSTRUCTION_SETS = {
+    "avx512": (
+        "kAvx512",
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma"),
+    ),
+    "avx2": ("kAvx2", ("-mavx2", "-mfma")),
+}
+_COMPILERS = ("c++", "g++", "clang++")
+_KEY_DIGITS = 12
+
+
+class CompileError(Exception):
+    """The compiler failed. The message has the last line of its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileCommands:
+    """The commands that compile the library. Those of `objects` may run at the same time; `link` follows them."""
+
+    objects: tuple[tuple[str, ...], ...]
+    link: tuple[str, ...]
+
+
+def compile_commands(
+    compiler: str, sources: Path, work: Path, target: Path, more_flags: Sequence[str] = ()
+) -> CompileCommands:
+    """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
+
+    `more_flags`: for the compiler and the linker, after those of every build.
+    """
+    common = (*_FLAGS, *more_flags)
+    objects = []
+    names = []
+    for isa, (table, flags) in _INSTRUCTION_SETS.items():
+        names.append(str(work / f"{isa}.o"))
+        defines = (f"-DRL_ISA={isa}", f"-DRL_TABLE={table}")
+        objects.append(
+            (compiler, *common, *flags, *defines, "-c", str(sources / _PER_INSTRUCTION_SET), "-o", names[-1])
+        )
+    for source in sorted(sources.glob("*.cpp")):
+        if source.name != _PER_INSTRUCTION_SET:
+            names.append(str(work / f"{source.stem}.o"))
+            objects.append((compiler, *common, "-c", str(source), "-o", names[-1]))
+    link = (compiler, "-shared", "-o", str(target), *more_flags, *names, "-lpthread")
+    return CompileCommands(objects=tuple(objects), link=link)
+
+
+def source_folder() -> Path:
+    """Returns the folder of the C sources: in an installed package beside this file, else in the repository."""
+    packaged = PACKAGE / "csrc"
+    return packaged if packaged.is_dir() else PACKAGE.parents[2] / "csrc" / "cpu"
+
+
+def source_files(sources: Path) -> list[Path]:
+    """Returns all files of the library's sources in the order of their names."""
+    return sorted([*sources.glob("*.cpp"), *sources.glob("*.h")])
+
+
+def source_key(sources: Path) -> str:
+    """Returns a key of the sources and the flags: a library whose file name has another key is out of date."""
+    digest = hashlib.sha256(repr((_FLAGS, _INSTRUCTION_SETS)).encode())
+    for path in source_files(sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:_KEY_DIGITS]
+
+
+def library_name(sources: Path) -> str:
+    """Returns the file name of a library that is made from these sources."""
+    return f"{NAME}-{source_key(sources)}.so"
+
+
+def unsupported_machine() -> str:
+    """Returns why the library cannot run on this machine; empty if it can."""
+    machine = platform.machine()
+    if sys.platform == "linux" and machine == "x86_64":
+        return ""
+    return f"it needs Linux on x86-64, and this is {sys.platform} on {machine}"
+
+
+def find_compiler(environ: Mapping[str, str]) -> str | None:
+    """Returns the path of a C++ compiler: $CXX if that is set, else the first of the usual names; None if none."""
+    names = (environ["CXX"],) if environ.get("CXX") else _COMPILERS
+    paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
+    return next((path for path in paths if path is not None), None)
+
+
+def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequence[str] = ()) -> None:
+    """Compiles the library into `target`, unless that file exists. `more_flags`: as for compile_commands.
+
+    Of several processes, one compiles while the others wait for its lock. The file gets its name only when it is
+    complete. Raises CompileError if the compiler fails, and OSError if the folder cannot be written.
+    """
+    if target.exists():
+        return  # before the lock is opened, because the folder may be read-only
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            commands = compile_commands(compiler, sources, Path(folder), partial, more_flags)
+            _run(commands.objects)
+            _run((commands.link,))
+            partial.rename(target)
+
+
+def build_into(folder: Path, sources: Path) -> Path | None:
+    """Builds the library into a folder, in which older libraries are then removed.
+
+    Returns its path, or None if there is no compiler or it fails; the reason is printed then.
+    """
+    compiler = find_compiler(os.environ)
+    problem = unsupported_machine() or ("there is no C++ compiler" if compiler is None else "")
+    target = folder / library_name(sources)
+    if compiler is not None and not problem:
+        try:
+            build_library(compiler, sources, target)
+        except CompileError as error:
+            problem = str(error)
+    if problem:
+        print(f"The CPU library is not built: {problem}", file=sys.stderr)
+        return None
+    for old in [*folder.glob(f"{NAME}-*.so"), *folder.glob(f".{NAME}-*.lock")]:
+        if old != target:
+            with contextlib.suppress(FileNotFoundError):
+                old.unlink()
+    return target
+
+
+def _run(commands: tuple[tuple[str, ...], ...]) -> None:
+    """Runs commands at the same time, and waits for all of them. Raises CompileError if one fails."""
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    outputs = [process.communicate()[1] for process in processes]
+    for process, command, output in zip(processes, commands, outputs, strict=True):
+        if process.returncode != 0:
+            lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no output"]
+            raise CompileError(f"{command[0]} failed ({process.returncode}): {lines[0].strip()}")
+
+
+def main() -> int:
+    """Builds the library into the package's folder, for `make venv`. Returns 0 even without a compiler."""
+    build_into(PACKAGE, source_folder())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

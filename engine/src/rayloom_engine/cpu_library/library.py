@@ -1,0 +1,233 @@
+"""CpuLibrary: the functions of the C library, called with tensors.
+
+Every argument must be contiguous and on the CPU. A call releases the interpreter's lock, so that other threads run, for
+example one that reports progress. Calls of several threads wait for each other.
+
+Legend: T tokens of the step, N rows, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayloom_engine.cpu_library.memory import PackedMemory
+from rayloom_engine.cpu_library.sampling import LogprobsStruct, declare_sampling
+from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, LinearStruct, declare_functions
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
+
+
+# Phases of a layer whose time the library measures (RL_PHASE_NORM and the following).
+PHASES = ("norm", "qkv", "rotary, KV write", "attention", "out", "gate, up", "down")
+
+_LOCK = threading.Lock()  # the state of the C library belongs to the process: instruction set, threads, buffers
+
+
+class Int8Matrix(NamedTuple):
+    """A quantised matrix [N, K]. Row n is scales_N[n] times integers from -127 to 127."""
+
+    packed_NK: torch.Tensor  # uint8, in the layout of the products; opaque
+    scales_N: torch.Tensor  # float32
+
+
+class LibraryFunctions:
+    """The loaded file, before an instruction set is chosen."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file does not fit this system."""
+        self.calls = ctypes.CDLL(str(path))
+        declare_functions(self.calls)
+        declare_sampling(self.calls)
+        self.instruction_sets: tuple[str, ...] = tuple(self.calls.rl_instruction_sets().decode().split())
+
+
+class CpuLibrary:
+    """The library with one instruction set, one of `LibraryFunctions.instruction_sets`."""
+
+    def __init__(self, functions: LibraryFunctions, instruction_set: str) -> None:
+        assert instruction_set in functions.instruction_sets, instruction_set
+        self.instruction_set = instruction_set
+        self.num_threads = 1
+        self.is_pinned = False
+        self._functions = functions.calls
+        self._encoded = instruction_set.encode()
+        self._memory = PackedMemory()
+        with self._chosen():
+            self._operand_bytes = {
+                dtype: int(self._functions.rl_operand_bytes(code)) for dtype, code in _DTYPES.items()
+            }
+
+    @property
+    def description(self) -> str:
+        """Describes the instruction set and the threads, for the log."""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{self.instruction_set}, {threads}, {'pinned' if self.is_pinned else 'not pinned'}"
+
+    def start_threads(self, num_threads: int, *, pin: bool) -> None:
+        """Starts the thread pool, or changes it. Raises OSError if there are too many threads."""
+        with _LOCK:
+            error = self._functions.rl_start_threads(num_threads, pin)
+        if error:
+            raise OSError(error, f"{num_threads} compute threads: {os.strerror(error)}")
+        self.num_threads = num_threads
+        self.is_pinned = pin
+
+    def operand_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Returns the type of the activations that are multiplied by weights of this type."""
+        return torch.float32 if self._operand_bytes[dtype] == 4 else dtype
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of the matrix in the layout of the products. Its shape is the same; its content is opaque."""
+        num_outputs, num_inputs = weight.shape
+        num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
+        packed = self._memory.empty(num_elements, weight.dtype)
+        with self._chosen():
+            self._functions.rl_pack_weight(
+                _DTYPES[weight.dtype], _address(weight), _address(packed), num_outputs, num_inputs
+            )
+        return packed.view(-1, num_inputs)[:num_outputs]
+
+    def pack_int8(self, weight: torch.Tensor) -> Int8Matrix:
+        """Returns the matrix [N, K] quantised to int8, in the layout of the products. K is a multiple of 32."""
+        num_outputs, num_inputs = weight.shape
+        num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
+        packed = self._memory.empty(num_elements, torch.uint8)
+        scales = torch.empty(num_outputs, dtype=torch.float32)
+        with self._chosen():
+            self._functions.rl_pack_int8_weight(
+                _DTYPES[weight.dtype], _address(weight), _address(packed), _address(scales), num_outputs, num_inputs
+            )
+        return Int8Matrix(packed.view(-1, num_inputs)[:num_outputs], scales)
+
+    def embed(self, dtype: torch.dtype, matrix: LinearStruct, ids_N: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
+        num_rows = ids_N.shape[0]
+        out_ND = torch.empty((num_rows, matrix.num_inputs), dtype=torch.float32)
+        with self._chosen():
+            self._functions.rl_embed(_DTYPES[dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
+        return out_ND
+
+    def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
+        """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError.
+
+        `dtype`: the weight's type; for an int8 matrix the type from which it was quantised.
+        """
+        assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
+        out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
+        with self._chosen():
+            error = self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
+        if error:
+            raise MemoryError(f"a product of {x.shape[0]} rows: {os.strerror(error)}")
+        return out
+
+    def normalise(
+        self, dtype: torch.dtype, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Returns RMSNorm of float32 rows [T, D], in the operand type of `dtype`."""
+        num_rows, width = residual_TD.shape
+        out_TD = torch.empty((num_rows, width), dtype=self.operand_dtype(dtype))
+        with self._chosen():
+            self._functions.rl_normalise(
+                _DTYPES[dtype], _address(residual_TD), _address(weight_D), eps, num_rows, width, _address(out_TD)
+            )
+        return out_TD
+
+    def forward(
+        self,
+        decoder: DecoderStruct,
+        batch: BatchStruct,
+        halves: range,
+        progress: ctypes.c_int64,
+        partial_TD: torch.Tensor | None = None,
+    ) -> None:
+        """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+
+        `progress` grows by one with every half, while the call runs. `partial_TD`: gets the output of the last half,
+        which is then not added to the residual stream. Raises MemoryError.
+        """
+        address = None if partial_TD is None else _address(partial_TD)
+        with self._chosen():
+            error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, address, progress)
+        if error:
+            raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
+
+    @contextlib.contextmanager
+    def profile(self) -> Iterator[ctypes.Array[ctypes.c_double]]:
+        """Gives the seconds of each of PHASES, to which every call of `forward` inside the context adds its own."""
+        seconds = (ctypes.c_double * len(PHASES))()
+        with _LOCK:
+            self._functions.rl_profile(ctypes.addressof(seconds))
+        try:
+            yield seconds
+        finally:
+            with _LOCK:
+                self._functions.rl_profile(None)
+
+    def add(self, residual_TD: torch.Tensor, update_TD: torch.Tensor) -> None:
+        """Adds an update to the residual stream."""
+        self._functions.rl_add(_address(residual_TD), _address(update_TD), residual_TD.numel())
+
+    def sample(self, logits_NV: torch.Tensor, sampling_N: npt.NDArray[np.void]) -> list[int]:
+        """Returns the next token of each row of float32 logits, -1 for a row that is not finite.
+
+        The elements of `sampling_N` have the type SAMPLING. Raises MemoryError.
+        """
+        ids_N = np.empty(len(sampling_N), dtype=np.int64)
+        num_rows, vocab_size = logits_NV.shape
+        with self._chosen():
+            failed = self._functions.rl_sample(
+                _address(logits_NV), sampling_N.ctypes.data, num_rows, vocab_size, ids_N.ctypes.data
+            )
+        if failed:
+            raise MemoryError(f"no memory to sample from {num_rows} rows of {vocab_size} logits")
+        return ids_N.tolist()
+
+    def describe(self, logits_NV: torch.Tensor, out: LogprobsStruct) -> None:
+        """Writes log-probabilities of each row of float32 logits to where `out` points. Raises MemoryError."""
+        num_rows, vocab_size = logits_NV.shape
+        with self._chosen():
+            failed = self._functions.rl_describe(_address(logits_NV), num_rows, vocab_size, out)
+        if failed:
+            raise MemoryError(f"no memory for the logprobs of {num_rows} rows of {vocab_size} logits")
+
+    @contextlib.contextmanager
+    def _chosen(self) -> Iterator[None]:
+        """Keeps other threads out of the library, and makes it use this instruction set."""
+        with _LOCK:
+            self._functions.rl_choose(self._encoded)
+            yield
+
+
+def linear_of(packed: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None) -> LinearStruct:
+    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of int8.
+
+    The caller keeps the tensors alive.
+    """
+    num_outputs, num_inputs = packed.shape
+    return LinearStruct(
+        weight=_address(packed),
+        scales=None if scales is None else _address(scales),
+        bias=None if bias is None else _address(bias),
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+    )
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Returns the library's number of a type of weights."""
+    return _DTYPES[dtype]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    assert tensor.is_contiguous(), "the library reads contiguous memory"
+    return tensor.data_ptr()

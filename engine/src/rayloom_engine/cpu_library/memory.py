@@ -1,0 +1,36 @@
+"""PackedMemory: the memory of packed weights, in large mappings that the kernel may back with huge pages."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+# A mapping of at least this size holds many matrices, so that huge pages of 2 MiB serve small matrices, too. Pages that
+# no matrix has touched take no memory.
+_MAPPING_BYTES = 64 << 20
+_ALIGNMENT = 64  # bytes of a cache line
+
+
+class PackedMemory:
+    """Hands out memory that is never taken back. A mapping is freed with the last tensor in it."""
+
+    def __init__(self) -> None:
+        self._mapping: torch.Tensor = torch.empty(0, dtype=torch.uint8)
+        self._used = 0  # bytes of the present mapping
+
+    def empty(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a tensor [num_elements] of zeros that begins at a cache line."""
+        num_bytes = num_elements * dtype.itemsize
+        if self._used + num_bytes > self._mapping.numel():
+            self._mapping = _huge_mapping(max(num_bytes, _MAPPING_BYTES))
+            self._used = 0
+        start = self._used
+        self._used = -(-(start + num_bytes) // _ALIGNMENT) * _ALIGNMENT
+        return self._mapping[start : start + num_bytes].view(dtype)
+
+
+def _huge_mapping(num_bytes: int) -> torch.Tensor:
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8)

@@ -1,0 +1,95 @@
+"""The structures of the C header (engine/csrc/cpu/rayloom_cpu.h) for ctypes, field by field, and its functions' types.
+
+A structure holds addresses. Whoever fills one keeps the tensors alive.
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+
+
+class LinearStruct(Structure):
+    """A packed matrix [num_outputs, num_inputs]. `scales`: float32, of its rows, if it is int8. `bias`: float32."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+    )
+
+
+class LayerStruct(Structure):
+    _fields_ = (
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", LinearStruct),
+        ("out", LinearStruct),
+        ("gate_up", LinearStruct),
+        ("down", LinearStruct),
+        ("window", c_int32),
+    )
+
+
+class DecoderStruct(Structure):
+    """rl_model: the layers of a stage, without embedding, final norm and head."""
+
+    _fields_ = (
+        ("dtype", c_int32),
+        ("num_layers", c_int32),
+        ("width", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("intermediate", c_int32),
+        ("rms_norm_eps", c_float),
+        ("layers", POINTER(LayerStruct)),
+    )
+
+
+class BatchStruct(Structure):
+    """rl_batch: the tokens of a step."""
+
+    _fields_ = (
+        ("num_tokens", c_int32),
+        ("num_sequences", c_int32),
+        ("query_lens", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_width", c_int32),
+        ("slot_mapping", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("pages", c_void_p),
+        ("residual", c_void_p),
+    )
+
+
+def declare_functions(library: CDLL) -> None:
+    """Declares the types of all functions, so that ctypes converts and checks their arguments."""
+    linear = POINTER(LinearStruct)
+    for name, result, arguments in (
+        ("rl_start_threads", c_int, [c_int32, c_int32]),
+        ("rl_instruction_sets", c_char_p, []),
+        ("rl_choose", c_int, [c_char_p]),
+        ("rl_operand_bytes", c_int32, [c_int32]),
+        ("rl_packed_elements", c_int64, [c_int64, c_int64]),
+        ("rl_pack_weight", None, [c_int32, c_void_p, c_void_p, c_int64, c_int64]),
+        ("rl_pack_int8_weight", None, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64]),
+        ("rl_embed", None, [c_int32, linear, c_void_p, c_int32, c_void_p]),
+        ("rl_multiply", c_int, [c_int32, linear, c_void_p, c_int32, c_void_p]),
+        ("rl_normalise", None, [c_int32, c_void_p, c_void_p, c_float, c_int32, c_int32, c_void_p]),
+        (
+            "rl_forward",
+            c_int,
+            [POINTER(DecoderStruct), POINTER(BatchStruct), c_int32, c_int32, c_void_p, POINTER(c_int64)],
+        ),
+        ("rl_profile", None, [c_void_p]),
+        ("rl_add", None, [c_void_p, c_void_p, c_int64]),
+    ):
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments

@@ -1,0 +1,39 @@
+"""The requirements of int8 weights on a model's sizes. Pure."""
+
+from __future__ import annotations
+
+from rayloom_engine.config import INT8_GROUP
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.parallel.shard import Shard
+
+
+def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
+    """Raises ConfigError if the model cannot have int8 weights with the setting `dtype` on `num_shards` ranks a stage.
+
+    The number of inputs of every product must be a multiple of INT8_GROUP, because groups of activations share a scale.
+    """
+    if dtype == "auto" and shape.checkpoint_dtype == "float16":
+        raise ConfigError(
+            "quantization: 'int8' works with dtype bfloat16 or float32, and auto means float16 for this checkpoint; "
+            "set dtype to one of them"
+        )
+    feed_forward = [
+        len(Shard(index, num_shards).part(shape.intermediate_size, INT8_GROUP)) for index in range(num_shards)
+    ]
+    sizes = {
+        "hidden_size": shape.hidden_size,
+        "the query heads' size on a rank": shape.query_size // num_shards,
+        "intermediate_size": shape.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % INT8_GROUP:
+            raise ConfigError(
+                f"quantization: 'int8' needs multiples of {INT8_GROUP}, and {name} is {size}; set "
+                "quantization to 'none'"
+            )
+    if 0 in feed_forward:
+        raise ConfigError(
+            f"tensor_parallel_size: with quantization 'int8', {num_shards} ranks cannot share "
+            f"{shape.intermediate_size // INT8_GROUP} groups of {INT8_GROUP} feed-forward inputs; use fewer ranks"
+        )

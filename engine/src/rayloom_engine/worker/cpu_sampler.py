@@ -1,0 +1,121 @@
+"""CpuSampler: chooses the tokens of a step with one call of the C library, as worker/sampler.py defines the choice.
+
+The library needs no sorted vocabulary and no exact noise for most tokens; docs/design/engine-worker.md says why. Token
+ids equal the reference's, unless two scores are so close that the rounding of a logarithm decides, or several tokens
+have equal logits at the border of top_k or top_p: torch keeps any of them, the library those with the lowest ids.
+
+Legend: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.cpu_library.library import CpuLibrary
+from rayloom_engine.cpu_library.sampling import SAMPLING, LogprobsStruct
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.worker.sampler import Sampler
+from rayloom_engine.worker.slots import Slot
+
+
+class CpuSampler:
+    """Chooses tokens from rows of logits over one vocabulary, in memory of the CPU."""
+
+    def __init__(self, library: CpuLibrary, vocab_size: int) -> None:
+        self._library = library
+        self._vocab_size = vocab_size
+
+    def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int | None]:
+        """Returns one token id per row, None for a row that is not finite. `logits_NV` is float32."""
+        logits_NV = self._checked(logits_NV, len(slots))
+        sampling_N = np.zeros(len(slots), dtype=SAMPLING)
+        arrays: list[npt.NDArray[np.generic]] = []  # keeps alive what `sampling_N` points to
+        for row, slot in enumerate(slots):
+            sampling_N[row] = _sampling(slot, arrays)
+        ids = self._library.sample(logits_NV, sampling_N)
+        return [None if token_id < 0 else token_id for token_id in ids]
+
+    def describe(self, logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+        """Returns the log-probability of the given token of each row n, with `num_tops[n]` most likely alternatives.
+
+        The entry of a row that is not finite has no meaning.
+        """
+        logits_NV = self._checked(logits_NV, len(token_ids))
+        ids_N = np.array(token_ids, dtype=np.int64)
+        num_tops_N = np.minimum(np.array(num_tops, dtype=np.int64), self._vocab_size)
+        most = int(num_tops_N.max(initial=0))
+        logprobs_N = np.zeros(len(token_ids), dtype=np.float32)
+        ranks_N = np.zeros(len(token_ids), dtype=np.int64)
+        top_ids = np.zeros((len(token_ids), most), dtype=np.int64)
+        top_logprobs = np.zeros((len(token_ids), most), dtype=np.float32)
+        out = LogprobsStruct(
+            ids_N.ctypes.data,
+            num_tops_N.ctypes.data,
+            most,
+            logprobs_N.ctypes.data,
+            ranks_N.ctypes.data,
+            top_ids.ctypes.data,
+            top_logprobs.ctypes.data,
+        )
+        self._library.describe(logits_NV, out)
+        tops = [list(zip(i, v, strict=True)) for i, v in zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)]
+        return [
+            TokenLogprobs(token_id, logprob, rank, tuple(top[:num]))
+            for token_id, logprob, rank, top, num in zip(
+                token_ids, logprobs_N.tolist(), ranks_N.tolist(), tops, num_tops, strict=True
+            )
+        ]
+
+    def _checked(self, logits_NV: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Returns the logits as the library reads them: row after row."""
+        assert logits_NV.shape == (num_rows, self._vocab_size), f"{num_rows} rows, but logits {logits_NV.shape}"
+        assert logits_NV.dtype == torch.float32 and logits_NV.device.type == "cpu"
+        return logits_NV.contiguous()
+
+
+def choose_sampler(vocab_size: int, target: Target) -> Sampler | CpuSampler:
+    """Returns the sampler of a rank: that of the C library if the library computes the model."""
+    if target.library is None:
+        return Sampler(vocab_size, target.device)
+    return CpuSampler(target.library, vocab_size)
+
+
+def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:
+    """Returns an element of SAMPLING. Adds the arrays that it points to to `arrays`."""
+    params = slot.params
+
+    def address(array: npt.NDArray[np.generic]) -> int:
+        arrays.append(array)
+        return array.ctypes.data
+
+    has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    banned_ids = bias_ids = biases = num_banned = 0
+    if slot.num_generated < params.min_tokens:
+        banned = (*slot.eos_token_ids, *params.stop_token_ids)
+        banned_ids = address(np.array(banned, dtype=np.int64))
+        num_banned = len(banned)
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        bias_ids = address(np.array(ids, dtype=np.int64))
+        biases = address(np.array(values, dtype=np.float32))
+    return (
+        params.seed,
+        address(slot.token_ids) if has_penalty else 0,
+        slot.num_prompt_tokens,
+        slot.num_tokens,
+        banned_ids,
+        bias_ids,
+        biases,
+        num_banned,
+        len(params.logit_bias),
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.temperature,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    )

@@ -1,0 +1,45 @@
+"""EngineArgs: the engine's own settings in a spec, `spec.engine.args`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rayloom_operator.api.base import Part
+
+
+class EngineArgs(Part):
+    """Settings that are passed to the engine unchanged. For a setting that is left out, the engine has a default."""
+
+    device: Literal["auto", "cpu", "cuda"] | None = Field(
+        None,
+        description="Device of the ranks. auto, the default: in a cluster, cuda with `accelerator`, and cpu without.",
+    )
+    quantization: Literal["none", "int8"] | None = Field(
+        None,
+        description="Form of the weights in memory. int8: one byte each, made from the checkpoint at the start; only "
+        "on CPU. none, the default: their type.",
+    )
+    max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
+    max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
+    max_queued_requests: int | None = Field(
+        None, ge=1, description="Sequences that may wait; further requests get 429 with Retry-After."
+    )
+    enable_priority: bool | None = Field(
+        None,
+        description="Obey the field `priority` of requests: of two requests with the same API key, the one with the "
+        "lower number runs first.",
+    )
+    kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
+    num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
+    enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
+    threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")
+    cors_allowed_origins: tuple[str, ...] | None = Field(
+        None, strict=False, description="Origins from which browsers may call the API; * for all."
+    )
+    max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
+        None, description="Lowest level that is logged."
+    )

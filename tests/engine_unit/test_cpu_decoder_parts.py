@@ -1,0 +1,81 @@
+"""The decoder on the C library, cut over several ranks: pipeline stages give the same bits, shards nearly so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rt_library import ISAS
+from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_tiny import VARIANTS, tiny_checkpoint
+
+# The vocabulary divides neither by the ranks nor by the library's blocks of 16; the feed-forward divides by both.
+SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
+
+_epochs = itertools.count(1)
+
+
+def checkpoint(folder: Path, variant: str) -> Path:
+    architecture, overrides = VARIANTS[variant]
+    return tiny_checkpoint(folder, architecture, **{**overrides, **SIZES})
+
+
+def logprobs_of(outputs: dict[str, list[SequenceOutput]]) -> list[float]:
+    parts = outputs["logprobs"]
+    prompt = [entry.logprob for part in parts for entry in part.prompt_logprobs]
+    assert len(prompt) == 29
+    return prompt
+
+
+def of_one_rank(folder: Path, dtype: str) -> dict[str, list[SequenceOutput]]:
+    ranks = load_stages(stage_config(folder, dtype=dtype))
+    assert isinstance(ranks[0]._model, CpuDecoder)
+    return answers(make_engine(StagesInARow(ranks)), SIZES["vocab_size"])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["llama-tied", "qwen2-some-windows"])
+def test_stages_give_the_same_bits_as_one_rank(
+    variant: str, dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYLOOM_CPU_ISA", isa)
+    folder = checkpoint(tmp_path, variant)
+    expected = of_one_rank(folder, dtype)
+    stages = load_stages(stage_config(folder, 3, dtype=dtype))
+    got = answers(make_engine(StagesInARow(stages), depth=3), SIZES["vocab_size"])
+    assert ids_by_request(got) == ids_by_request(expected)
+    assert logprobs_of(got) == logprobs_of(expected)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("first"))
+    processes = RankProcesses(stage_config(folder, 2, tensor_parallel_size=2))
+    yield processes
+    processes.close()
+
+
+@pytest.mark.skipif(not ISAS, reason="there is no C library")
+@pytest.mark.parametrize("variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases"])
+def test_ranks_in_processes_compute_the_answers_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, variant)
+    for dtype in ("float32", "bfloat16"):
+        expected = of_one_rank(folder, dtype)
+        for tensor, pipeline in ((1, 2), (2, 1), (4, 1), (2, 2)):
+            ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor, dtype=dtype))
+            epoch = next(_epochs)
+            ranks.join(epoch)
+            got = answers(make_engine(ranks, epoch, depth=pipeline), SIZES["vocab_size"])
+            if tensor == 1:
+                assert logprobs_of(got) == logprobs_of(expected)
+            if tensor == 1 or dtype == "float32":
+                assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline, dtype)
+            # Shards add their parts in float32. In bfloat16, a sum that differs in its last bit may round differently.
+            tolerance = 1e-4 if dtype == "float32" else 0.1
+            assert logprobs_of(got) == pytest.approx(logprobs_of(expected), abs=tolerance)

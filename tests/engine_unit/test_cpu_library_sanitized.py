@@ -1,0 +1,81 @@
+"""The tests of the C library once more, with a library that checks addresses and undefined behaviour.
+
+The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. A process that
+loads the sanitizers before Python runs the tests, with every instruction set of this CPU. Its first finding ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.cpu_library.build import build_library, find_compiler, source_folder, unsupported_machine
+
+COMPILER = find_compiler(os.environ)
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+# Not the kernels: servers and compilations, and this file.
+OTHERS = {"test_cpu_backend.py", "test_cpu_library_build.py", Path(__file__).name}
+KERNEL_TESTS = sorted(
+    path for path in (*FOLDER.glob("test_cpu_*.py"), *FOLDER.glob("test_int8_*.py")) if path.name not in OTHERS
+)
+FLAGS = ("-O1", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+pytestmark = [
+    pytest.mark.sanitizers,
+    pytest.mark.timeout(800),
+    pytest.mark.skipif(COMPILER is None or bool(unsupported_machine()), reason="there is no C++ compiler for x86-64"),
+]
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which processes use a sanitized library."""
+    assert COMPILER is not None
+    library = tmp_path_factory.mktemp("library") / "sanitized.so"
+    build_library(COMPILER, source_folder(), library, FLAGS)
+    preloaded = [
+        subprocess.run(
+            [COMPILER, f"-print-file-name={name}"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so.6")
+    ]
+    return {
+        **os.environ,
+        "LD_PRELOAD": ":".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python does not free all of its memory
+        "RAYLOOM_CPU_LIBRARY": str(library),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_a_write_behind_a_buffer_is_found(environ: dict[str, str]) -> None:
+    script = (
+        "import ctypes, os; library = ctypes.CDLL(os.environ['RAYLOOM_CPU_LIBRARY']);"
+        "malloc = ctypes.CDLL(None).malloc; malloc.restype = ctypes.c_void_p;"
+        "rows = [ctypes.c_void_p(malloc(64)) for _ in range(2)];"
+        "library.rl_add(*rows, ctypes.c_int64({count})); print('added')"
+    )
+    for count in (16, 17):
+        command = [sys.executable, "-c", script.format(count=count)]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        assert (done.stdout == "added\n") is (count == 16), done.stderr
+        assert ("heap-buffer-overflow" in done.stderr and "rl_add" in done.stderr) is (count == 17), done.stderr
+
+
+def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ: dict[str, str]) -> None:
+    names = {path.name for path in KERNEL_TESTS}
+    assert {
+        "test_cpu_decoder.py",
+        "test_cpu_decoder_batches.py",
+        "test_cpu_sampler.py",
+        "test_int8_weights.py",
+    } <= names
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-o", "timeout=700", *map(str, KERNEL_TESTS)]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout.splitlines()[-1], done.stdout[-1000:]

@@ -1,0 +1,295 @@
+"""The sampler of the C library: numbers checked by hand, and the same ids as worker/sampler.py for random settings.
+
+Left out: the reference's own rules (test_sampler.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.cpu_library.library import CpuLibrary
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.worker.cpu_sampler import CpuSampler, choose_sampler
+from rayloom_engine.worker.noise import GumbelNoise
+from rayloom_engine.worker.sampler import Sampler, _kept_token_ids, adjust_logits, token_logprobs
+from rayloom_engine.worker.slots import Slot
+from rt_library import ISAS, open_library
+from rt_slots import make_slot
+
+CPU = torch.device("cpu")
+NAN, INF = math.nan, math.inf
+NEAR = 1e-5  # two scores this close, relatively, may be chosen either way
+BIG_VOCABS = [49_152, 151_936]
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def library(request: pytest.FixtureRequest) -> CpuLibrary:
+    return open_library(request.param, num_threads=1)
+
+
+def _random_logits(vocab_size: int, seed: int, spread: float) -> torch.Tensor:
+    return torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def _params(vocab_size: int) -> st.SearchStrategy[dict]:
+    """Settings of a request, each of them often off."""
+    token_ids = st.integers(0, vocab_size - 1)
+    return st.fixed_dictionaries(
+        {"seed": st.integers(0, 2**63 - 1), "temperature": st.sampled_from([0.0, 1e-5, 0.01, 0.5, 0.8, 1.0, 3.0])},
+        optional={
+            "top_k": st.sampled_from([1, 2, 40, 500, 2000, vocab_size - 1, vocab_size]).map(
+                lambda k: min(k, vocab_size)
+            ),
+            "top_p": st.sampled_from([0.0, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999]),
+            "min_p": st.sampled_from([1e-9, 0.001, 0.05, 0.5, 1.0]),
+            "repetition_penalty": st.sampled_from([0.5, 1.1, 3.0]),
+            "presence_penalty": st.sampled_from([-2.0, 0.3]),
+            "frequency_penalty": st.sampled_from([-0.7, 1.3]),
+            "logit_bias": st.dictionaries(token_ids, st.floats(-100, 100), max_size=4).map(
+                lambda biases: tuple(sorted(biases.items()))
+            ),
+            "min_tokens": st.just(4),
+            "stop_token_ids": st.lists(token_ids, max_size=3).map(tuple),
+        },
+    )
+
+
+def _slot(vocab_size: int, rng: random.Random, params: dict) -> Slot:
+    """A sequence of which many tokens repeat."""
+    ids = [rng.randrange(vocab_size) for _ in range(6)]
+    prompt = rng.choices(ids, k=rng.randrange(1, 40))
+    return make_slot(prompt, rng.choices(ids, k=rng.randrange(8)), eos=(rng.choice(ids),), **params)
+
+
+def _assert_same_choice(found: int, expected: int, logits_V: torch.Tensor, slot: Slot) -> None:
+    """Fails unless the ids are equal, or the reference keeps both and their scores are nearly equal."""
+    if found == expected:
+        return
+    params = slot.params
+    adjusted_V = logits_V.clone()
+    adjust_logits(adjusted_V, slot)
+    assert not params.is_greedy, f"{found} instead of {expected}"
+    scaled_V = adjusted_V / params.temperature
+    kept = _kept_token_ids(scaled_V, params.top_k, params.top_p, params.min_p)
+    assert kept is None or found in kept.tolist(), f"{found} is not kept"
+    scores_V = scaled_V + GumbelNoise(len(logits_V), CPU)(params.seed, slot.num_tokens)
+    event("scores are nearly equal")
+    assert scores_V[found].item() == pytest.approx(scores_V[expected].item(), rel=NEAR)
+
+
+def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.DataObject) -> None:
+    params = data.draw(_params(vocab_size))
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    logits = _random_logits(vocab_size, rng.randrange(2**32), data.draw(st.sampled_from([0.01, 1.0, 3.0, 10.0])))
+    for _ in range(rng.choice([0, 3])):
+        logits[0, rng.randrange(vocab_size)] = -INF
+    slot = _slot(vocab_size, rng, params)
+    (found,) = CpuSampler(library, vocab_size)(logits, [slot])
+    (expected,) = Sampler(vocab_size, CPU)(logits.clone(), [slot])
+    if found is None or expected is None:
+        assert found is expected
+        return
+    _assert_same_choice(found, expected, logits[0], slot)
+
+
+@settings(max_examples=150, deadline=None)
+@given(vocab_size=st.sampled_from([1, 2, 15, 17, 64, 300, 1000]), data=st.data())
+def test_any_settings_choose_the_token_of_the_reference(
+    library: CpuLibrary, vocab_size: int, data: st.DataObject
+) -> None:
+    _check_against_reference(library, vocab_size, data)
+
+
+@pytest.mark.parametrize("vocab_size", BIG_VOCABS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_large_vocabularies_choose_the_token_of_the_reference(
+    library: CpuLibrary, vocab_size: int, data: st.DataObject
+) -> None:
+    _check_against_reference(library, vocab_size, data)
+
+
+def _kept_in_order(logits: list[float], top_k: int, top_p: float, min_p: float) -> list[int]:
+    """The kept ids in descending order of logits, equal ones in ascending order of ids."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    order = [i for i in order[: top_k or None] if not min_p or logits[i] >= logits[order[0]] + math.log(min_p)]
+    masses = [math.exp(logits[i] - logits[order[0]]) for i in order]
+    kept = [i for n, i in enumerate(order) if sum(masses[:n]) < top_p * sum(masses)]
+    return kept if top_p < 1.0 else order
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=st.lists(st.integers(-3, 3), min_size=2, max_size=90),
+    seed=st.integers(0, 2**63 - 1),
+    top_k=st.integers(0, 9),
+    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of such masses reaches these shares exactly
+    min_p=st.sampled_from([0.0, 0.03, 0.3]),
+)
+def test_of_equal_logits_the_lowest_ids_are_kept(
+    library: CpuLibrary, logits: list[int], seed: int, top_k: int, top_p: float, min_p: float
+) -> None:
+    vocab_size = len(logits)
+    slot = make_slot(seed=seed, top_k=min(top_k, vocab_size), top_p=top_p, min_p=min_p)
+    kept = _kept_in_order([float(x) for x in logits], slot.params.top_k, top_p, min_p)
+    noise = GumbelNoise(vocab_size, CPU)(seed, slot.num_tokens)
+    scores = torch.tensor(logits, dtype=torch.float32) + noise
+    expected = max(kept, key=lambda i: scores[i].item())
+    assert CpuSampler(library, vocab_size)(torch.tensor([logits], dtype=torch.float32), [slot]) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p", "kept"),
+    [
+        (0, 1.0, 0.0, {0, 1, 2, 3}),
+        (4, 1.0, 0.0, {0, 1, 2, 3}),
+        (2, 1.0, 0.0, {1, 3}),
+        (1, 1.0, 0.0, {1}),
+        (0, 0.64, 0.0, {1}),
+        (0, 0.65, 0.0, {1, 3}),
+        (0, 0.89, 0.0, {1, 3, 2}),
+        (0, 0.0, 0.0, {1}),
+        (0, 1.0, 0.3, {1, 3}),  # 0.237 >= 0.3 * 0.644 = 0.193
+        (0, 1.0, 1.0, {1}),
+        (3, 0.9, 0.0, {1, 3}),  # of the three kept by top_k: 0.665 0.245 0.090
+        (3, 0.92, 0.3, {1, 3}),
+    ],
+)
+def test_filters_keep_the_right_tokens(
+    library: CpuLibrary, top_k: int, top_p: float, min_p: float, kept: set[int]
+) -> None:
+    logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])  # descending: 1, 3, 2, 0; softmax 0.644 0.237 0.087 0.032
+    sampler = CpuSampler(library, 4)
+    slots = [make_slot(seed=seed, top_k=top_k, top_p=top_p, min_p=min_p) for seed in range(300)]
+    assert set(sampler(logits.expand(300, 4), slots)) == kept
+
+
+def test_greedy_chooses_the_first_of_the_highest_logits(library: CpuLibrary) -> None:
+    logits = torch.zeros(1, 200)
+    logits[0, [77, 78, 150]] = 3.0
+    assert CpuSampler(library, 200)(logits, [make_slot(temperature=0.0)]) == [77]
+
+
+@pytest.mark.parametrize(
+    "row", [[0.0, NAN, 1.0], [NAN, NAN, NAN], [0.0, INF, 1.0], [-INF, -INF, -INF], [NAN, INF, -INF]]
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_from_a_row_that_is_not_finite(
+    library: CpuLibrary, row: list[float], temperature: float
+) -> None:
+    logits = torch.tensor([row, [0.0, -INF, 9.0]])
+    slots = [make_slot(temperature=temperature), make_slot(temperature=0.0)]
+    sampler = CpuSampler(library, 3)
+    assert sampler(logits, slots) == [None, 2]
+    assert sampler.describe(logits, [0, 2], [2, 1])[1].rank == 1
+
+
+def test_a_row_that_bans_all_its_finite_tokens_still_has_a_token(library: CpuLibrary) -> None:
+    logits = torch.tensor([[-INF, 5.0, -INF]])
+    slots = [make_slot(eos=(1,), min_tokens=5, temperature=temperature, top_p=0.9) for temperature in (0.0, 1.0)]
+    assert CpuSampler(library, 3)(logits.expand(2, 3), slots) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("logits", "params", "chosen"),
+    [
+        ([4.0, 3.0, 1.0], {"repetition_penalty": 1.5}, 1),  # 0 is in the prompt twice: 4 / 1.5 = 2.67 < 3
+        ([4.0, 2.0, 1.0], {"repetition_penalty": 1.5}, 0),  # 2.67 > 2, because it is divided once
+        ([-2.0, -3.0, -9.0], {"repetition_penalty": 2.0}, 1),  # -2 * 2 = -4 < -3
+        ([1.0, 2.4, 3.0], {"presence_penalty": 0.5}, 2),  # 3 - 0.5 = 2.5
+        ([1.0, 2.6, 3.0], {"presence_penalty": 0.5}, 1),
+        ([1.0, 2.2, 3.0], {"frequency_penalty": 0.5}, 1),  # 2 was generated twice: 3 - 2 * 0.5 = 2
+        ([1.0, 1.4, 3.0], {"frequency_penalty": 0.5, "presence_penalty": 0.5}, 2),  # 1.5
+        ([9.0, 1.0, 2.0], {"logit_bias": ((0, -8.5), (1, 1.4))}, 1),  # 0.5 2.4 2
+        ([1.0, 2.0, 9.0], {"min_tokens": 3, "stop_token_ids": (2,)}, 1),
+        ([1.0, 2.0, 9.0], {"min_tokens": 2, "stop_token_ids": (2,)}, 2),
+    ],
+)
+def test_adjustments_of_logits_by_hand(library: CpuLibrary, logits: list[float], params: dict, chosen: int) -> None:
+    slot = make_slot(prompt=(0, 0), generated=(2, 2), temperature=0.0, **params)
+    if "repetition_penalty" in params:
+        slot = make_slot(prompt=(0, 0), temperature=0.0, **params)
+    assert CpuSampler(library, 3)(torch.tensor([logits]), [slot]) == [chosen]
+
+
+def test_a_row_does_not_depend_on_its_batch_or_the_number_of_threads(library: CpuLibrary) -> None:
+    vocab_size = 500
+    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(0))
+    rng = random.Random(0)
+    options: list[dict] = [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3, "repetition_penalty": 2.0}]
+    slots = [_slot(vocab_size, rng, {"seed": row, **options[row % 4]}) for row in range(40)]
+    sampler = CpuSampler(library, vocab_size)
+    alone = [sampler(logits[row : row + 1], [slot])[0] for row, slot in enumerate(slots)]
+    tops = [row % 5 for row in range(40)]
+    described = [sampler.describe(logits[row : row + 1], [row], [top])[0] for row, top in enumerate(tops)]
+    try:
+        for num_threads in (1, 3):
+            library.start_threads(num_threads, pin=False)
+            assert sampler(logits, slots) == alone
+            assert sampler.describe(logits, list(range(40)), tops) == described
+    finally:
+        library.start_threads(1, pin=False)
+
+
+def test_logits_are_left_as_they_are_and_may_lie_apart(library: CpuLibrary) -> None:
+    wide = torch.randn(3, 40, generator=torch.Generator().manual_seed(3))
+    logits = wide[:, 5:35]
+    before = wide.clone()
+    slots = [make_slot(seed=seed, repetition_penalty=2.0, logit_bias=((3, 1.0),)) for seed in range(3)]
+    sampler = CpuSampler(library, 30)
+    assert sampler(logits, slots) == sampler(logits.clone(), slots)
+    assert torch.equal(wide, before)
+
+
+def test_logprobs_by_hand(library: CpuLibrary) -> None:
+    probabilities = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]])
+    first, second = CpuSampler(library, 3).describe(probabilities.log(), [2, 1], [2, 0])
+    assert first.rank == 2
+    assert first.logprob == pytest.approx(math.log(0.3))
+    assert first.top == ((1, pytest.approx(math.log(0.6))), (2, pytest.approx(math.log(0.3))))
+    assert (second.rank, second.top) == (2, ())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocab_size=st.sampled_from([1, 16, 63, 300, 5000, *BIG_VOCABS]),
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.01, 1.0, 5.0]),
+    num_top=st.integers(0, 20),
+    place=st.floats(0, 1, exclude_max=True),
+)
+def test_logprobs_are_those_of_the_reference(
+    library: CpuLibrary, vocab_size: int, seed: int, spread: float, num_top: int, place: float
+) -> None:
+    logits = _random_logits(vocab_size, seed, spread)
+    token_id = int(place * vocab_size)
+    (found,) = CpuSampler(library, vocab_size).describe(logits, [token_id], [num_top])
+    (expected,) = token_logprobs(logits, [token_id], [num_top])
+    assert (found.token_id, found.rank) == (expected.token_id, expected.rank)
+    # torch sums a large vocabulary in float32, with errors above 1e-5.
+    exact = logits[0].double().log_softmax(dim=-1)
+    assert found.logprob == pytest.approx(exact[token_id].item(), abs=1e-5)
+    assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+    assert [value for _, value in found.top] == pytest.approx([exact[i].item() for i, _ in found.top], abs=1e-5)
+    # Alternatives with equal logits have no order in torch.
+    assert [logits[0, i].item() for i, _ in found.top] == [logits[0, i].item() for i, _ in expected.top]
+
+
+def test_alternatives_with_equal_logits_are_the_lowest_ids(library: CpuLibrary) -> None:
+    logits = torch.zeros(1, 100)
+    logits[0, 90] = 1.0
+    (entry,) = CpuSampler(library, 100).describe(logits, [5], [3])
+    assert [token_id for token_id, _ in entry.top] == [90, 0, 1]
+    assert entry.rank == 2
+
+
+def test_the_library_samples_where_it_computes_the_model(library: CpuLibrary) -> None:
+    chosen = choose_sampler(9, Target(device=CPU, compute_dtype=torch.float32, library=library))
+    assert isinstance(chosen, CpuSampler)
+    assert isinstance(choose_sampler(9, Target(device=CPU, compute_dtype=torch.float32)), Sampler)

@@ -1,0 +1,135 @@
+"""The costs of steps, as an engine measures them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.core.step import SlotStep, StepPlan
+from rayloom_engine.core.step_seconds import StepMeter, StepSeconds
+from rayloom_engine.core.step_work import StepWork
+
+WORK = StepWork(flops_per_token=100.0, flops_per_pair=2.0)
+
+
+def _plan(num_decodes: int, *chunks: tuple[int, int], samples: bool = True) -> StepPlan:
+    """`chunks`: (start, tokens)."""
+    steps = [(50, 1)] * num_decodes + list(chunks)
+    slots = tuple(
+        SlotStep(slot=slot, start=start, num_tokens=num, samples=samples) for slot, (start, num) in enumerate(steps)
+    )
+    return StepPlan(step_id=1, epoch=1, slots=slots)
+
+
+def _run(meter: StepMeter, plan: StepPlan, seconds: float) -> None:
+    meter.submitted(plan)
+    meter.ended(seconds)
+
+
+def test_costs_are_known_once_a_decode_and_a_prompt_were_measured() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 0.5)
+    assert meter.costs() is None
+    _run(meter, _plan(0, (0, 10)), 1.2)  # 10 x 100 + 100 x 2 = 1,200 operations
+    assert meter.costs() == StepSeconds(decode_only=((1, 0.5),), token_s=0.1, pair_s=0.002)
+
+
+def test_a_prompt_beside_decodes_costs_what_it_adds_to_their_step() -> None:
+    meter = StepMeter(WORK)
+    for _ in range(9):
+        _run(meter, _plan(2), 1.0)
+    _run(meter, _plan(2, (90, 10)), 7.0)  # 10 x 100 + 10 x 100 x 2 = 3,000 operations in 6 s
+    costs = meter.costs()
+    assert costs is not None
+    assert (costs.token_s, costs.pair_s) == (pytest.approx(0.2), pytest.approx(0.004))
+    # 3 decodes were never measured: 2, and another token.
+    assert costs.decode_s(3) == pytest.approx(1.2)
+    assert costs.decode_s(2) == costs.decode_s(1) == 1.0
+
+
+def test_the_step_of_more_decodes_than_were_measured_alone_is_not_blamed_on_the_prompt() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 1.0)
+    _run(meter, _plan(11, (0, 10)), 3.2)  # 10 decodes more and 10 tokens: 1,000 + 1,200 operations in 2.2 s
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.token_s == pytest.approx(0.1)
+    assert costs.decode_s(11) == pytest.approx(2.0)
+
+
+def test_one_slow_step_changes_nothing_and_a_lasting_change_does() -> None:
+    meter = StepMeter(WORK)
+    for _ in range(5):
+        _run(meter, _plan(0, (0, 10)), 1.2)
+        _run(meter, _plan(1), 0.5)
+    _run(meter, _plan(1), 80.0)
+    _run(meter, _plan(0, (0, 10)), 99.0)
+    assert meter.costs() == StepSeconds(decode_only=((1, 0.5),), token_s=0.1, pair_s=0.002)
+    for _ in range(5):
+        _run(meter, _plan(1), 2.0)
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.decode_s(1) == 2.0
+
+
+def test_a_token_becomes_cheaper_by_a_tenth_a_step_at_most_and_dearer_at_once() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 0.5)
+    for _ in range(9):
+        _run(meter, _plan(0, (0, 10)), 12.0)  # 1 s a token
+    token_s = []
+    for _ in range(8):
+        _run(meter, _plan(0, (0, 10)), 9.6)  # 0.8 s
+        costs = meter.costs()
+        assert costs is not None
+        token_s.append(round(costs.token_s, 3))
+    # The median of nine changes with the fifth new step.
+    assert token_s == [1.0, 1.0, 1.0, 1.0, 0.9, 0.81, 0.8, 0.8]
+    for _ in range(6):
+        _run(meter, _plan(0, (0, 10)), 24.0)
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.token_s == pytest.approx(2.0)
+
+
+def test_steps_that_sample_nothing_or_have_no_time_teach_nothing() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 0.5)
+    _run(meter, _plan(0, (0, 10), samples=False), 1.2)
+    _run(meter, _plan(0, (0, 10)), 0.0)
+    meter.submitted(_plan(0, (0, 10)))
+    meter.forget()
+    assert meter.costs() is None
+
+
+def test_without_the_work_of_the_model_there_are_no_costs() -> None:
+    meter = StepMeter(StepWork())
+    _run(meter, _plan(1), 0.5)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    assert meter.costs() is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 40),
+            st.lists(st.tuples(st.integers(0, 5000), st.integers(2, 512)), max_size=3),
+            st.one_of(st.just(0.0), st.floats(1e-6, 10.0)),
+        ),
+        max_size=30,
+    ),
+    num_decodes=st.integers(1, 300),
+)
+def test_every_cost_is_positive_and_more_decodes_never_cost_less_than_the_nearest_measured(steps, num_decodes) -> None:
+    meter = StepMeter(WORK)
+    for decodes, chunks, seconds in steps:
+        if decodes or chunks:
+            _run(meter, _plan(decodes, *chunks), seconds)
+    costs = meter.costs()
+    if costs is not None:
+        assert costs.token_s > 0
+        assert costs.pair_s > 0
+        assert list(costs.decode_only) == sorted(costs.decode_only)
+        assert costs.decode_s(num_decodes) >= min(seconds for _, seconds in costs.decode_only) > 0
