@@ -7,6 +7,7 @@ loads the sanitizers before Python runs the tests, with every instruction set of
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         **os.environ,
         "LD_PRELOAD": ":".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python does not free all of its memory
+        "UBSAN_OPTIONS": "print_stacktrace=1",
         "RAYLOOM_CPU_LIBRARY": str(library),
         "OMP_NUM_THREADS": "1",
     }
@@ -75,14 +77,9 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_cpu_sampler.py",
         "test_int8_weights.py",
     } <= names
-    # Capturing Python's own streams alone leaves the report of a sanitizer on stderr.
-    flags = ["-q", "-x", "--capture=sys", "-o", "timeout=700"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, *map(str, KERNEL_TESTS)],
-        env=environ,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    # -s: a finding is printed while a test runs, and ends the process before pytest could show captured output.
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-o", "timeout=700", *map(str, KERNEL_TESTS)]
+    done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
+    finding = re.search(r"(runtime error|ERROR: AddressSanitizer).*", done.stderr, re.DOTALL)
+    assert done.returncode == 0, finding[0][:4000] if finding else done.stdout[-4000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout.splitlines()[-1], done.stdout[-1000:]

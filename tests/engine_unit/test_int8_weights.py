@@ -315,6 +315,7 @@ def test_without_the_library_int8_is_refused_with_the_reason(tmp_path: Path, mon
         "demands torch; change that, or set quantization to 'none'"
     )
     monkeypatch.delenv("RAYLOOM_CPU_ISA")
+    monkeypatch.delenv("RAYLOOM_CPU_LIBRARY", raising=False)
     monkeypatch.setattr(finding, "PACKAGE", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigError, match="there is no C\\+\\+ compiler here"):
