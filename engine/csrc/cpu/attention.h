@@ -159,7 +159,8 @@ static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scr
     F16 shift = splat(m == -INFINITY ? 0.0f : m);
     F16 total = zero();
     for (int64_t block = begin; block < end; block++) {
-        F16 weight = exp(load(scores + block * kBlockSize) - shift);
+        const F16 below = load(scores + block * kBlockSize) - shift;
+        const F16 weight = sizeof(typename Operand::W) == 2 ? exp_for_bf16(below) : exp(below);
         Operand::store_x(weights + block * kBlockSize, weight);
         total = total + weight;
     }

@@ -124,7 +124,8 @@ void multiply_into_residual(const Step& step, int half, int phase, const rl_line
 }
 
 void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
-    constexpr int64_t tokens_per_piece = 4;
+    // Neighbouring tokens of a prompt share the cache lines of a KV block, so one thread writes a block of them.
+    const int64_t tokens_per_piece = step.batch->num_tokens >= 8 * kBlockSize ? 2 * kBlockSize : 4;
     const rl_model& model = *step.model;
     const rl_batch& batch = *step.batch;
     const int64_t half = model.head_dim / 2;
