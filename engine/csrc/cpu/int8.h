@@ -102,8 +102,8 @@ static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
         store_int8(out + first + 16, high_q);
         // `check` is 0, or NaN if a value is NaN or infinite. The scale carries a NaN on to the logits.
         const float check = sum((low - low) + (high - high));
-        const int32_t total = check == 0.0f ? (int32_t)sum(low_q + high_q) : 0;
-        groups[first / kGroup] = {largest / 127.0f + check, -128 * total};
+        const float total = sum(low_q + high_q);
+        groups[first / kGroup] = {largest / 127.0f + check, check == 0.0f ? -128 * (int32_t)total : 0};
     }
 }
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COLORS = ("#1f6f8b", "#d1495b", "#66a182", "#8d96a3", "#edae49")
 LIMIT_COLOR = "#222222"
+LEGEND_COLUMNS = 3
 
 
 def require_matplotlib() -> None:
@@ -49,7 +50,9 @@ def draw(result: PeersResult, folder: Path) -> None:
 def _throughput(result: PeersResult, pyplot: Any) -> Any:
     """A panel per workload: a bar per engine from zero to the median, a line from the smallest to the largest value,
     and the machine's limit."""
-    figure, axes = pyplot.subplots(1, len(result.workloads), figsize=(2.4 * len(result.workloads), 3.4), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(result.workloads), figsize=(max(9, 2.4 * len(result.workloads)), 3.6), squeeze=False
+    )
     for axis, workload in zip(axes[0], result.workloads, strict=True):
         for position, (engine, facts) in enumerate(result.engines.items()):
             values = comparison.tok_s_by_round(result, engine, workload.name).values()
@@ -90,6 +93,8 @@ def _curves(axis: Any, curves: tuple[Curve, ...], x_label: str, y_label: str) ->
         )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    axis.set_xticks(sorted({x for curve in curves for x in curve.x}))
+    axis.xaxis.set_major_formatter("{x:.0f}")
     axis.set_xlabel(x_label)
     axis.set_ylabel(y_label)
     axis.grid(True, which="both", linewidth=0.3)
@@ -98,5 +103,5 @@ def _curves(axis: Any, curves: tuple[Curve, ...], x_label: str, y_label: str) ->
 def _legend(figure: Any, axes: Any) -> None:
     """One legend for all panels, below them."""
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles), frameon=False)
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=LEGEND_COLUMNS, frameon=False)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
