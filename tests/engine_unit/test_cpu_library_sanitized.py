@@ -77,9 +77,10 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_cpu_sampler.py",
         "test_int8_weights.py",
     } <= names
-    # -s: a finding is printed while a test runs, and ends the process before pytest could show captured output.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-o", "timeout=700", *map(str, KERNEL_TESTS)]
+    # Capturing Python's own streams alone leaves the report of a sanitizer on stderr.
+    flags = ["-q", "-x", "--capture=sys", "-o", "timeout=700"]
+    command = [sys.executable, "-m", "pytest", *flags, *map(str, KERNEL_TESTS)]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
     finding = re.search(r"(runtime error|ERROR: AddressSanitizer).*", done.stderr, re.DOTALL)
-    assert done.returncode == 0, finding[0][:4000] if finding else done.stdout[-4000:]
+    assert done.returncode == 0, finding[0][:4000] if finding else done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout.splitlines()[-1], done.stdout[-1000:]
