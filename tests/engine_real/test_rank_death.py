@@ -32,7 +32,7 @@ def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
     executor, model = request.param.split()
     if model == "embedded":
         return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)
-    return Served(executor, four_layers, 256)
+    return Served(executor, four_layers, 640)
 
 
 @pytest.fixture(scope="module")

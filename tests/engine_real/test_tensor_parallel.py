@@ -10,8 +10,8 @@ from rt_faults import breakable_server, strike
 from rt_server import RunningServer
 from rt_streams import Said, disturb, undisturbed
 
-NUM_TOKENS = 256  # a tiny model is quick, and the fault must land in the first half
-ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "128")
+NUM_TOKENS = 640  # a tiny model is quick, and the fault must land in the first half
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 LAYOUTS = {
     "2 x 2": ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
     "4 x 1": ("--tensor-parallel-size", "4"),
