@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rayloom_bench.server import Server, ServerFailed, free_ports, stop_tree, tree_pss_bytes
+from rayloom_bench.server import Server, ServerFailed, free_ports, stop_tree, tree_cpu_seconds, tree_pss_bytes
 
 CHILD = "import signal, time; {ignore}; print('ready', flush=True); time.sleep(600)"
 PARENT = """
@@ -39,6 +39,22 @@ def test_memory_is_summed_over_the_whole_tree(family: tuple[subprocess.Popen[byt
     sizes = tree_pss_bytes(process.pid)
     assert sorted(int(name.rsplit(" ", 1)[1]) for name in sizes) == sorted([process.pid, child_pid])
     assert min(sizes.values()) > 1_000_000  # a Python process holds some megabytes
+
+
+def test_cpu_time_of_a_child_counts_while_it_lives_and_after_its_end() -> None:
+    work = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)"
+    source = (
+        f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {work!r}]);"
+        f"child = subprocess.Popen([sys.executable, '-c', {work!r} + chr(10) + 'time.sleep(600)']); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert [process.stdout.readline(), process.stdout.readline()] == [b"done\n", b"done\n"]
+        assert tree_cpu_seconds(process.pid) >= 0.55  # psutil counts in hundredths of a second
+    finally:
+        stop_tree(process, grace_s=0)
+        process.stdout.close()
 
 
 def test_the_model_of_another_program_is_not_its_name() -> None:

@@ -64,6 +64,10 @@ class ServerProcess:
         """`name pid` -> proportional set size of each of the server's processes; shared pages count once in the sum."""
         return tree_pss_bytes(self.process.pid)
 
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the server's processes so far, with those of their descendants that have ended."""
+        return tree_cpu_seconds(self.process.pid)
+
     def log_end(self) -> str:
         """The last LOG_LINES_SHOWN lines of the server's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:])
@@ -162,6 +166,18 @@ def tree_pss_bytes(pid: int) -> dict[str, int]:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue  # it ended after it was listed, so it has no memory
     return sizes
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and of its descendants, those that have ended included."""
+    parent = psutil.Process(pid)
+    total = 0.0
+    for process in (parent, *parent.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])  # user, system, and both of children that were waited for
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # it ended after it was listed
+    return total
 
 
 def free_ports(count: int) -> tuple[int, ...]:

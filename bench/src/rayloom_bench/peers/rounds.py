@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import psutil
@@ -123,11 +124,13 @@ def _turn(
             for workload in workloads:
                 result.failures += _measure_workload(endpoint, contestant, workload, seed, vocab_size, turn)
             turn.pss_bytes = server.pss_bytes()
+            # Before the end of the server: the CPU time of a process that vLLM kills at its end counts nowhere.
+            clock = CpuClock.read()
+            after = replace(clock, own_s=clock.own_s + server.cpu_seconds())
     except (ServerFailed, EndpointError, psutil.Error) as error:
         result.failures.append(Failure(name=f"{contestant.title}, round {number}", reason=str(error)))
         return []
-    # The CPU time of the engine counts as this process's own only after it has ended.
-    turn.others_percent = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
+    turn.others_percent = others_percent(before, after, psutil.cpu_count() or 1)
     return [turn]
 
 
