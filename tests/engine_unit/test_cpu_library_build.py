@@ -48,12 +48,12 @@ def counted_compiler(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_each_instruction_set_has_an_object_of_its_own_flags() -> None:
-    commands = compile_commands("cc", source_folder(), Path("/work"), Path("/out.so"))
+    commands = compile_commands("cc", source_folder(), Path("/build"), Path("/out.so"))
     of_sets = {command[-1]: command for command in commands.objects if "instruction_set.cpp" in command[-3]}
 
-    assert sorted(of_sets) == ["/work/avx2.o", "/work/avx512.o"]
-    assert "-DRL_ISA=avx2" in of_sets["/work/avx2.o"] and "-mavx512f" not in of_sets["/work/avx2.o"]
-    assert "-mavx512bf16" in of_sets["/work/avx512.o"]
+    assert sorted(of_sets) == ["/build/avx2.o", "/build/avx512.o"]
+    assert "-DRL_ISA=avx2" in of_sets["/build/avx2.o"] and "-mavx512f" not in of_sets["/build/avx2.o"]
+    assert "-mavx512bf16" in of_sets["/build/avx512.o"]
     others = [command for command in commands.objects if command[-1] not in of_sets]
     assert not [flag for command in others for flag in command if flag.startswith("-m")], "they run on every CPU"
     assert commands.link[:4] == ("cc", "-shared", "-o", "/out.so")
@@ -140,7 +140,7 @@ def test_a_library_that_the_environment_names_comes_first(tmp_path: Path) -> Non
 
 
 def test_more_flags_follow_those_of_every_build() -> None:
-    commands = compile_commands("cc", source_folder(), Path("/work"), Path("/out.so"), ("-O1", "-Werror"))
+    commands = compile_commands("cc", source_folder(), Path("/build"), Path("/out.so"), ("-O1", "-Werror"))
     for command in commands.objects:
         assert command.index("-O2") < command.index("-O1")
     assert commands.link[4:6] == ("-O1", "-Werror")
