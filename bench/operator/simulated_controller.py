@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 
 from simulated_nodes.api_client import Api
@@ -10,7 +11,7 @@ from simulated_nodes.api_client import Api
 _NUM_AT_ONCE = 16
 
 
-class SimulatedController:
+class SimulatedController(ABC):
     """Runs `_follow` in one event loop. Subclasses implement `_follow` and start their writes by `_begin`."""
 
     def __init__(self, api: Api) -> None:
@@ -25,8 +26,9 @@ class SimulatedController:
         for task in self._tasks:
             task.cancel()
 
+    @abstractmethod
     async def _follow(self) -> None:
-        raise NotImplementedError
+        """Watches objects and begins the writes that follow from them, until it is cancelled."""
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -11,46 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from rayloom_bench.peers.answers import greedy_prompts
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.llm import RequestOutput
 from rayloom_engine.models.checkpoint.source import resolve
-from rayloom_engine.text.chat_template import ChatTemplate
-from rayloom_engine.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 64
-TEXTS = [
-    "Hello",
-    "A",
-    "The quick brown fox",
-    "Water boils at 100 degrees Celsius, which is",
-    "3.14159265358979 is the beginning of",
-    "a  12  345 6789 and 0.5 + 0.25 =",
-    "def quicksort(items: list[int]) -> list[int]:\n    ",
-    "#include <stdio.h>\n\nint main(void) {\n\tprintf(",
-    '{"name": "Ada", "born": 1815, "fields": ["mathematics",',
-    "SELECT name, COUNT(*) FROM orders WHERE",
-    "Die Hauptstadt von Österreich ist",
-    "El niño comió una manzana porque",
-    "日本の首都は",
-    "Emoji test: 🎉🚀👩‍👩‍👧 and then",
-    "\n\n\n",
-    "The history of the steam engine begins long before James Watt. " * 24,
-    "one two three four five six seven eight nine ten " * 40,
-]
-CHATS = [
-    [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
-    [
-        {"role": "user", "content": "My name is Grace and I like trains."},
-        {"role": "assistant", "content": "Nice to meet you, Grace!"},
-        {"role": "user", "content": "What do I like?"},
-    ],
-    [
-        {"role": "system", "content": "You answer like a pirate."},
-        {"role": "user", "content": "How do I cook rice?"},
-        {"role": "assistant", "content": "Arr, boil it in twice its water."},
-        {"role": "user", "content": "For how long?"},
-    ],
-]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # begins the third block after a prompt
 
@@ -62,10 +28,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    tokenizer = Tokenizer.load(folder)
-    template = ChatTemplate.load(folder, tokenizer.special_tokens)
-    chats = [tokenizer.encode(template.render(chat), add_special_tokens=False) for chat in CHATS]
-    return [*(tokenizer.encode(text) for text in TEXTS), *chats]
+    return [list(ids) for ids in greedy_prompts.prompts(folder)]
 
 
 @pytest.fixture(scope="module")

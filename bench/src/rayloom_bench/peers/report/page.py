@@ -26,12 +26,13 @@ def page(result: PeersResult, *, has_plots: bool) -> str:
         "## Goals",
         goal_table(goals(result)),
         "## Output tokens per second",
-        "Median over the rounds, with the smallest and the largest value.",
+        "Each cell: median of all rounds (minimum to maximum).",
         throughput_table(result),
         *([f"![Output tokens per second by workload]({THROUGHPUT_PLOT})"] if has_plots else []),
         "## Ratios",
-        "rayloom's output tokens per second divided by those of the row's engine in the same round: median, smallest "
-        "and largest ratio. *Share of the limit*: the engine's own figure divided by the machine's limit.",
+        "A ratio is rayloom's output tokens per second, divided by the other engine's in the same round. Each cell: "
+        "median of all rounds (minimum to maximum). *Share of the limit*: an engine's tokens per second, divided by "
+        "the machine's limit.",
         ratio_table(result),
         "## Latency",
         "Milliseconds, over the requests of all rounds.",

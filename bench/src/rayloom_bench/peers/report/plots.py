@@ -48,8 +48,9 @@ def draw(result: PeersResult, folder: Path) -> None:
 
 
 def _throughput(result: PeersResult, pyplot: Any) -> Any:
-    """A panel per workload: a bar per engine from zero to the median, a line from the smallest to the largest value,
-    and the machine's limit."""
+    """Returns a figure with a panel for each workload. A bar shows the median of an engine's rounds, an error bar their
+    range, and a line the machine's limit.
+    """
     figure, axes = pyplot.subplots(
         1, len(result.workloads), figsize=(max(9, 2.4 * len(result.workloads)), 3.6), squeeze=False
     )
