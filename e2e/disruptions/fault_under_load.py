@@ -1,8 +1,8 @@
 """Breaks something while a client's pod receives streams, and reports what its clients saw.
 
-The rules: retries are off; new requests keep arriving; the fault happens when every stream has at least 16 and at most
-half of its tokens; weights are float32; a request has failed on any HTTP error, error event, missing [DONE], changed or
-missing token.
+The rules: retries are off; new requests keep arriving, with the setting `steady` until the fault is over; the fault
+happens when every stream has at least 16 and at most half of its tokens; weights are float32; a request has failed on
+any HTTP error, error event, missing [DONE], changed or missing token.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def disturb(
             agent.send("struck")
             if mend is not None:
                 mend(timeline)
-            assert "ended" in agent.receive()
+            if not settings.get("steady"):
+                assert "ended" in agent.receive()
             wait(
                 lambda: is_over() and service.is_available(),
                 seconds,
@@ -92,7 +93,9 @@ def disturb(
             )
             over_at = time.time()
             agent.send("stop")
-            said = agent.receive()
+            said: dict[str, Any] = {}
+            while "streams" not in said:
+                said = agent.receive()
     finally:
         agent.process.kill()
     return _seen(service, expected, timeline, said, over_at)
@@ -106,11 +109,12 @@ def _seen(
     assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
-    # A rank of a deleted pod lives for some more seconds, in which the first streams may end.
+    # Ranks may outlive the fault by seconds, in which the first streams end: those of a deleted pod, and those whose
+    # Ray node has lost its control store.
     felt_at = max(began, recoveries[0]["at"]) if recoveries else began
-    running = [each["times"] for each in streams if each["began"] <= felt_at < each["ended"]]
+    running = [each for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
-    tokens_at = min(_end_of_pause(times, began) for times in running)
+    tokens_at = min(_end_of_pause(each["times"], max(began, each["began"])) for each in running)
     failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
     answers = [answered for _, answered, failure in said["probes"] if not failure]
     if tokens_at > began:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import StreamTokens
+from clients.load import NUM_TOKENS, StreamTokens
 from clients.service import ROOT, Service, manifest
 from disruptions.fault_under_load import FaultRecord, disturb
 
 HANG_SECONDS = 6
+# Two streams at a time until the fault is over, so that there is always one that waits when the engine feels the fault.
+_STEADY = {"steady": 2, "late_tokens": NUM_TOKENS, "late_every_s": 0.05}
 
 
 def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
@@ -32,7 +34,7 @@ class Scene:
 
     def break_it(self, what: str, strike: Callable[[], object], **more: Any) -> FaultRecord:
         """Calls `strike` under load and expects that clients saw a pause at most."""
-        seen = disturb(self.service, self.expected, what, strike, **more)
+        seen = disturb(self.service, self.expected, what, strike, **(_STEADY | more))
         self.show(what, seen)
         assert seen.failures == [] and seen.probe_failures == []
         assert seen.untrue_times == []
