@@ -21,6 +21,7 @@ from rayloom_engine.front.openai.completions import completions
 from rayloom_engine.front.openai.tokens import detokenize, tokenize
 from rayloom_engine.front.operations.health import engine_version, health, metrics, ready
 from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.ui.routes import ui_routes
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,6 +39,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
         Route("/ready", ready, methods=["GET"]),
         Route("/version", engine_version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
+        *(ui_routes() if service.config.has_ui else ()),
     ]
     middleware = [
         Middleware(Gate, api_keys=api_keys, lifecycle=service.lifecycle),
