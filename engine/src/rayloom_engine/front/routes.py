@@ -10,11 +10,14 @@ from rayloom_engine.front.document.answers import (
     ChatCompletionChunk,
     DetokenizeAnswer,
     HealthAnswer,
+    LoadAnswer,
     ModelCard,
     ModelList,
+    ServerInfo,
     TextCompletion,
     TextCompletionChunk,
     TokenizeAnswer,
+    TokenizerInfo,
     VersionAnswer,
 )
 from rayloom_engine.front.document.api_route import ApiRoute
@@ -22,9 +25,10 @@ from rayloom_engine.front.document.statuses import OF_GENERATION, OF_MODEL_REQUE
 from rayloom_engine.front.openai.chat import chat_completions
 from rayloom_engine.front.openai.completions import completions
 from rayloom_engine.front.openai.models import get_model, list_models
-from rayloom_engine.front.openai.tokens import detokenize, tokenize
+from rayloom_engine.front.openai.tokens import detokenize, tokenize, tokenizer_info
 from rayloom_engine.front.openai.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from rayloom_engine.front.operations.health import engine_version, health, metrics, ready
+from rayloom_engine.front.operations.health import engine_version, health, load, metrics, ready
+from rayloom_engine.front.operations.server_info import FORMATS, server_info
 
 _HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -108,6 +112,15 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         method="GET",
+        path="/tokenizer_info",
+        handler=tokenizer_info,
+        tag="Tokens",
+        summary="The model's tokenizer_config.json and chat template",
+        answer=TokenizerInfo,
+        needs_key=True,
+    ),
+    ApiRoute(
+        method="GET",
         path="/health",
         handler=health,
         tag="Operations",
@@ -121,6 +134,43 @@ ROUTES: tuple[ApiRoute, ...] = (
         tag="Operations",
         summary="200 if new requests are accepted",
         answer=HealthAnswer,
+    ),
+    *(
+        ApiRoute(
+            method=method,
+            path="/ping",
+            handler=health,
+            tag="Operations",
+            summary="The same as /health, for SageMaker",
+            answer=HealthAnswer,
+        )
+        for method in ("GET", "POST")
+    ),
+    ApiRoute(
+        method="GET",
+        path="/load",
+        handler=load,
+        tag="Operations",
+        summary="The number of requests in flight",
+        answer=LoadAnswer,
+    ),
+    ApiRoute(
+        method="GET",
+        path="/server_info",
+        handler=server_info,
+        tag="Operations",
+        summary="Settings, environment and versions, without secrets",
+        answer=ServerInfo,
+        needs_key=True,
+        parameters=(
+            {
+                "name": "config_format",
+                "in": "query",
+                "required": False,
+                "schema": {"enum": list(FORMATS), "default": "text"},
+                "description": "Form of `vllm_config`.",
+            },
+        ),
     ),
     ApiRoute(
         method="GET",
