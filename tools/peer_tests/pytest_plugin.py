@@ -76,7 +76,7 @@ def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
 def our_command(engine: str, model_name: str, arguments: Sequence[str], folder: str) -> list[str]:
     """Returns the command that starts our server. API keys are written into a file in `folder`."""
     command = [engine, "serve", "--model", "builtin://smollm2-135m", "--dtype", "float32", "--threads", "2"]
-    command += ["--served-model-name", model_name, "--admin-port", "0", "--metrics-prefix", "vllm"]
+    command += ["--served-model-name", model_name, "--admin-port", "0"]
     keys = []
     for name, value in kept_flags(arguments):
         if name == "--api-key" and value is not None:
