@@ -20,6 +20,7 @@ from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
+from rayloom_engine.front.ui.routes import ui_routes
 
 TITLE = "Rayloom"
 DOCUMENT_PATH = "/openapi.json"
@@ -48,6 +49,8 @@ class ApiApplication(FastAPI):
             self.router.routes.append(Route(route.path, handler, methods=[route.method]))
         self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
+        if service.config.has_ui:
+            self.router.routes.extend(ui_routes())
         self._document: bytes | None = None
 
     def build_middleware_stack(self) -> ASGIApp:
