@@ -25,7 +25,7 @@ class ChunkWriter(Protocol):
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Returns the chunks for one delta."""
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def usage_chunk(self) -> dict[str, Any]:
         """Returns the last chunk, which has the usage and no choices."""
 
 
@@ -90,7 +90,7 @@ class EventStream(Response):
                 raise
             await send_part(_event(known.body()), is_last=True)
             return
-        usage = _event(self._writer.usage_chunk(self._generation.usage())) if self._include_usage else b""
+        usage = _event(self._writer.usage_chunk()) if self._include_usage else b""
         await send_part(usage + DONE, is_last=True)
         self._generation.answered()
 
