@@ -97,17 +97,20 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The type in one or two words, without null, which every field allows."""
-    for part in schema.get("anyOf", [schema]):
-        if part.get("type") != "null":
-            break
-    if "$ref" in part:
+    """The type in a few words, without null, which every field allows."""
+    kinds = [_one_kind(part) for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
+    return " or ".join(dict.fromkeys(kinds))
+
+
+def _one_kind(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
         return "object"
-    kind = part.get("type", "")
-    if kind == "array":
-        items = part.get("items", {}).get("type", "object")
-        return f"list of {items}s"
-    return str(kind)
+    if schema.get("type") != "array":
+        return str(schema.get("type", ""))
+    items = schema.get("items", {})
+    if items.get("type") == "array":
+        return f"list of lists of {items['items']['type']}s"
+    return f"list of {items.get('type', 'object')}s"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

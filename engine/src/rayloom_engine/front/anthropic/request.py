@@ -10,7 +10,9 @@ from rayloom_engine.front.openai.extra_fields import ExtraFields, as_in_chats
 from rayloom_engine.front.openai.wire import Whole, Wire
 
 MIN_THINKING_TOKENS = 1024
-_TEXT_OR_BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
+_TEXT_OR_BLOCKS: dict[str, Any] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]
+}
 
 
 class ThinkingOptions(BaseModel):
@@ -22,7 +24,7 @@ class ThinkingOptions(BaseModel):
     )
     budget_tokens: Whole | None = Field(
         None,
-        description=f"Most tokens of the thinking, for enabled; at least {MIN_THINKING_TOKENS} and less than max_tokens.",
+        description=f"Most tokens of the thinking, for enabled; from {MIN_THINKING_TOKENS} to one less than max_tokens.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="Accepted without effect; the answer has the whole thinking."
@@ -65,9 +67,7 @@ class PromptFields(Wire):
     tools: list[Any] | None = Field(
         None, description="Tools that the client runs: objects with `name`, `description` and `input_schema`."
     )
-    tool_choice: ToolChoice | None = Field(
-        None, description="The use of the tools. Default: auto, if there are tools."
-    )
+    tool_choice: ToolChoice | None = Field(None, description="The use of the tools. Default: auto, if there are tools.")
     thinking: ThinkingOptions | None = Field(
         None, description="The model's thinking. Default: as the model's chat template decides."
     )

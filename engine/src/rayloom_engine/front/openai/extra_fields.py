@@ -1,4 +1,7 @@
-"""ExtraFields: the fields that Responses and Messages have besides those of their own APIs, with their meaning in chats."""
+"""ExtraFields: the fields that Responses and Messages have besides those of their own APIs.
+
+They have the same meaning as in chats.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,9 @@ def _request_error(error: ValidationError) -> RequestError:
         return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
     given = shown(first["input"])
     if first["type"] == "literal_error":
-        return RequestError(f"{field} must be {first['ctx']['expected'].replace(chr(39), chr(34))}, given {given}", field)
+        return RequestError(
+            f"{field} must be {first['ctx']['expected'].replace(chr(39), chr(34))}, given {given}", field
+        )
     expected = _EXPECTED.get(first["type"])
     if expected is None:
         return RequestError(f"{field}: {first['msg'].lower()}, given {given}", field)

@@ -39,6 +39,36 @@ def whole_items(values: object) -> object:
     return [whole(value) for value in values]
 
 
+def either(*kinds: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON Schema of a field whose type pydantic does not check. Every field also allows null."""
+    return {"anyOf": [*kinds, {"type": "null"}]}
+
+
+def _list_of(kind: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": kind}}
+
+
+_LISTS_OF_IDS = {"type": "array", "items": _list_of("integer")}
+# A message as the OpenAPI document describes it. text/messages.py checks it.
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": either(
+            {"type": "string"},
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["type", "text"],
+                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                },
+            },
+        ),
+    },
+}
+
 Whole = Annotated[int, BeforeValidator(whole)]
 # fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,
 # and a body can hold millions of them.
@@ -97,7 +127,7 @@ class GenerationRequest(Wire):
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
         "characters; an empty one ends nothing.",
-        json_schema_extra={"type": "string or list of strings"},
+        json_schema_extra=either({"type": "string"}, _list_of("string")),
     )
     stop_token_ids: StopTokenIds | None = Field(
         None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
@@ -225,7 +255,8 @@ class ChatRequest(TemplateFields, GenerationRequest):
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
         "assistant, tool and function; any other role is passed to the chat template. Content is a string or a list of "
-        "text parts."
+        "text parts.",
+        json_schema_extra={"items": MESSAGE},
     )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
@@ -264,7 +295,7 @@ class CompletionRequest(GenerationRequest):
         "no prompt, stands for the beginning of a document: the tokens that the tokenizer puts in front of a text. If "
         "there are none, it stands for the first of these that exists: `<|endoftext|>`, the model's beginning token, "
         "its end token.",
-        json_schema_extra={"type": "string or list"},
+        json_schema_extra=either({"type": "string"}, _list_of("string"), _list_of("integer"), _LISTS_OF_IDS),
     )
     logprobs: Whole | None = Field(
         None, description="Log-probabilities of the answer's tokens, with this many alternatives each. Default: none."
@@ -297,7 +328,11 @@ class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Any] | None = Field(None, description="A conversation instead of a prompt, as in a chat.")
+    messages: list[Any] | None = Field(
+        None,
+        description="A conversation instead of a prompt, as in a chat.",
+        json_schema_extra=either({"type": "array", "items": MESSAGE}),
+    )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )

@@ -85,8 +85,8 @@ class OutputItems:
         self._logprobs.setdefault(item.index, []).extend(taken)
         return taken
 
-    def _event(self, kind: str, item: Item, **fields: Any) -> dict[str, Any]:
-        return {"type": kind, "output_index": item.index, **fields}
+    def _event(self, kind: str, place: Item, /, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "output_index": place.index, **fields}
 
     def _part_event(self, kind: str, item: Item, **fields: Any) -> dict[str, Any]:
         place = {} if item.kind == "tool_call" else {"content_index": 0}

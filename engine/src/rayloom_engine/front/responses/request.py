@@ -91,8 +91,7 @@ class ResponsesRequest(ExtraFields):
     )
     include: list[Include] | None = Field(
         None,
-        description=f"`{LOGPROBS}` adds log-probabilities to the answer's text. The other values of OpenAI's API change "
-        "nothing.",
+        description=f"`{LOGPROBS}` adds log-probabilities to the answer's text. OpenAI's other values change nothing.",
     )
     top_logprobs: Whole | None = Field(
         None, description=f"This many alternatives for each token; needs `{LOGPROBS}` in include. Default: 0."

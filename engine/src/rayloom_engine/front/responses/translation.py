@@ -49,7 +49,9 @@ def translate(request: ResponsesRequest) -> TranslatedChat:
         document["logprobs"] = True
         document["top_logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
-        raise RequestError(f'top_logprobs needs "{LOGPROBS}" in include; add it or leave top_logprobs out', "top_logprobs")
+        raise RequestError(
+            f'top_logprobs needs "{LOGPROBS}" in include; add it or leave top_logprobs out', "top_logprobs"
+        )
     return TranslatedChat(document=document, sources=tuple(talk.sources), names=_NAMES)
 
 
