@@ -63,10 +63,11 @@ def _delta(item: Item, **delta: Any) -> dict[str, Any]:
 
 
 def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
+    text = "" if is_new else item.text  # an item that is new in a batch of changes may have grown in the same batch
     if item.kind == "content":
-        return {"type": "text", "text": item.text, "citations": None}
+        return {"type": "text", "text": text, "citations": None}
     if item.kind == "reasoning":
-        return {"type": "thinking", "thinking": item.text, "signature": "" if is_new else _signature(item)}
+        return {"type": "thinking", "thinking": text, "signature": "" if is_new else _signature(item)}
     return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": {} if is_new else _input(item.text)}
 
 

@@ -24,7 +24,7 @@ class ThinkingOptions(BaseModel):
     )
     budget_tokens: Whole | None = Field(
         None,
-        description=f"Most tokens of the thinking, for enabled; from {MIN_THINKING_TOKENS} to one less than max_tokens.",
+        description=f"Most tokens of the thinking, for enabled; at least {MIN_THINKING_TOKENS}, below max_tokens.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="Accepted without effect; the answer has the whole thinking."

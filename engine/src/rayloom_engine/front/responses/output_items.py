@@ -54,9 +54,9 @@ class OutputItems:
     def _events(self, change: Change) -> Iterable[dict[str, Any]]:
         item = change.item
         if isinstance(change, Opened):
-            yield self._event("response.output_item.added", item, item=self._document(item, [], "in_progress"))
+            yield self._event("response.output_item.added", item, item=self._new_document(item))
             if item.kind != "tool_call":
-                yield self._part_event("response.content_part.added", item, part=_part(item, []))
+                yield self._part_event("response.content_part.added", item, part=_part(item, "", []))
         elif isinstance(change, Grew):
             logprobs = {"logprobs": self._take_logprobs(item)} if item.kind == "content" else {}
             yield self._part_event(f"{_STEM[item.kind]}.delta", item, delta=change.text, **logprobs)
@@ -76,7 +76,7 @@ class OutputItems:
         else:
             extra = {"logprobs": logprobs} if item.kind == "content" else {}
             yield self._part_event(done, item, text=item.text, **extra)
-            yield self._part_event("response.content_part.done", item, part=_part(item, logprobs))
+            yield self._part_event("response.content_part.done", item, part=_part(item, item.text, logprobs))
         yield self._event("response.output_item.done", item, item=self._document(item, logprobs))
 
     def _take_logprobs(self, item: Item) -> list[Any]:
@@ -95,20 +95,25 @@ class OutputItems:
     def _id(self, item: Item) -> str:
         return f"{_ID_PREFIX[item.kind]}_{self._request_id}_{item.index}"
 
-    def _document(self, item: Item, logprobs: list[Any] | LazyList, status: str = "") -> dict[str, Any]:
-        is_new = status == "in_progress"
-        status = status or ("incomplete" if item is self._cut else "completed")
-        document: dict[str, Any] = {"id": self._id(item), "status": status}
-        if item.kind == "tool_call":
-            call = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
-            return {**document, "type": "function_call", **call}
-        content = [] if is_new else [_part(item, logprobs)]
-        if item.kind == "reasoning":
-            return {**document, "type": "reasoning", "summary": [], "content": content}
-        return {**document, "type": "message", "role": "assistant", "content": content}
+    def _new_document(self, item: Item) -> dict[str, Any]:
+        """Returns the item without text, even if it has grown in the same batch of changes."""
+        head = {"id": self._id(item), "status": "in_progress"}
+        return {**head, **_body(item, "", [])}
+
+    def _document(self, item: Item, logprobs: list[Any] | LazyList) -> dict[str, Any]:
+        head = {"id": self._id(item), "status": "incomplete" if item is self._cut else "completed"}
+        return {**head, **_body(item, item.text, [_part(item, item.text, logprobs)])}
 
 
-def _part(item: Item, logprobs: list[Any] | LazyList) -> dict[str, Any]:
+def _body(item: Item, text: str, content: list[Any]) -> dict[str, Any]:
+    if item.kind == "tool_call":
+        return {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": text}
     if item.kind == "reasoning":
-        return {"type": "reasoning_text", "text": item.text}
-    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": logprobs}
+        return {"type": "reasoning", "summary": [], "content": content}
+    return {"type": "message", "role": "assistant", "content": content}
+
+
+def _part(item: Item, text: str, logprobs: list[Any] | LazyList) -> dict[str, Any]:
+    if item.kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
