@@ -66,7 +66,15 @@ def _run(server: str, vllm: Path, tests: Path, results: Path, options: argparse.
     if server == VLLM:
         environment["LD_PRELOAD"] = preload
     words = ["-p", "peer_tests.pytest_plugin", "-c", "/dev/null", "--rootdir", str(tests)]
-    words += ["-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", f"--timeout={TEST_SECONDS}"]
+    words += [
+        "-q",
+        "--no-header",
+        "--tb=short",
+        "--continue-on-collection-errors",
+        "-p",
+        "no:cacheprovider",
+        f"--timeout={TEST_SECONDS}",
+    ]
     if options.k:
         words += ["-k", options.k]
     files = [f"tests/{file}" for file in options.files]

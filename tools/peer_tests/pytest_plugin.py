@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -107,8 +107,10 @@ def pytest_configure(config: pytest.Config) -> None:
     utils: Any = importlib.import_module("tests.utils")
 
     weights = os.environ["PEER_TESTS_WEIGHTS"]
+    started = config.stash.setdefault(_STARTED, [])
 
     def start(self: Any, model: str, arguments: list[str], variables: Mapping[str, str] | None) -> None:
+        started.append(model)
         server = os.environ["PEER_TESTS_SERVER"]
         environment = {**os.environ, **(variables or {})}
         if server == RAYLOOM:
@@ -128,28 +130,37 @@ def pytest_configure(config: pytest.Config) -> None:
     transformers.AutoTokenizer.from_pretrained = lambda *args, **more: from_pretrained(weights)
 
 
+_STARTED = pytest.StashKey[list[str]]()  # model names of all servers that were started
+_NUM_KNOWN = pytest.StashKey[int]()  # how many of them the last report knew
+_FILE = pytest.StashKey[str]()  # the file that started the newest
 _NOT_OURS = ("LD_PRELOAD", "PYTHONPATH", "VLLM_CPU_OMP_THREADS_BIND")
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.when == "call" or report.outcome != "passed":
-        line = {
-            "test": report.nodeid,
-            "when": report.when,
-            "outcome": report.outcome,
-            "seconds": round(report.duration, 1),
-            "message": _last_lines(str(report.longrepr)) if report.longrepr is not None else "",
-        }
-        with open(os.environ["PEER_TESTS_RESULTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, Any]:
+    """Writes the result of a test that uses a server. Others compute in this process and say nothing about a server."""
+    report = yield
+    uses_server = any("Server" in type(value).__name__ for value in getattr(item, "funcargs", {}).values())
+    num_started = len(item.config.stash.setdefault(_STARTED, []))
+    is_new = num_started > item.config.stash.get(_NUM_KNOWN, 0)
+    item.config.stash[_NUM_KNOWN] = num_started
+    if is_new:
+        item.config.stash[_FILE] = item.nodeid.split("::", 1)[0]
+    is_served = uses_server or item.config.stash.get(_FILE, "") == item.nodeid.split("::", 1)[0]
+    if is_served and (report.when == "call" or report.outcome != "passed"):
+        _write(report.nodeid, report.when, report.outcome, report.longrepr)
+    return report
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
-        line = {"test": report.nodeid, "when": "collect", "outcome": "failed", "seconds": 0.0}
-        with open(os.environ["PEER_TESTS_RESULTS"], "a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "message": _last_lines(str(report.longrepr))}) + "\n")
+        _write(report.nodeid, "collect", "failed", report.longrepr)
 
 
-def _last_lines(text: str, num: int = 6) -> str:
-    return "\n".join(text.strip().splitlines()[-num:])[-1000:]
+def _write(test: str, when: str, outcome: str, cause: object) -> None:
+    message = "" if cause is None else "\n".join(str(cause).strip().splitlines()[-6:])[-1000:]
+    line = {"test": test, "when": when, "outcome": outcome, "message": message}
+    with open(os.environ["PEER_TESTS_RESULTS"], "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

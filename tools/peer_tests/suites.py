@@ -28,7 +28,6 @@ FILES = (
     "entrypoints/serve/tokenize/test_tokenization.py",
     "entrypoints/tool_parsers/test_hermes_tool_parser.py",
     "tool_use",
-    "v1/sample/test_logprobs_e2e.py",
 )
 
 # A part of a test's id -> the reason why its result says nothing about a server.
@@ -36,7 +35,6 @@ NOT_APPLICABLE = {
     "test_mcp_tools.py": "needs a server of tools in the network",
     "test_harmony.py": "needs gpt-oss",
     "test_parsable_context.py": "needs a server of tools in the network",
-    "test_logprobs_e2e.py": "computes in the test's own process",
     "stateful": "stored responses: this server keeps no state",
     "lora": "adapters",
 }

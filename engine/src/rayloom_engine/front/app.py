@@ -18,8 +18,10 @@ from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
+from rayloom_engine.front.openai.wire_schema import extensions
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
+from rayloom_engine.front.ui.routes import ui_routes
 
 TITLE = "Rayloom"
 DOCUMENT_PATH = "/openapi.json"
@@ -49,6 +51,8 @@ class ApiApplication(FastAPI):
             self.router.routes.append(Route(route.path, handler, methods=[route.method]))
         self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
+        if service.config.has_ui:
+            self.router.routes.extend(ui_routes())
         self._document: bytes | None = None
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -69,7 +73,9 @@ class ApiApplication(FastAPI):
         from rayloom_engine.front.document.openapi import openapi_document
 
         if self.openapi_schema is None:
-            self.openapi_schema = openapi_document(ROUTES, title=TITLE, version=ENGINE_VERSION, root_path=self._root)
+            self.openapi_schema = openapi_document(
+                ROUTES, title=TITLE, version=ENGINE_VERSION, root_path=self._root, extensions=extensions()
+            )
         return self.openapi_schema
 
     async def _answer_document(self, _request: Request) -> Response:

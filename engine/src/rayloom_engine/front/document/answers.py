@@ -87,7 +87,7 @@ class FunctionOfCall(AnswerModel):
     arguments: str = Field(description="The arguments as JSON text.")
 
 
-class ToolCall(AnswerModel):
+class ToolCallAnswer(AnswerModel):
     id: str
     type: Literal["function"]
     function: FunctionOfCall
@@ -99,7 +99,7 @@ class AnswerMessage(AnswerModel):
     refusal: None
     reasoning_content: str | None = Field(None, description="The model's thoughts, of models that think.")
     reasoning: str | None = Field(None, description="The same.")
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 class ChatChoice(AnswerModel):
