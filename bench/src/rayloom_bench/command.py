@@ -33,9 +33,9 @@ as well. `bench quality` measures speed and perplexity of int8 weights, compared
 # name -> module
 SUBCOMMANDS = {
     "channel": "control_channel",
-    "parallel": "parallel",
+    "parallel": "parallel.command",
     "peers": "peers.command",
-    "quality": "quality",
+    "quality": "quality.command",
     "step": "step.command",
 }
 
