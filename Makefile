@@ -84,8 +84,8 @@ facts: $(STAMP) ## Write the facts of published models that are part of the oper
 bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
-bench-peers: $(STAMP) ## Measure vLLM and llama.cpp as well, which it installs into the cache (long); ARGS="--rounds 1 --scale 0.25"
-	$(BIN)/rayloom-engine bench peers --page docs/benchmarks $(ARGS)
+bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (20 minutes); ARGS="--short --parts step,peers"
+	$(BIN)/rayloom-engine bench pages --page docs/benchmarks $(ARGS)
 
 cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)
 	@$(CLUSTER) up --mode $(MODE)
