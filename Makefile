@@ -34,7 +34,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -86,6 +86,9 @@ bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes 
 
 bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (20 minutes); ARGS="--short --parts step,peers"
 	$(BIN)/rayloom-engine bench pages --page docs/benchmarks $(ARGS)
+
+peer-tests: $(LIBRARY) ## Run vLLM's own tests of its API on our server and on vLLM, and compare (half an hour); ARGS="--servers rayloom -k chat"
+	@PYTHONPATH=tools $(BIN)/python -m peer_tests $(ARGS)
 
 cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)
 	@$(CLUSTER) up --mode $(MODE)

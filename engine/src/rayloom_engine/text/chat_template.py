@@ -57,6 +57,7 @@ class ChatTemplate:
         environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._num_slow_left = 0
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -111,7 +112,7 @@ async def answer_crash(_request: Request, _error: Exception) -> Response:
     return ApiError(500, "internal error; the server's log says more", type="server_error").response()
 
 
-ERROR_HANDLERS = {
+ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     ApiError: answer_error,
     RequestError: answer_error,
     QueueFull: answer_error,
