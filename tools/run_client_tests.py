@@ -46,16 +46,16 @@ def client_environment(cache: Path) -> Path:
 def main(arguments: list[str]) -> int:
     python = client_environment(cache_folder(os.environ))
     settings = ("--dtype", "float32", "--max-model-len", "4096", "--served-model-name", MODEL)
-    with tempfile.TemporaryDirectory(prefix="rayloom-clients-") as folder:
-        with running_server(Path(folder), *settings) as server:
-            command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
-            environment = {
-                name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-            }
-            environment |= {**QUIET, "RAYLOOM_URL": server.api_url}
-            code = subprocess.run(command, env=environment).returncode
-            if code != 0:
-                print(f"the end of the server's log:\n{server.log_text()[-3000:]}")
+    with (
+        tempfile.TemporaryDirectory(prefix="rayloom-clients-") as folder,
+        running_server(Path(folder), *settings) as server,
+    ):
+        command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
+        others = ("PYTHONPATH", "VIRTUAL_ENV")
+        environment = {name: value for name, value in os.environ.items() if name not in others}
+        code = subprocess.run(command, env=environment | QUIET | {"RAYLOOM_URL": server.api_url}).returncode
+        if code != 0:
+            print(f"the end of the server's log:\n{server.log_text()[-3000:]}")
     return code
 
 

@@ -6,7 +6,7 @@ An answer has the shape only if the server enforces the schema: the model is too
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -19,7 +19,7 @@ DESCRIBE = "Describe one person as JSON."
 Word = Annotated[str, Field(max_length=12)]
 
 
-class Colour(str, Enum):
+class Colour(StrEnum):
     red = "red"
     green = "green"
     blue = "blue"

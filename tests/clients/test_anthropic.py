@@ -7,7 +7,6 @@ from typing import Any
 
 import anthropic
 import pytest
-
 from client_shapes import ANSWER, ASK_TOOL, MODEL, PARAMETERS, QUESTION, check_call
 
 TOOLS = [{"name": name, "description": name, "input_schema": schema} for name, schema in PARAMETERS.items()]

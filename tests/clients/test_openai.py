@@ -7,8 +7,6 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic import BaseModel
-
 from client_shapes import (
     ANSWER,
     ASK_TOOL,
@@ -22,6 +20,7 @@ from client_shapes import (
     Person,
     check_call,
 )
+from pydantic import BaseModel
 
 ASK = [{"role": "user", "content": QUESTION}]
 CALL = [{"role": "user", "content": ASK_TOOL}]

@@ -17,6 +17,8 @@ from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8"]
+ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"]
+ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
@@ -160,6 +162,28 @@ class EngineConfig(BaseModel):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body; more gets 413.")
     max_output_tokens: int | None = Field(
         None, ge=1, description="Upper bound of a request's max_tokens. Default: the rest of the context."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: settings that a request leaves out have the values of the model's generation_config.json "
+        "(temperature, top_p, top_k, min_p, penalties, and in chats max_new_tokens). none: those of the API.",
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path in front of the API, such as /llm, behind a proxy that does not remove it. Paths without it "
+        "work, too.",
+    )
+    metrics_prefix: Literal["rayloom", "vllm"] = Field(
+        "rayloom", description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
+    tool_parser: ToolParser | None = Field(
+        None, description="Format of the model's tool calls. Default: found from the chat template."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "
+        "template.",
     )
     drain_seconds: float = Field(
         30.0,
