@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from rayloom_engine.sampling_params import ContextTooLong
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.tokenizer import Tokenizer
@@ -20,14 +21,19 @@ class ModelText:
     model: ServedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    defaults: SamplingDefaults = NO_DEFAULTS
 
     @classmethod
-    async def load(cls, model: ServedModel) -> ModelText:
-        """Reads the files in a thread. Raises ModelError or OSError."""
+    async def load(cls, model: ServedModel, *, with_defaults: bool = True) -> ModelText:
+        """Reads the files in a thread. Raises ModelError or OSError.
+
+        `with_defaults`: requests that leave out sampling settings get those of the model's generation_config.json.
+        """
         folder = Path(model.path)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
         template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-        return cls(model=model, tokenizer=tokenizer, template=template)
+        defaults = read_sampling_defaults(folder) if with_defaults else NO_DEFAULTS
+        return cls(model=model, tokenizer=tokenizer, template=template, defaults=defaults)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.

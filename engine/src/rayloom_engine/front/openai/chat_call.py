@@ -34,7 +34,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
 
     Raises RequestError that names the field.
     """
-    params = wire.sampling()
+    params = wire.sampling(text.defaults)
     prompt_ids = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt_ids, text.model.vocab_size, "messages")
     return ChatCall(text=text, prompt_ids=tuple(prompt_ids), params=params)

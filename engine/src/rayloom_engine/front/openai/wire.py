@@ -14,6 +14,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
 from rayloom_engine.front.openai.wire_schema import complete_schema
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -177,8 +178,8 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, names: dict[str, str], **settings: Any) -> SamplingParams:
-        """Builds SamplingParams from the request's fields. `settings` take precedence over them.
+    def _sampling(self, names: dict[str, str], defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
+        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` take precedence over them.
 
         `names`: setting -> the name of its field in this request, for error messages. Raises RequestError.
         """
@@ -189,6 +190,8 @@ class GenerationRequest(Wire):
             value = getattr(self, name)
             if value is not None:
                 settings.setdefault(name, value)
+        for name, value in defaults.settings.items():
+            settings.setdefault(name, value)
         try:
             if settings.get("max_tokens") == 0 and self.least_tokens > 0:
                 raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
@@ -272,7 +275,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
         "Every other value is refused.",
     )
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
@@ -284,7 +287,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
                 "reasoning_effort",
             )
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling({"logprobs": "top_logprobs"}, max_tokens=self.max_tokens, logprobs=num_top)
+        return self._sampling({"logprobs": "top_logprobs"}, defaults, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
@@ -309,7 +312,7 @@ class CompletionRequest(GenerationRequest):
     )
     best_of: Whole | None = Field(None, description="If given, must be equal to n.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -325,7 +328,7 @@ class CompletionRequest(GenerationRequest):
                     "prompt_logprobs",
                 )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling({}, **settings)
+        return self._sampling({}, defaults, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):
