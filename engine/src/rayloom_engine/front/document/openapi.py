@@ -59,7 +59,7 @@ def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
 
     They replace FastAPI's, which lack those of events, and in which large integers are rounded.
     """
-    models: set[type[BaseModel]] = {ErrorAnswer}
+    models: set[type[BaseModel]] = {route.errors for route in routes}
     for route in routes:
         models.update(model for model in (route.request, route.answer, route.events) if model is not None)
     wanted = [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)]

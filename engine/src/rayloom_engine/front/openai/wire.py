@@ -6,13 +6,14 @@ and ranges here. fields.py lists fields of other APIs; any other field is refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
+from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rayloom_engine.front.openai.wire_schema import complete_schema
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
@@ -21,6 +22,7 @@ from rayloom_engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from rayloom_engine.text.tools.tool import ToolUse
 
 MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
 
@@ -251,6 +253,11 @@ class TemplateFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, such as `enable_thinking`."
     )
+    tools: list[Any] | None = Field(
+        None,
+        description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
+        "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+    )
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
@@ -266,30 +273,40 @@ class ChatRequest(TemplateFields, GenerationRequest):
     top_logprobs: Whole | None = Field(
         None, description="This many alternatives for each token; needs logprobs. Default: 0."
     )
-    reasoning_effort: str | None = Field(
+    tool_choice: Any = Field(
         None,
-        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
-        "Every other value is refused.",
+        description='"none": no call. "auto": the model chooses. "required": at least one call. '
+        '{"type": "function", "function": {"name": NAME}}: a call of this function. Default: auto if there are tools.',
+        json_schema_extra={"type": "string or object"},
     )
+    parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None,
+        description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
+        "`enable_thinking` to false, unless chat_template_kwargs has it.",
+    )
+    include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
 
     def sampling(self) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
-        if self.reasoning_effort not in (None, "none"):
-            raise RequestError(
-                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
-                'it to "none"',
-                "reasoning_effort",
-            )
         num_top = (self.top_logprobs or 0) if self.logprobs else None
         return self._sampling({"logprobs": "top_logprobs"}, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        names: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            names["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            names["enable_thinking"] = False
         return {**names, **(self.chat_template_kwargs or {})}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools and how the model may use them. Raises RequestError that names the field."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(GenerationRequest):
@@ -347,6 +364,10 @@ class TokenizeRequest(TemplateFields, Wire):
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
         return self.chat_template_kwargs or {}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools. Raises RequestError that names the field."""
+        return tool_use(self.tools, None, None)
 
 
 class DetokenizeRequest(Wire):

@@ -139,7 +139,7 @@ class Service:
 
     async def _load_text(self, model: ServedModel) -> None:
         try:
-            self.text = await ModelText.load(model)
+            self.text = await ModelText.load(model, self.config)
         except (ModelError, OSError) as error:
             self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
