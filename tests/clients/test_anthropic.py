@@ -19,8 +19,8 @@ def client(server_url: str) -> Iterator[anthropic.Anthropic]:
 
 
 def fields(question: str, **more: Any) -> dict[str, Any]:
-    message = {"role": "user", "content": question}
-    return {"model": MODEL, "max_tokens": 64, "temperature": 0, "messages": [message], **more}
+    messages = [{"role": "user", "content": question}]
+    return {"model": MODEL, "max_tokens": 64, "messages": messages, "extra_body": {"temperature": 0}, **more}
 
 
 @pytest.mark.feature("messages")
