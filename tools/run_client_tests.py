@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="rayloom-clients-") as folder,
         running_server(Path(folder), *settings) as server,
     ):
-        command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
+        command: list[str | Path] = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
         others = ("PYTHONPATH", "VIRTUAL_ENV")
         environment = {name: value for name, value in os.environ.items() if name not in others}
         code = subprocess.run(command, env=environment | QUIET | {"RAYLOOM_URL": server.api_url}).returncode
