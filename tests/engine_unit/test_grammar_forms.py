@@ -11,7 +11,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.grammar.compile import grammar_of
-from rayloom_engine.grammar.gate import Endings, Gate
+from rayloom_engine.grammar.preamble import Endings, Preamble
 from rayloom_engine.grammar.matcher import Mask, Matcher
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -106,17 +106,17 @@ class _Words(Vocabulary):
 def test_no_token_completes_the_text_and_begins_the_form() -> None:
     words = _Words(b"</t", b">", b">x", b">\n\n", b"</t>x", b"</t>", b"t>y")
     endings = Endings(words, "</t>")
-    gate = Gate(endings)
+    preamble = Preamble(endings)
     mask = np.zeros(words.num_words, dtype=np.int32)
 
     def banned() -> set[int]:
-        return {n for n in range(7) if gate.fill(mask) and not mask[0] >> n & 1}
+        return {n for n in range(7) if preamble.fill(mask) and not mask[0] >> n & 1}
 
     assert banned() == {4}
-    gate.advance((0,))
+    preamble.advance((0,))
     assert banned() == {2, 4}
-    assert gate.advance((3, 5)) == (5,)
-    assert gate.is_open
+    assert preamble.advance((3, 5)) == (5,)
+    assert preamble.is_over
 
 
 def test_tokens_are_taken_back() -> None:

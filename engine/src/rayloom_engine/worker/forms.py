@@ -17,7 +17,7 @@ import numpy as np
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
-from rayloom_engine.grammar.gate import Endings, Gate, clear
+from rayloom_engine.grammar.preamble import Endings, Preamble, clear
 from rayloom_engine.grammar.matcher import Mask, Matcher
 from rayloom_engine.grammar.vocabulary import Vocabulary
 
@@ -63,7 +63,7 @@ class Form:
         self._endings = endings
         self._waiting: list[int] = []  # ids that came before the grammar was built
         self._matcher: Matcher | None = None
-        self._gate: Gate | None = None
+        self._preamble: Preamble | None = None
         self._mask: Mask | None = None
         self._fault: GrammarFault | None = None
 
@@ -91,16 +91,16 @@ class Form:
     def _next_mask(self, banned_ids: Sequence[int]) -> Mask | None:
         if self._matcher is None:
             self._matcher = self._first.result().copy()
-            self._gate = None if self._endings is None else Gate(self._endings.result())
+            self._preamble = None if self._endings is None else Preamble(self._endings.result())
             self._mask = np.empty(self._vocabulary.result().num_words, dtype=np.int32)
         assert self._mask is not None
         token_ids = self._waiting
         self._waiting = []
-        if self._gate is not None:
-            if not self._gate.is_open:
-                token_ids = list(self._gate.advance(tuple(token_ids)))
-            if not self._gate.is_open:
-                return self._mask if self._gate.fill(self._mask) else None
+        if self._preamble is not None:
+            if not self._preamble.is_over:
+                token_ids = list(self._preamble.advance(tuple(token_ids)))
+            if not self._preamble.is_over:
+                return self._mask if self._preamble.fill(self._mask) else None
         self._matcher.advance(token_ids)
         self._matcher.fill(self._mask)
         if banned_ids:

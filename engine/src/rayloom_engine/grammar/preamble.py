@@ -1,4 +1,4 @@
-"""Gate: lets the tokens before a form pass, up to the text after which the form begins."""
+"""Preamble: lets the tokens before a form pass, up to the text after which the form begins."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def clear(mask: Mask, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> 
     np.bitwise_and.at(mask, token_ids // 32, bits.astype(np.uint32).view(np.int32))
 
 
-class Gate:
+class Preamble:
     """The state of one answer before its form."""
 
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
         self._text = b""  # the last bytes, fewer than those of the text that is awaited
-        self.is_open = not endings.after
+        self.is_over = not endings.after
 
     def advance(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Takes tokens until the gate opens. Returns the other tokens, which belong to the form."""
+        """Takes tokens until the preamble is over. Returns the other tokens, which belong to the form."""
         after = self._endings.after
         for index, token_id in enumerate(token_ids):
-            if self.is_open:
+            if self.is_over:
                 return token_ids[index:]
             text = self._text + self._endings.vocabulary.token_bytes(token_id)
-            self.is_open = after in text
+            self.is_over = after in text
             self._text = text[max(0, len(text) - len(after) + 1) :]
         return ()
 
