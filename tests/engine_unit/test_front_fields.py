@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.app import model_root
 from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.models import model_root
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.wire import ENDPOINTS, ChatRequest, CompletionRequest, TokenizeRequest
 from rayloom_engine.text.chat_template import ChatTemplate

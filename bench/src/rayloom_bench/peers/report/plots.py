@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rayloom_bench.peers.report import comparison
 from rayloom_bench.peers.report.page import ROOFLINE_PLOT, THROUGHPUT_PLOT
 from rayloom_bench.peers.report.roofline import LIMIT, Curve, decode_curves, prefill_curves
+from rayloom_bench.spread import spread
 from rayloom_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ def _throughput(result: PeersResult, pyplot: Any) -> Any:
     for axis, workload in zip(axes[0], result.workloads, strict=True):
         for position, (engine, facts) in enumerate(result.engines.items()):
             values = comparison.tok_s_by_round(result, engine, workload.name).values()
-            spread = comparison.spread(values)
-            if spread is None:
+            found = spread(values)
+            if found is None:
                 continue
-            axis.bar(position, spread.median, color=COLORS[position % len(COLORS)], label=facts.title)
-            axis.vlines(position, spread.smallest, spread.largest, color=LIMIT_COLOR, linewidth=1)
+            axis.bar(position, found.median, color=COLORS[position % len(COLORS)], label=facts.title)
+            axis.vlines(position, found.smallest, found.largest, color=LIMIT_COLOR, linewidth=1)
         limit = comparison.limit_tok_s(result, workload)
         if limit is not None:
             axis.axhline(limit, color=LIMIT_COLOR, linestyle="--", linewidth=1, label=LIMIT)

@@ -37,6 +37,7 @@ TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a tu
 class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
+    first_output_s: float | None = None
     last_output_s: float | None = None
     has_begun: bool = False  # an output has arrived
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
@@ -101,6 +102,8 @@ class Generation:
             generation._unfinished = set(range(num_choices))
             await generation._submit()
             service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
+            service.metrics.request_n.observe(params.n)
+            service.metrics.request_max_tokens.observe(generation._lanes[0].sequence.params.max_tokens, num_choices)
             for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
@@ -116,7 +119,7 @@ class Generation:
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
-    def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
+    def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
@@ -124,9 +127,8 @@ class Generation:
             "completion_tokens": num_output,
             "total_tokens": self.num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
-            # All generated tokens count as text, reasoning included.
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": num_reasoning_tokens,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -227,7 +229,9 @@ class Generation:
                 leader = leader or sequence.sequence_id
                 yield _Lane(
                     sequence=sequence,
-                    decoder=OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt, stops),
+                    decoder=OutputDecoder(
+                        text.tokenizer, self.params, model.eos_token_ids, prompt, stops, text.kept_ids
+                    ),
                 )
                 lane += 1
             if lane % LANES_AT_ONCE < self.params.n:
@@ -308,6 +312,8 @@ class Generation:
             self._service.client.abort(lane.sequence.sequence_id)  # the core knows no stop strings and may continue
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
+            if lane.first_output_s is not None:
+                self._service.metrics.request_decode_s.observe(now_s - lane.first_output_s)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
 
     def _observe(self, lane: _Lane, num_tokens: int, now_s: float) -> None:
@@ -319,6 +325,7 @@ class Generation:
             self._is_silent = False
             metrics.request_first_token_s.observe(now_s - self._started_s)
         if lane.last_output_s is None:
+            lane.first_output_s = now_s
             metrics.first_token_s.observe(now_s - self._started_s)
             if num_tokens > 1:
                 metrics.token_gap_s.observe(0.0, num_tokens - 1)

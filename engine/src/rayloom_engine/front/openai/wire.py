@@ -6,13 +6,15 @@ and ranges here. fields.py lists fields of other APIs; any other field is refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
+from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.front.openai.wire_schema import complete_schema
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -20,6 +22,7 @@ from rayloom_engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
+from rayloom_engine.text.tools.tool import ToolUse
 
 MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
 
@@ -39,6 +42,36 @@ def whole_items(values: object) -> object:
     return [whole(value) for value in values]
 
 
+def either(*kinds: dict[str, Any]) -> dict[str, Any]:
+    """Returns the JSON Schema of a field whose type pydantic does not check. Every field also allows null."""
+    return {"anyOf": [*kinds, {"type": "null"}]}
+
+
+def _list_of(kind: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": kind}}
+
+
+_LISTS_OF_IDS = {"type": "array", "items": _list_of("integer")}
+# A message as the OpenAPI document describes it. text/messages.py checks it.
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": either(
+            {"type": "string"},
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["type", "text"],
+                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                },
+            },
+        ),
+    },
+}
+
 Whole = Annotated[int, BeforeValidator(whole)]
 # fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,
 # and a body can hold millions of them.
@@ -49,13 +82,13 @@ TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True
 class Wire(BaseModel):
     """The fields of every request."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), json_schema_extra=complete_schema)
 
     model: str | None = Field(None, description="The served model's name. Default: the served model.")
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
 
     include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
     continuous_usage_stats: bool | None = Field(
@@ -66,6 +99,8 @@ class StreamOptions(BaseModel):
 
 class GenerationRequest(Wire):
     """The fields that chat and completions have in common."""
+
+    least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
@@ -97,7 +132,7 @@ class GenerationRequest(Wire):
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
         "characters; an empty one ends nothing.",
-        json_schema_extra={"type": "string or list of strings"},
+        json_schema_extra=either({"type": "string"}, _list_of("string")),
     )
     stop_token_ids: StopTokenIds | None = Field(
         None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
@@ -144,11 +179,10 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
+    def _sampling(self, names: dict[str, str], **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields. `settings` take precedence over them.
 
-        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError if
-        `max_tokens` is 0 and `least_tokens` is above 0.
+        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -158,8 +192,8 @@ class GenerationRequest(Wire):
             if value is not None:
                 settings.setdefault(name, value)
         try:
-            if settings.get("max_tokens") == 0 and least_tokens > 0:
-                raise RequestError(f"max_tokens must be at least {least_tokens} here, given 0", "max_tokens")
+            if settings.get("max_tokens") == 0 and self.least_tokens > 0:
+                raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
             return SamplingParams(**settings)
         except RequestError as error:
             raise _renamed(error, names) from error
@@ -219,42 +253,60 @@ class TemplateFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, such as `enable_thinking`."
     )
+    tools: list[Any] | None = Field(
+        None,
+        description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
+        "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+    )
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
+    least_tokens: ClassVar[int] = 1
+
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
         "assistant, tool and function; any other role is passed to the chat template. Content is a string or a list of "
-        "text parts."
+        "text parts.",
+        json_schema_extra={"items": MESSAGE},
     )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
         None, description="This many alternatives for each token; needs logprobs. Default: 0."
     )
-    reasoning_effort: str | None = Field(
+    tool_choice: Any = Field(
         None,
-        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
-        "Every other value is refused.",
+        description='"none": no call. "auto": the model chooses. "required": at least one call. '
+        '{"type": "function", "function": {"name": NAME}}: a call of this function. Default: auto if there are tools.',
+        json_schema_extra={"type": "string or object"},
     )
+    parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None,
+        description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
+        "`enable_thinking` to false, unless chat_template_kwargs has it.",
+    )
+    include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
 
     def sampling(self) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
-        if self.reasoning_effort not in (None, "none"):
-            raise RequestError(
-                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
-                'it to "none"',
-                "reasoning_effort",
-            )
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
+        return self._sampling({"logprobs": "top_logprobs"}, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        names: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            names["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            names["enable_thinking"] = False
         return {**names, **(self.chat_template_kwargs or {})}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools and how the model may use them. Raises RequestError that names the field."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(GenerationRequest):
@@ -264,7 +316,7 @@ class CompletionRequest(GenerationRequest):
         "no prompt, stands for the beginning of a document: the tokens that the tokenizer puts in front of a text. If "
         "there are none, it stands for the first of these that exists: `<|endoftext|>`, the model's beginning token, "
         "its end token.",
-        json_schema_extra={"type": "string or list"},
+        json_schema_extra=either({"type": "string"}, _list_of("string"), _list_of("integer"), _LISTS_OF_IDS),
     )
     logprobs: Whole | None = Field(
         None, description="Log-probabilities of the answer's tokens, with this many alternatives each. Default: none."
@@ -290,14 +342,18 @@ class CompletionRequest(GenerationRequest):
                     "prompt_logprobs",
                 )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling({}, 0, **settings)
+        return self._sampling({}, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Any] | None = Field(None, description="A conversation instead of a prompt, as in a chat.")
+    messages: list[Any] | None = Field(
+        None,
+        description="A conversation instead of a prompt, as in a chat.",
+        json_schema_extra=either({"type": "array", "items": MESSAGE}),
+    )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
@@ -308,6 +364,10 @@ class TokenizeRequest(TemplateFields, Wire):
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
         return self.chat_template_kwargs or {}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools. Raises RequestError that names the field."""
+        return tool_use(self.tools, None, None)
 
 
 class DetokenizeRequest(Wire):

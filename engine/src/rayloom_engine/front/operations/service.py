@@ -60,7 +60,9 @@ class Service:
         self.config = config
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
-        self.metrics = Metrics(config.api_model_name)
+        self.metrics = Metrics(
+            config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
+        )
         self.text: ModelText | None = None
         self._api_url = api_url
         now = time.time()
@@ -137,7 +139,7 @@ class Service:
 
     async def _load_text(self, model: ServedModel) -> None:
         try:
-            self.text = await ModelText.load(model)
+            self.text = await ModelText.load(model, self.config)
         except (ModelError, OSError) as error:
             self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
