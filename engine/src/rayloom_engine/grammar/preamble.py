@@ -1,4 +1,4 @@
-"""Preamble: lets the tokens before a form pass, up to the text after which the form begins."""
+"""Preamble: the tokens before a form, up to the text after which the form begins."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
+from rayloom_engine.front.openai.form_fields import FormFields
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rayloom_engine.front.openai.wire_schema import complete_schema
 from rayloom_engine.sampling_params import (
@@ -97,7 +98,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
-class GenerationRequest(Wire):
+class GenerationRequest(FormFields, Wire):
     """The fields that chat and completions have in common."""
 
     least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
@@ -194,7 +195,7 @@ class GenerationRequest(Wire):
         try:
             if settings.get("max_tokens") == 0 and self.least_tokens > 0:
                 raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
-            return SamplingParams(**settings)
+            return SamplingParams(**settings, structured_outputs=self.form())
         except RequestError as error:
             raise _renamed(error, names) from error
 
