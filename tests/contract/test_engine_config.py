@@ -35,6 +35,9 @@ ARGS = {
     "corsAllowedOrigins": ["https://example.org"],
     "maxBodyBytes": 4096,
     "maxOutputTokens": 128,
+    "generationConfig": "none",
+    "rootPath": "/llm",
+    "metricsPrefix": "vllm",
     "logLevel": "debug",
 }
 
@@ -83,6 +86,9 @@ def test_every_field_of_a_full_manifest_arrives():
         cors_allowed_origins=("https://example.org",),
         max_body_bytes=4096,
         max_output_tokens=128,
+        generation_config="none",
+        root_path="/llm",
+        metrics_prefix="vllm",
         hang_seconds=20,
         rebuild_seconds=300,
         restart_budget=3,

@@ -163,6 +163,20 @@ class EngineConfig(BaseModel):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Upper bound of a request's max_tokens. Default: the rest of the context."
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: settings that a request leaves out have the values of the model's generation_config.json "
+        "(temperature, top_p, top_k, min_p, penalties, and in chats max_new_tokens). none: those of the API.",
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path in front of the API, such as /llm, behind a proxy that does not remove it. Paths without it "
+        "work, too.",
+    )
+    metrics_prefix: Literal["rayloom", "vllm"] = Field(
+        "rayloom", description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
     tool_parser: ToolParser | None = Field(
         None, description="Format of the model's tool calls. Default: found from the chat template."
     )

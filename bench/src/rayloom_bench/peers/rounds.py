@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """What an engine is asked to do between its start and its end."""
+    """The measurements of one turn, which are between the start and the end of an engine."""
 
     workloads: tuple[Workload, ...]
     round_number: int

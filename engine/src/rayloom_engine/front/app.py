@@ -18,6 +18,7 @@ from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
+from rayloom_engine.front.openai.wire_schema import extensions
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
 from rayloom_engine.front.ui.routes import ui_routes
@@ -44,6 +45,7 @@ class ApiApplication(FastAPI):
             exception_handlers=ERROR_HANDLERS,
         )
         self.state.service = service
+        self._root = service.config.root_path
         for route in ROUTES:
             handler = _counted(route.handler) if route.is_generation else route.handler
             self.router.routes.append(Route(route.path, handler, methods=[route.method]))
@@ -57,6 +59,12 @@ class ApiApplication(FastAPI):
         return Starlette.build_middleware_stack(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request. A path below `root_path` is served as the path without it.
+
+        The path is cut here, in front of Gate, so that a prefix never decides whether a key is needed.
+        """
+        if self._root and scope["type"] == "http" and scope["path"].startswith(self._root + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root)
         await Starlette.__call__(self, scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
@@ -65,7 +73,9 @@ class ApiApplication(FastAPI):
         from rayloom_engine.front.document.openapi import openapi_document
 
         if self.openapi_schema is None:
-            self.openapi_schema = openapi_document(ROUTES, title=TITLE, version=ENGINE_VERSION)
+            self.openapi_schema = openapi_document(
+                ROUTES, title=TITLE, version=ENGINE_VERSION, root_path=self._root, extensions=extensions()
+            )
         return self.openapi_schema
 
     async def _answer_document(self, _request: Request) -> Response:

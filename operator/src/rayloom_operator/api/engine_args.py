@@ -40,6 +40,19 @@ class EngineArgs(Part):
     )
     max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    generation_config: Literal["auto", "none"] | None = Field(
+        None,
+        description="auto, the default: settings that a request leaves out have the values of the model's "
+        "generation_config.json. none: those of the API.",
+    )
+    root_path: str | None = Field(
+        None,
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path in front of the API, such as /llm, behind a proxy that does not remove it.",
+    )
+    metrics_prefix: Literal["rayloom", "vllm"] | None = Field(
+        None, description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None, description="Lowest level that is logged."
     )

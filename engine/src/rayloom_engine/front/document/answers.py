@@ -87,7 +87,7 @@ class FunctionOfCall(AnswerModel):
     arguments: str = Field(description="The arguments as JSON text.")
 
 
-class ToolCall(AnswerModel):
+class ToolCallAnswer(AnswerModel):
     id: str
     type: Literal["function"]
     function: FunctionOfCall
@@ -99,7 +99,7 @@ class AnswerMessage(AnswerModel):
     refusal: None
     reasoning_content: str | None = Field(None, description="The model's thoughts, of models that think.")
     reasoning: str | None = Field(None, description="The same.")
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 class ChatChoice(AnswerModel):
@@ -237,13 +237,25 @@ class HealthAnswer(AnswerModel):
     state: str = Field(description="serving, recovering, draining or starting.")
 
 
+class LoadAnswer(AnswerModel):
+    server_load: int = Field(description="Requests in flight.")
+
+
+class ServerInfo(AnswerModel):
+    vllm_config: str | dict[str, Any] = Field(description="The settings: a text, or an object with config_format=json.")
+    vllm_env: dict[str, str] = Field(description="Environment variables of the engine that hold no secret.")
+    system_env: dict[str, str | None] = Field(description="Versions of the machine's software.")
+
+
 class VersionAnswer(AnswerModel):
     version: str
 
 
-class AnyObject(AnswerModel):
-    """An object whose keys depend on the model or the settings."""
+class TokenizerInfo(AnswerModel):
+    """The keys of the model's tokenizer_config.json, which differ among models, and these."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
-    __pydantic_extra__: dict[str, Any]
+    tokenizer_class: str
+    model_max_length: int = Field(description="Of prompt and answer together.")
+    chat_template: str | None = None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Body, Path
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from rayloom_engine.front.document.answers import ErrorAnswer
 from rayloom_engine.front.document.api_route import ApiRoute
 from rayloom_engine.front.document.statuses import MEANINGS, OF_ALL
 
@@ -26,8 +26,15 @@ DESCRIPTION = (
 )
 
 
-def openapi_document(routes: Sequence[ApiRoute], *, title: str, version: str, root_path: str = "") -> dict[str, Any]:
-    """Returns the document: JSON types only, the same for equal arguments."""
+def openapi_document(
+    routes: Sequence[ApiRoute],
+    *,
+    title: str,
+    version: str,
+    root_path: str = "",
+    extensions: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns the document: JSON types only, the same for equal arguments. `extensions` are further keys of it."""
     document = get_openapi(
         title=title,
         version=version,
@@ -37,16 +44,28 @@ def openapi_document(routes: Sequence[ApiRoute], *, title: str, version: str, ro
         separate_input_output_schemas=False,
     )
     schemas = document["components"]["schemas"]
-    events = [(route.events, "serialization") for route in routes if route.events is not None]
-    _, defined = models_json_schema(events, ref_template=_SCHEMAS + "{model}")  # type: ignore[arg-type]
-    schemas.update(defined.get("$defs", {}))
+    schemas.update(_schemas(routes))
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own refusal, which this server never sends
         schemas.pop(name, None)
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
-    return document
+    return {**document, **(extensions or {})}
+
+
+def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
+    """Returns the schemas of all bodies and events by name.
+
+    They replace FastAPI's, which lack those of events, and in which large integers are rounded.
+    """
+    models: set[type[BaseModel]] = {route.errors for route in routes}
+    for route in routes:
+        models.update(model for model in (route.request, route.answer, route.events) if model is not None)
+    wanted = [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)]
+    _, defined = models_json_schema(wanted, ref_template=_SCHEMAS + "{model}")  # type: ignore[arg-type]
+    schemas: dict[str, Any] = defined["$defs"]
+    return schemas
 
 
 def _described(route: ApiRoute) -> APIRoute:
@@ -97,12 +116,12 @@ def _responses(route: ApiRoute) -> dict[int | str, dict[str, Any]]:
     if route.text:
         success["content"] = {route.text: {"schema": {"type": "string"}}}
     if route.events is not None:
-        success["description"] = "The answer; with `stream` true, events whose `data:` lines are chunks, then [DONE]."
+        success["description"] = f"The answer; with `stream` true, events. The last is {route.last_event}."
         success["content"] = {"text/event-stream": {"schema": {"$ref": _SCHEMAS + route.events.__name__}}}
     statuses = OF_ALL | route.statuses | ({401} if route.needs_key else frozenset())
     responses: dict[int | str, dict[str, Any]] = {200: success}
     for status in sorted(statuses):
-        responses[status] = {"model": ErrorAnswer, "description": MEANINGS[status]}
+        responses[status] = {"model": route.errors, "description": MEANINGS[status]}
     return responses
 
 

@@ -36,6 +36,7 @@ TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a tu
 class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
+    first_output_s: float | None = None
     last_output_s: float | None = None
     has_begun: bool = False  # an output has arrived
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
@@ -97,6 +98,8 @@ class Generation:
             generation._unfinished = set(range(num_choices))
             await generation._submit()
             service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
+            service.metrics.request_n.observe(params.n)
+            service.metrics.request_max_tokens.observe(generation._lanes[0].sequence.params.max_tokens, num_choices)
             for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
@@ -305,6 +308,8 @@ class Generation:
             self._service.client.abort(lane.sequence.sequence_id)  # the core knows no stop strings and may continue
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
+            if lane.first_output_s is not None:
+                self._service.metrics.request_decode_s.observe(now_s - lane.first_output_s)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
 
     def _observe(self, lane: _Lane, num_tokens: int, now_s: float) -> None:
@@ -316,6 +321,7 @@ class Generation:
             self._is_silent = False
             metrics.request_first_token_s.observe(now_s - self._started_s)
         if lane.last_output_s is None:
+            lane.first_output_s = now_s
             metrics.first_token_s.observe(now_s - self._started_s)
             if num_tokens > 1:
                 metrics.token_gap_s.observe(0.0, num_tokens - 1)

@@ -6,7 +6,7 @@ and ranges here. fields.py lists fields of other APIs; any other field is refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -14,6 +14,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.front.openai.wire_schema import complete_schema
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -81,13 +82,13 @@ TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True
 class Wire(BaseModel):
     """The fields of every request."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), json_schema_extra=complete_schema)
 
     model: str | None = Field(None, description="The served model's name. Default: the served model.")
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
 
     include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
     continuous_usage_stats: bool | None = Field(
@@ -98,6 +99,8 @@ class StreamOptions(BaseModel):
 
 class GenerationRequest(Wire):
     """The fields that chat and completions have in common."""
+
+    least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
@@ -176,11 +179,10 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
+    def _sampling(self, names: dict[str, str], **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields. `settings` take precedence over them.
 
-        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError if
-        `max_tokens` is 0 and `least_tokens` is above 0.
+        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -190,8 +192,8 @@ class GenerationRequest(Wire):
             if value is not None:
                 settings.setdefault(name, value)
         try:
-            if settings.get("max_tokens") == 0 and least_tokens > 0:
-                raise RequestError(f"max_tokens must be at least {least_tokens} here, given 0", "max_tokens")
+            if settings.get("max_tokens") == 0 and self.least_tokens > 0:
+                raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
             return SamplingParams(**settings)
         except RequestError as error:
             raise _renamed(error, names) from error
@@ -259,6 +261,8 @@ class TemplateFields(BaseModel):
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
+    least_tokens: ClassVar[int] = 1
+
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
         "assistant, tool and function; any other role is passed to the chat template. Content is a string or a list of "
@@ -289,7 +293,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
+        return self._sampling({"logprobs": "top_logprobs"}, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
@@ -338,7 +342,7 @@ class CompletionRequest(GenerationRequest):
                     "prompt_logprobs",
                 )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling({}, 0, **settings)
+        return self._sampling({}, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):

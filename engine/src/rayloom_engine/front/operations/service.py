@@ -60,7 +60,9 @@ class Service:
         self.config = config
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
-        self.metrics = Metrics(config.api_model_name)
+        self.metrics = Metrics(
+            config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
+        )
         self.text: ModelText | None = None
         self._api_url = api_url
         now = time.time()
