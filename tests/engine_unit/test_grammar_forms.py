@@ -11,8 +11,8 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.grammar.compile import grammar_of
-from rayloom_engine.grammar.preamble import Endings, Preamble
 from rayloom_engine.grammar.matcher import Mask, Matcher
+from rayloom_engine.grammar.preamble import Endings, Preamble
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.worker.forms import Form, Forms

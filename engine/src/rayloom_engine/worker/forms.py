@@ -17,8 +17,8 @@ import numpy as np
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
-from rayloom_engine.grammar.preamble import Endings, Preamble, clear
 from rayloom_engine.grammar.matcher import Mask, Matcher
+from rayloom_engine.grammar.preamble import Endings, Preamble, clear
 from rayloom_engine.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
