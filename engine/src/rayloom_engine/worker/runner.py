@@ -19,7 +19,7 @@ from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
-from rayloom_engine.worker.sampler import are_finite
+from rayloom_engine.worker.sampler import are_finite, with_tokens
 from rayloom_engine.worker.slots import Slot, SlotTable
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
@@ -140,8 +140,9 @@ class Runner:
         if wanted:
             chosen = [token_ids[row] or 0 for row in wanted]  # 0 for a row without a token: its logprobs are not used
             found = self._sampler.describe(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
-            for row, entry in zip(wanted, found, strict=True):
-                entries[row] = entry
+            for number, (row, entry) in enumerate(zip(wanted, found, strict=True)):
+                token_ids_wanted = slots[row].params.logprob_token_ids
+                entries[row] = with_tokens(entry, raw_NV[number], token_ids_wanted) if token_ids_wanted else entry
         return token_ids, entries
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:

@@ -18,6 +18,7 @@ class Slot:
         "newest",
         "num_prompt_tokens",
         "num_tokens",
+        "other_ids",
         "params",
         "request_id",
         "token_ids",
@@ -38,6 +39,18 @@ class Slot:
             self.token_ids[:num_known_tokens] = known.token_ids[:num_known_tokens]
         self.newest = int(self.token_ids[self.num_tokens - 1])  # the last token id, as a Python int
 
+        self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
+        words: tuple[int, ...] = ()
+        if self.params.bad_words:
+            words = completed_words(self.params.bad_words, self.token_ids[self.num_prompt_tokens : self.num_tokens])
+        if self.num_generated >= self.params.min_tokens:
+            return words
+        return (*self.eos_token_ids, *self.params.stop_token_ids, *words)
+
     @property
     def num_generated(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
@@ -53,6 +66,13 @@ class Slot:
         else:
             self.token_ids[self.num_tokens : end] = token_ids
         self.num_tokens = end
+
+
+def completed_words(bad_words: tuple[tuple[int, ...], ...], generated: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Returns the last token of each word of which all other tokens stand at the end of `generated`."""
+    longest = max(map(len, bad_words)) - 1
+    end = tuple(generated[len(generated) - min(longest, len(generated)) :].tolist())
+    return tuple(word[-1] for word in bad_words if end[len(end) - len(word) + 1 :] == word[:-1] or len(word) == 1)
 
 
 class SlotTable:

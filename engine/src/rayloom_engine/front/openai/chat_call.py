@@ -73,12 +73,13 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     use = wire.tool_use()
     prompt = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")
+    prompt_ids = wire.cut_prompt(prompt.ids, params, text.model.max_model_len)
     parsing = _parser_settings(text, wire, use, prompt)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
     return ChatCall(
         text=text,
-        prompt_ids=tuple(prompt.ids),
+        prompt_ids=tuple(prompt_ids),
         params=params,
         use=use,
         parsing=parsing,

@@ -46,5 +46,9 @@ def _complete_field(name: str, field: dict[str, Any]) -> None:
             if allowed.high is not None:
                 part["maximum"] = allowed.high
     default = _DEFAULTS.get(name)
-    if isinstance(default, int | float) and field.get("default") is None and "Default: " not in field.get("description", ""):
+    if (
+        isinstance(default, int | float)
+        and field.get("default") is None
+        and "Default: " not in field.get("description", "")
+    ):
         field["default"] = default
