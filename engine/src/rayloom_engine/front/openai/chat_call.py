@@ -76,6 +76,10 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     parsing = _parser_settings(text, wire, use, prompt)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
+    form = params.structured_outputs
+    if form is not None and parsing.is_open and parsing.reasoning is not None:
+        form = dataclasses.replace(form, after=parsing.reasoning.end)
+        params = dataclasses.replace(params, structured_outputs=form)
     return ChatCall(
         text=text,
         prompt_ids=tuple(prompt.ids),

@@ -91,8 +91,9 @@ def _request_error(error: ValidationError) -> RequestError:
     if first["type"] == "too_long":
         return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
     given = shown(first["input"])
-    literal = first["type"] == "literal_error"
-    expected = first["ctx"]["expected"].replace("'", '"') if literal else _EXPECTED.get(first["type"])
+    expected = _EXPECTED.get(first["type"])
+    if first["type"] == "literal_error":
+        expected = first["ctx"]["expected"].replace("'", '"')
     if expected is None:
         return RequestError(f"{field}: {first['msg'].lower()}, given {given}", field)
     return RequestError(f"{field} must be {expected}, given {given}", field)
