@@ -17,6 +17,7 @@ from rayloom_engine.front.openai.field_types import (
     LISTS_OF_IDS,
     MAX_DETOKENIZED,
     MESSAGE,
+    TOOL,
     either,
     list_of,
 )
@@ -217,6 +218,7 @@ class TemplateFields(BaseModel):
         None,
         description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
         "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+        json_schema_extra=either({"type": "array", "items": TOOL, "maxItems": MAX_TOOLS}),
     )
 
 
