@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Literal
 
 import anthropic
 import httpx
 import openai
+import pydantic
 import pytest
 
 from rt_message_events import read_messages_stream
@@ -17,6 +20,13 @@ API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
 MODEL = "smollm2-135m"
 QUESTION = "What is the capital of France? Answer in one sentence."
 ANSWER = "The capital of France is Paris."
+CITIES = ["Paris", "Rome"]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "enum": CITIES}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 GREEDY = {"temperature": 0}  # the anthropic client has no parameter for it
 
 
@@ -74,6 +84,39 @@ def test_refusals_of_responses_are_the_clients_own_error_classes(responses: open
     assert tool.value.param == "tools[0].type"
 
 
+def test_a_call_that_is_forced_and_its_output(responses: openai.OpenAI) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}
+    items = [{"role": "user", "content": "What is the weather in Paris?"}]
+    answer = responses.responses.create(
+        model=MODEL, input=items, tools=[tool], tool_choice={"type": "function", "name": "get_weather"}, temperature=0
+    )
+    assert [(item.type, item.name) for item in answer.output] == [("function_call", "get_weather")]
+    call = answer.output[0]
+    assert json.loads(call.arguments)["city"] in CITIES
+    items += [*answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    second = responses.responses.create(model=MODEL, input=items, tools=[tool], temperature=0, max_output_tokens=20)
+    assert second.output_text
+
+
+def test_a_call_that_is_forced_is_streamed(responses: openai.OpenAI) -> None:
+    tool = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}
+    given = {"model": MODEL, "input": "Paris?", "tools": [tool], "tool_choice": "required", "temperature": 0}
+    with responses.responses.stream(**given, parallel_tool_calls=False) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        call = stream.get_final_response().output[0]
+    assert (call.type, call.arguments) == ("function_call", "".join(pieces))
+    assert json.loads(call.arguments)["city"] in CITIES
+
+
+def test_a_form_of_a_response(responses: openai.OpenAI) -> None:
+    class Capital(pydantic.BaseModel):
+        name: Literal["Paris", "Rome"]
+        is_large: bool
+
+    answer = responses.responses.parse(model=MODEL, input=QUESTION, text_format=Capital, temperature=0)
+    assert isinstance(answer.output_parsed, Capital)
+
+
 def test_a_message(messages: anthropic.Anthropic) -> None:
     question = [{"role": "user", "content": QUESTION}]
     answer = messages.messages.create(model=MODEL, max_tokens=30, messages=question, extra_body=GREEDY)
@@ -119,6 +162,32 @@ def test_the_second_request_reads_its_prompt_from_the_cache(messages: anthropic.
     cold, warm = (messages.messages.create(model=MODEL, max_tokens=1, messages=question).usage for _ in range(2))
     assert cold.cache_creation_input_tokens and cold.cache_creation_input_tokens % 16 == 0, "whole blocks"
     assert warm.cache_read_input_tokens and warm.cache_read_input_tokens > cold.cache_read_input_tokens
+
+
+def test_a_tool_that_must_be_used_and_its_result(messages: anthropic.Anthropic) -> None:
+    tool = {"name": "get_weather", "input_schema": SCHEMA, "strict": True}
+    talk = [{"role": "user", "content": "What is the weather in Paris?"}]
+    given = {"model": MODEL, "max_tokens": 60, "tools": [tool], "extra_body": GREEDY}
+    choice = {"type": "tool", "name": "get_weather"}
+    with messages.messages.stream(messages=talk, tool_choice=choice, **given) as stream:
+        answer = stream.get_final_message()
+    assert [(block.type, block.name) for block in answer.content] == [("tool_use", "get_weather")]
+    assert answer.content[0].input["city"] in CITIES
+    assert answer.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "sunny"}
+    talk += [answer.to_param(), {"role": "user", "content": [result]}]
+    assert messages.messages.create(messages=talk, **given).content
+
+
+def test_a_form_of_a_message(messages: anthropic.Anthropic) -> None:
+    answer = messages.messages.create(
+        model=MODEL,
+        max_tokens=60,
+        messages=[{"role": "user", "content": QUESTION}],
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        extra_body=GREEDY,
+    )
+    assert json.loads(answer.content[0].text)["city"] in CITIES
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
