@@ -16,7 +16,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 # between two tokens of a stream stays below twice its usual value, although the times of steps scatter.
 _SHARE = 0.7
 # Beside decodes, several prompts may make a step this many times as long as a step in which they all decode.
-_PACE = 2.3
+_PACE = 2.2
 # A single prompt gets as much time as several if it then needs at most this many steps.
 _FEW_STEPS = 4
 
