@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from rayloom_engine.sampling_params import ContextTooLong
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.model_formats import ModelFormats, model_formats
@@ -23,6 +24,7 @@ class ModelText:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     formats: ModelFormats = field(default_factory=ModelFormats)
+    defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
     kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 
     @classmethod
@@ -34,7 +36,8 @@ class ModelText:
         formats = await asyncio.to_thread(
             model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser
         )
-        return cls(model=model, tokenizer=tokenizer, template=template, formats=formats)
+        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
+        return cls(model=model, tokenizer=tokenizer, template=template, formats=formats, defaults=defaults)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.

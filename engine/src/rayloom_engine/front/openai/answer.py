@@ -190,6 +190,7 @@ async def answer(
     params: SamplingParams,
 ) -> Response:
     """Generates and returns the response. Raises the errors that happen before the response begins."""
+    params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read

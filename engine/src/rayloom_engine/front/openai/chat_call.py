@@ -69,7 +69,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
 
     Raises RequestError that names the field.
     """
-    params = wire.sampling()
+    params = wire.sampling(text.defaults)
     use = wire.tool_use()
     prompt = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")

@@ -147,6 +147,12 @@ class Service:
             self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
             logger.exception("cannot load the tokenizer in %s", model.path)
         else:
+            if words := self.text.defaults.words():
+                logger.info(
+                    "requests that leave settings out get those of the model's generation_config.json: %s; "
+                    "--generation-config none turns this off",
+                    words,
+                )
             self._update()
 
     def _update(self) -> None:
