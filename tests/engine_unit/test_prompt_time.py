@@ -120,7 +120,7 @@ def test_the_time_is_shared_by_running_and_waiting_prompts() -> None:
 
 def test_a_crowd_of_prompts_gets_the_whole_budget() -> None:
     scheduler, _ = _decoding(4)
-    for name in ("p", "q", "r"):
+    for name in ("p", "q", "r", "s"):
         scheduler.add(make_sequence(name, prompt=(ord(name), *range(90))))
     assert sum(_chunks(scheduler.schedule(COSTS))) == 46
 
