@@ -58,9 +58,9 @@ class Backlog:
     def leaves_last_tokens(self, budget: int) -> bool:
         """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
 
-        This is so in a crowd if at least two prompts stay for later steps: a stream that begins in this step would stand
-        still after its first token. It is not so if a prompt that stays is longer than the `budget`: then the stream
-        would stand still for several steps, whether it begins in this one or in the next one.
+        This is so in a crowd if at least two prompts stay for later steps: a stream that begins in this step would
+        stand still after its first token. It is not so if a prompt that stays is longer than the `budget`: then the
+        stream would stand still for several steps, whether it begins in this one or in the next one.
         """
         if not self.is_crowd:
             return False
