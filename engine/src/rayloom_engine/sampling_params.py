@@ -15,6 +15,8 @@ from types import MappingProxyType
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.compile import grammar_of
+from rayloom_engine.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_LOGPROBS = 20  # OpenAI's limit on top_logprobs
@@ -108,6 +110,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None  # the form of the answer; None = any
+    grammar: str = field(init=False, default="")  # of that form; empty if there is none
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():
@@ -125,6 +129,17 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "grammar", self._grammar())
+
+    def _grammar(self) -> str:
+        form = self.structured_outputs
+        if form is None:
+            return ""
+        if not isinstance(form, StructuredOutputs):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs, given {shown(form)}", "structured_outputs"
+            )
+        return grammar_of(form)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -182,6 +197,8 @@ class SamplingParams:
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
+            grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:

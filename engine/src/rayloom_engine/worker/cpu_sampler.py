@@ -93,8 +93,7 @@ def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | 
 
     has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     banned_ids = bias_ids = biases = num_banned = 0
-    if slot.num_generated < params.min_tokens:
-        banned = (*slot.eos_token_ids, *params.stop_token_ids)
+    if slot.allowed is None and (banned := slot.banned_ids):
         banned_ids = address(np.array(banned, dtype=np.int64))
         num_banned = len(banned)
     if params.logit_bias:
@@ -106,6 +105,7 @@ def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | 
         address(slot.token_ids) if has_penalty else 0,
         slot.num_prompt_tokens,
         slot.num_tokens,
+        0 if slot.allowed is None else address(slot.allowed),
         banned_ids,
         bias_ids,
         biases,
