@@ -17,6 +17,8 @@ from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8"]
+ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"]
+ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
@@ -174,6 +176,14 @@ class EngineConfig(BaseModel):
     )
     metrics_prefix: Literal["rayloom", "vllm"] = Field(
         "rayloom", description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
+    tool_parser: ToolParser | None = Field(
+        None, description="Format of the model's tool calls. Default: found from the chat template."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "
+        "template.",
     )
     drain_seconds: float = Field(
         30.0,

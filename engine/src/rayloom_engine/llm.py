@@ -26,6 +26,7 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
@@ -118,6 +119,7 @@ class LLM:
         self._engine = built.engine
         self.model = built.model
         self.tokenizer = Tokenizer.load(folder)
+        self._defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
         self._template = ChatTemplate.load(folder, self.tokenizer.special_tokens)
         self._is_shut_down = False
         self._next_id = 0
@@ -136,6 +138,13 @@ class LLM:
             self._is_shut_down = True
             del self._engine
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the settings of the model's generation_config.json, which `generate` uses if it gets none."""
+        settings: dict[str, Any] = dict(self._defaults.settings)
+        if self._defaults.max_tokens is not None:
+            settings["max_tokens"] = self._defaults.max_tokens
+        return SamplingParams(**settings)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -145,12 +154,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
+        Without sampling_params those of `get_default_sampling_params` are used, cut to the room in the context.
         Raises RequestError if one of the prompts cannot be computed; then none is.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
-        return self._run(texts, ids, _params_for(sampling_params, len(many), SamplingParams()), use_tqdm)
+        params = _params_for(sampling_params, len(many), self._defaults_for(ids, SamplingParams().max_tokens))
+        return self._run(texts, ids, params, use_tqdm)
 
     def chat(
         self,
@@ -161,15 +172,24 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params an answer may be as long as the context allows. Raises RequestError as `generate` does.
+        Without sampling_params those of the model's generation_config.json are used, and an answer may be as long as
+        they or the context allow. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")
         many = _many_conversations(messages)
         texts = [self._template.render(conversation) for conversation in many]
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        params = _params_for(sampling_params, len(many), SamplingParams(max_tokens=None))
+        params = _params_for(sampling_params, len(many), self._defaults_for(ids, None))
         return self._run(list(texts), ids, params, use_tqdm)
+
+    def _defaults_for(self, prompts: list[list[int]], max_tokens: int | None) -> SamplingParams:
+        """Returns the default SamplingParams for these prompts. `max_tokens`: the default if the model has none."""
+        settings: dict[str, Any] = dict(self._defaults.settings)
+        if self._defaults.max_tokens is None or not prompts:
+            return SamplingParams(max_tokens=max_tokens, **settings)
+        params = SamplingParams(max_tokens=None, **settings)
+        return self._defaults.with_length(params, prompts, self.model.max_model_len, None)
 
     def _run(
         self, texts: list[str | None], prompts: list[list[int]], params: list[SamplingParams], use_tqdm: bool

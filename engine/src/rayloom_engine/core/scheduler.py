@@ -139,7 +139,7 @@ class Scheduler:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
         If plans are in flight, None means that the next plan has to wait for their results. `costs`: limit the tokens
-        of prompts beside decodes (prompt_time.py); None: only the token budget limits them.
+        of prompts beside decodes (backlog.py); None: only the token budget limits them.
         """
         if len(self._in_flight) == self.config.depth:
             return None

@@ -61,7 +61,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await refusal.response()(scope, body.receive, send_with_id)
+            await refusal.response(scope["path"])(scope, body.receive, send_with_id)
             return
         num_keys = len(set(self._api_keys.accepted))
         state["tenant"] = tenant_of_key(api_key(headers), num_keys)

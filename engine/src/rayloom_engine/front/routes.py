@@ -5,6 +5,16 @@ The router serves this table, and the OpenAPI document describes it. A new endpo
 
 from __future__ import annotations
 
+from rayloom_engine.front.anthropic.endpoint import count_tokens, messages
+from rayloom_engine.front.anthropic.request import CountTokensRequest, MessagesRequest
+from rayloom_engine.front.document.agent_answers import (
+    AnthropicErrorAnswer,
+    CountTokensAnswer,
+    MessageAnswer,
+    MessageEvent,
+    ResponseAnswer,
+    ResponseEvent,
+)
 from rayloom_engine.front.document.answers import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -29,6 +39,8 @@ from rayloom_engine.front.openai.tokens import detokenize, tokenize, tokenizer_i
 from rayloom_engine.front.openai.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.operations.health import engine_version, health, load, metrics, ready
 from rayloom_engine.front.operations.server_info import FORMATS, server_info
+from rayloom_engine.front.responses.endpoint import responses
+from rayloom_engine.front.responses.request import ResponsesRequest
 
 _HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -66,6 +78,56 @@ ROUTES: tuple[ApiRoute, ...] = (
             "greedy": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0},
             "score": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
         },
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/responses",
+        handler=responses,
+        tag="Generation",
+        summary="The answer to a conversation in OpenAI's Responses API, whole or streamed",
+        request=ResponsesRequest,
+        answer=ResponseAnswer,
+        events=ResponseEvent,
+        last_event="`response.completed`, `response.incomplete` or `error`",
+        statuses=OF_GENERATION,
+        needs_key=True,
+        is_generation=True,
+        examples={
+            "whole": {"input": "Hello", "max_output_tokens": 32},
+            "streamed": {"instructions": "Be brief.", "input": _HELLO, "stream": True, "max_output_tokens": 32},
+        },
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/messages",
+        handler=messages,
+        tag="Generation",
+        summary="The answer to a conversation in Anthropic's Messages API, whole or streamed",
+        request=MessagesRequest,
+        answer=MessageAnswer,
+        events=MessageEvent,
+        last_event="`message_stop` or `error`",
+        errors=AnthropicErrorAnswer,
+        statuses=OF_GENERATION,
+        needs_key=True,
+        is_generation=True,
+        examples={
+            "whole": {"messages": _HELLO, "max_tokens": 32},
+            "streamed": {"system": "Be brief.", "messages": _HELLO, "max_tokens": 32, "stream": True},
+        },
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        handler=count_tokens,
+        tag="Tokens",
+        summary="The number of prompt tokens of a request in Anthropic's Messages API",
+        request=CountTokensRequest,
+        answer=CountTokensAnswer,
+        errors=AnthropicErrorAnswer,
+        statuses=OF_MODEL_REQUESTS,
+        needs_key=True,
+        examples={"text": {"messages": _HELLO}},
     ),
     ApiRoute(
         method="GET",

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rayloom_engine.front.document.answers import ErrorAnswer
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -26,6 +28,8 @@ class ApiRoute:
     request: type[BaseModel] | None = None  # body of a request; None if it has none
     answer: type[BaseModel] | None = None  # JSON body with status 200
     events: type[BaseModel] | None = None  # the `data:` of each event, if the answer can be a stream
+    last_event: str = "[DONE]"  # of a stream, in words
+    errors: type[BaseModel] = ErrorAnswer  # body of an answer with a status of 400 or more
     text: str = ""  # media type of an answer that is not JSON
     statuses: frozenset[int] = frozenset()  # of errors, besides those that every path has
     needs_key: bool = False  # if API keys are set

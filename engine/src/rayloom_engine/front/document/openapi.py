@@ -12,7 +12,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from rayloom_engine.front.document.answers import ErrorAnswer
 from rayloom_engine.front.document.api_route import ApiRoute
 from rayloom_engine.front.document.statuses import MEANINGS, OF_ALL
 
@@ -60,7 +59,7 @@ def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
 
     They replace FastAPI's, which lack those of events, and in which large integers are rounded.
     """
-    models: set[type[BaseModel]] = {ErrorAnswer}
+    models: set[type[BaseModel]] = {route.errors for route in routes}
     for route in routes:
         models.update(model for model in (route.request, route.answer, route.events) if model is not None)
     wanted = [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)]
@@ -117,12 +116,12 @@ def _responses(route: ApiRoute) -> dict[int | str, dict[str, Any]]:
     if route.text:
         success["content"] = {route.text: {"schema": {"type": "string"}}}
     if route.events is not None:
-        success["description"] = "The answer; with `stream` true, events whose `data:` lines are chunks, then [DONE]."
+        success["description"] = f"The answer; with `stream` true, events. The last is {route.last_event}."
         success["content"] = {"text/event-stream": {"schema": {"$ref": _SCHEMAS + route.events.__name__}}}
     statuses = OF_ALL | route.statuses | ({401} if route.needs_key else frozenset())
     responses: dict[int | str, dict[str, Any]] = {200: success}
     for status in sorted(statuses):
-        responses[status] = {"model": ErrorAnswer, "description": MEANINGS[status]}
+        responses[status] = {"model": route.errors, "description": MEANINGS[status]}
     return responses
 
 

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rayloom_engine.front.generation.deltas import ChoiceResult
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.text.message_parsing.message import Message
-from rayloom_engine.text.message_parts import MessageParser, MessagePart
+from rayloom_engine.text.message_parsing.parser import TextParser
+from rayloom_engine.text.message_parts import MessagePart, Reasoning
 from rayloom_engine.text.output_decoder import TextDelta
 
 
 class ChoiceReader:
     """The state of one choice. For a whole answer use `message`, for a stream `add`, never both."""
 
-    def __init__(self, parser: MessageParser, *, has_forced_call: bool = False) -> None:
-        """`has_forced_call`: the request names the function that the model calls."""
+    def __init__(
+        self,
+        parser: TextParser,
+        text: ModelText,
+        *,
+        skips_special_tokens: bool = True,
+        has_reasoning: bool = True,
+        has_named_call: bool = False,
+    ) -> None:
+        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to call."""
         self._parser = parser
-        self._has_forced_call = has_forced_call
-        self.num_reasoning_tokens = 0  # tokens of the choice so far that belong to its reasoning
+        self._has_reasoning = has_reasoning
+        self._has_named_call = has_named_call
+        self._counter = ReasoningCounter(text, skips_special_tokens=skips_special_tokens)
 
     def add(self, delta: TextDelta) -> list[MessagePart]:
         """Returns the parts that are certain after `delta`. The last delta has a finish_reason."""
         parts = self._parser.add(delta.text)
         if delta.finish_reason is not None:
             parts += self._parser.finish()
-        return parts
+        self._counter.add(delta.text, delta.token_ids, self._parser.reasoning_end)
+        if self._has_reasoning:
+            return parts
+        return [part for part in parts if not isinstance(part, Reasoning)]
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of the choice's tokens so far that belong to its reasoning, with its tags."""
+        return self._counter.num_tokens
 
     def finish_reason(self, finish_reason: str | None) -> str | None:
-        """Returns OpenAI's finish reason for the sequence's own: "tool_calls" after tool calls that the model chose."""
-        if finish_reason == "stop" and self._parser.num_tool_calls and not self._has_forced_call:
+        """Returns OpenAI's finish reason for the sequence's own: "tool_calls" after calls that the model chose."""
+        if finish_reason == "stop" and self._parser.num_tool_calls and not self._has_named_call:
             return "tool_calls"
         return finish_reason
 
@@ -38,3 +59,45 @@ class ChoiceReader:
         )
         message.add(self.add(delta))
         return message
+
+
+class ReasoningCounter:
+    """Counts the tokens of the reasoning: those that begin before the end of its text.
+
+    The count is exact for byte-level vocabularies. It does not depend on how many tokens come in one delta.
+    """
+
+    def __init__(self, text: ModelText, *, skips_special_tokens: bool) -> None:
+        self._text = text
+        self._skips_special_tokens = skips_special_tokens
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._is_counting = True
+        self.num_tokens = 0
+
+    def add(self, text: str, token_ids: Sequence[int], end: int | None) -> None:
+        """Counts the tokens of a delta. `end`: number of characters of the reasoning; None if it is not over."""
+        if not self._is_counting:
+            return
+        if end == 0:
+            self._is_counting = False
+            self.num_tokens = 0
+            return
+        self._pieces.append(text)
+        self._token_ids += token_ids
+        self.num_tokens = len(self._token_ids)
+        if end is None:
+            return
+        self._is_counting = False
+        num_left = len("".join(self._pieces)[:end].encode())
+        for count, token_id in enumerate(self._token_ids):
+            if num_left <= 0:
+                self.num_tokens = count
+                return
+            num_left -= self._num_bytes(token_id)
+
+    def _num_bytes(self, token_id: int) -> int:
+        tokenizer = self._text.tokenizer
+        if self._skips_special_tokens and tokenizer.is_special(token_id) and token_id not in self._text.kept_ids:
+            return 0
+        return len(tokenizer.token_bytes(token_id))

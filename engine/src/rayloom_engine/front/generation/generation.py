@@ -115,7 +115,7 @@ class Generation:
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
-    def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
+    def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
@@ -123,9 +123,8 @@ class Generation:
             "completion_tokens": num_output,
             "total_tokens": self.num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
-            # All generated tokens count as text, reasoning included.
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": num_reasoning_tokens,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -226,7 +225,9 @@ class Generation:
                 leader = leader or sequence.sequence_id
                 yield _Lane(
                     sequence=sequence,
-                    decoder=OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt, stops),
+                    decoder=OutputDecoder(
+                        text.tokenizer, self.params, model.eos_token_ids, prompt, stops, text.kept_ids
+                    ),
                 )
                 lane += 1
             if lane % LANES_AT_ONCE < self.params.n:

@@ -76,14 +76,22 @@ class Answer(ABC):
         choices = (self.choice(generation, result) for result in results)
         document = self._head(self.full_object)
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
-        document["usage"] = generation.usage()
+        document["usage"] = generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
         return document
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of the tokens written so far that belong to the model's reasoning."""
+        return 0
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Returns a chunk with one choice. With include_usage it has the key `usage`, as in OpenAI's API."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
-            document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
+            usage = (
+                self.generation.usage(self._num_written, self.num_reasoning_tokens) if self.continuous_usage else None
+            )
+            document["usage"] = usage
         return document
 
     def count(self, delta: ChoiceDelta) -> None:
@@ -98,7 +106,8 @@ class Answer(ABC):
         """Returns the last chunk of a stream with include_usage, which has the usage and no choices."""
         if not self.include_usage:
             return []
-        return [{**self._head(self.chunk_object), "choices": [], "usage": self.generation.usage()}]
+        usage = self.generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
+        return [{**self._head(self.chunk_object), "choices": [], "usage": usage}]
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
         """Returns the error object as the last chunk."""
@@ -181,6 +190,7 @@ async def answer(
     params: SamplingParams,
 ) -> Response:
     """Generates and returns the response. Raises the errors that happen before the response begins."""
+    params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read

@@ -18,6 +18,7 @@ from rayloom_engine.front.openai.logprobs import LogprobWriter
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.front.operations.service import Service
+from rayloom_engine.text.message_parsing.message import Message
 
 
 async def chat_completions(request: Request) -> Response:
@@ -42,6 +43,7 @@ class ChatAnswer(Answer):
         self._wants_logprobs = bool(wire.logprobs)
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
+        self._messages: list[Message] = []  # of a whole answer
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         chunks = []
@@ -81,7 +83,12 @@ class ChatAnswer(Answer):
             choices[0]["token_ids"] = list(text.token_ids)
         return choices
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(reader.num_reasoning_tokens for reader in self._readers)
+
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
+        self._messages = [self._readers[result.index].message(result) for result in results]
         document = super().full(generation, results)
         wants_prompt = generation.params.prompt_logprobs is not None
         document["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs) if wants_prompt else None
@@ -92,7 +99,7 @@ class ChatAnswer(Answer):
         reader = self._readers[result.index]
         return {
             "index": result.index,
-            "message": message_document(reader.message(result)),
+            "message": message_document(self._messages[result.index]),
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
             "finish_reason": reader.finish_reason(result.finish_reason),
             "stop_reason": result.stop_reason,

@@ -6,14 +6,22 @@ write.
 
 from __future__ import annotations
 
+import array
+import dataclasses
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.prompts import chat_prompt
+from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
 from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
-from rayloom_engine.text.message_parsing.plain import PlainParser
+from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
+from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.tools.call_ids import call_id
+from rayloom_engine.text.tools.tool import ToolUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +31,37 @@ class ChatCall:
     text: ModelText  # its detokenizer keeps the special tokens that the parser needs
     prompt_ids: tuple[int, ...]
     params: SamplingParams
+    use: ToolUse
+    parsing: ParserSettings
+    has_reasoning: bool  # the client wants the reasoning
 
     def reader(self, request_id: str, choice: int) -> ChoiceReader:
-        """Returns a new reader of the choice number `choice`. Equal arguments give equal ids of tool calls."""
-        return ChoiceReader(PlainParser())
+        """Returns a new reader of the choice number `choice`.
+
+        For the same request with the same `request_id`, the ids of tool calls are the same again.
+        """
+        origin = f"{request_id}/{self._prompt_digest()}/{choice}"
+        is_short = self.text.formats.tools.short_ids
+        rules = CallRules(
+            schemas=self._schemas,
+            call_id=lambda index: call_id(origin, index, is_short=is_short),
+            max_calls=None if self.use.is_parallel and self.use.mode != "named" else 1,
+        )
+        return ChoiceReader(
+            TextParser(self.parsing, rules),
+            self.text,
+            skips_special_tokens=self.params.skip_special_tokens,
+            has_reasoning=self.has_reasoning,
+            has_named_call=self.use.mode == "named",
+        )
+
+    @property
+    def _schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        return {tool.name: tool.parameters for tool in self.use.tools}
+
+    def _prompt_digest(self) -> str:
+        """Returns a hash of the prompt: clients may send the same request id twice in one conversation."""
+        return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 
 async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
@@ -34,7 +69,33 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
 
     Raises RequestError that names the field.
     """
-    params = wire.sampling()
-    prompt_ids = await chat_prompt(text, wire.messages, wire)
-    check_token_ids(prompt_ids, text.model.vocab_size, "messages")
-    return ChatCall(text=text, prompt_ids=tuple(prompt_ids), params=params)
+    params = wire.sampling(text.defaults)
+    use = wire.tool_use()
+    prompt = await chat_prompt(text, wire.messages, wire)
+    check_token_ids(prompt.ids, text.model.vocab_size, "messages")
+    parsing = _parser_settings(text, wire, use, prompt)
+    if not parsing.is_plain:
+        text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
+    return ChatCall(
+        text=text,
+        prompt_ids=tuple(prompt.ids),
+        params=params,
+        use=use,
+        parsing=parsing,
+        has_reasoning=wire.include_reasoning is not False,
+    )
+
+
+def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:
+    formats = text.formats
+    reasoning = formats.reasoning
+    is_open = reasoning is not None and reasoning.is_open(
+        prompt.text, is_inside_message=bool(wire.continue_final_message)
+    )
+    return ParserSettings(
+        tools=formats.tools if use.mode != "none" else None,
+        reasoning=reasoning,
+        is_harmony=formats.is_harmony,
+        is_open=is_open,
+        hidden=tuple(formats.special_ids) if wire.skip_special_tokens is not False else (),
+    )

@@ -33,7 +33,7 @@ async def completions(request: Request) -> Response:
     text = service.model_text()
     wire = parse_request(CompletionRequest, await read_json(request, service.config.max_body_bytes))
     check_model(service, wire.model)
-    params = wire.sampling()
+    params = wire.sampling(text.defaults)
     given = parse_prompts(wire.prompt)
     # Check the number of prompts before tokenising any of them.
     check_num_choices(service.config, len(given) * params.n, request.state.tenant)

@@ -53,7 +53,6 @@ WITHOUT_EFFECT: Mapping[str, WithoutEffect] = MappingProxyType(
                 prompt_cache_key="chooses the server that has the prefix; equal prefixes are reused without it",
                 prompt_cache_retention="time for which a cached prefix is kept; here memory alone limits that time",
                 prompt_cache_options="settings of the prefix cache; it is always on",
-                parallel_tool_calls=_OF_ANOTHER.format("tools"),
             ),
             *_without(
                 "vLLM",
@@ -109,11 +108,12 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
     {
         field.name: field
         for field in (
-            _refused("OpenAI", "tools", "functions that the model may call", []),
-            _refused("OpenAI", "tool_choice", "the function that the model calls", "none"),
-            _refused("OpenAI", "functions", "functions that the model may call", []),
-            _refused("OpenAI", "function_call", "the function that the model calls", "none"),
+            _refused("OpenAI", "functions", "functions that the model may call", [], instead="tools"),
+            _refused("OpenAI", "function_call", "the function that the model calls", "none", instead="tool_choice"),
             _refused("OpenAI", "response_format", "an answer in JSON", {"type": "text"}),
+            _refused("OpenAI", "background", "an answer that is fetched later", False, instead="a stream"),
+            _refused("OpenAI", "previous_response_id", "a stored answer", instead="the earlier items in `input`"),
+            _refused("OpenAI", "conversation", "a stored conversation", instead="the earlier items in `input`"),
             _refused("OpenAI", "audio", "speech in the answer"),
             _refused("OpenAI", "modalities", "speech in the answer", ["text"]),
             _refused("OpenAI", "prediction", "a predicted answer"),
@@ -143,7 +143,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "kv_transfer_params", "a KV cache from another engine"),
             _refused("vLLM", "echo", "the last message in front of a chat's answer", False),
             _refused("vLLM", "thinking_token_budget", "a limit of the model's thoughts"),
-            _refused("vLLM", "include_reasoning", "thoughts in the answer", True),
             _refused("vLLM", "repetition_detection", "an end of the answer when its text repeats"),
             _refused("vLLM", "spaces_between_special_tokens", "blanks between special tokens", True),
             _refused("SGLang", "regex", _CONSTRAINT),

@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     if (wire.prompt is None) == (wire.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if wire.messages is not None:
-        ids = await chat_prompt(text, wire.messages, wire)
+        ids = (await chat_prompt(text, wire.messages, wire)).ids
     else:
         assert wire.prompt is not None
         ids = await text.encode(wire.prompt, add_special_tokens=wire.add_special_tokens is not False)

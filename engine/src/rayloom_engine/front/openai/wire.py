@@ -6,14 +6,26 @@ and ranges here. fields.py lists fields of other APIs; any other field is refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
+from rayloom_engine.front.openai.field_types import (
+    LISTS_OF_IDS,
+    MAX_DETOKENIZED,
+    MESSAGE,
+    either,
+    list_of,
+)
+from rayloom_engine.front.openai.field_types import StopTokenIds as StopTokenIds
+from rayloom_engine.front.openai.field_types import TokenIds as TokenIds
+from rayloom_engine.front.openai.field_types import Whole as Whole
+from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rayloom_engine.front.openai.wire_schema import complete_schema
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -21,66 +33,15 @@ from rayloom_engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-
-MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
-
-
-def whole(value: object) -> object:
-    """Returns a number without a fraction, such as 4.0 or 1e2, as int, because JSON Schema counts it as an integer.
-
-    Returns anything else unchanged.
-    """
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def whole_items(values: object) -> object:
-    """Applies `whole` to the items of a list. A list too long for any field is returned unchanged, to save time."""
-    if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
-        return values
-    return [whole(value) for value in values]
-
-
-def either(*kinds: dict[str, Any]) -> dict[str, Any]:
-    """Returns the JSON Schema of a field whose type pydantic does not check. Every field also allows null."""
-    return {"anyOf": [*kinds, {"type": "null"}]}
-
-
-def _list_of(kind: str) -> dict[str, Any]:
-    return {"type": "array", "items": {"type": kind}}
-
-
-_LISTS_OF_IDS = {"type": "array", "items": _list_of("integer")}
-# A message as the OpenAPI document describes it. text/messages.py checks it.
-MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
-        "content": either(
-            {"type": "string"},
-            {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "required": ["type", "text"],
-                    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                },
-            },
-        ),
-    },
-}
-
-Whole = Annotated[int, BeforeValidator(whole)]
-# fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,
-# and a body can hold millions of them.
-StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
+from rayloom_engine.text.tools.tool import ToolUse
 
 
 class Wire(BaseModel):
     """The fields of every request."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), json_schema_extra=complete_schema)
+
+    least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
     model: str | None = Field(None, description="The served model's name. Default: the served model.")
 
@@ -97,8 +58,6 @@ class StreamOptions(BaseModel):
 
 class GenerationRequest(Wire):
     """The fields that chat and completions have in common."""
-
-    least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
     n: Whole | None = Field(None, description="Choices per prompt.")
     temperature: float | None = Field(
@@ -130,7 +89,7 @@ class GenerationRequest(Wire):
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
         "characters; an empty one ends nothing.",
-        json_schema_extra=either({"type": "string"}, _list_of("string")),
+        json_schema_extra=either({"type": "string"}, list_of("string")),
     )
     stop_token_ids: StopTokenIds | None = Field(
         None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
@@ -177,8 +136,8 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, names: dict[str, str], **settings: Any) -> SamplingParams:
-        """Builds SamplingParams from the request's fields. `settings` take precedence over them.
+    def _sampling(self, names: dict[str, str], defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
+        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` take precedence over them.
 
         `names`: setting -> the name of its field in this request, for error messages. Raises RequestError.
         """
@@ -189,6 +148,8 @@ class GenerationRequest(Wire):
             value = getattr(self, name)
             if value is not None:
                 settings.setdefault(name, value)
+        for name, value in defaults.settings.items():
+            settings.setdefault(name, value)
         try:
             if settings.get("max_tokens") == 0 and self.least_tokens > 0:
                 raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
@@ -251,6 +212,11 @@ class TemplateFields(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, such as `enable_thinking`."
     )
+    tools: list[Any] | None = Field(
+        None,
+        description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
+        "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+    )
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
@@ -266,30 +232,40 @@ class ChatRequest(TemplateFields, GenerationRequest):
     top_logprobs: Whole | None = Field(
         None, description="This many alternatives for each token; needs logprobs. Default: 0."
     )
-    reasoning_effort: str | None = Field(
+    tool_choice: Any = Field(
         None,
-        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
-        "Every other value is refused.",
+        description='"none": no call. "auto": the model chooses. "required": at least one call. '
+        '{"type": "function", "function": {"name": NAME}}: a call of this function. Default: auto if there are tools.',
+        json_schema_extra=either({"type": "string"}, {"type": "object"}),
     )
+    parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None,
+        description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
+        "`enable_thinking` to false, unless chat_template_kwargs has it.",
+    )
+    include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
-        if self.reasoning_effort not in (None, "none"):
-            raise RequestError(
-                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
-                'it to "none"',
-                "reasoning_effort",
-            )
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling({"logprobs": "top_logprobs"}, max_tokens=self.max_tokens, logprobs=num_top)
+        return self._sampling({"logprobs": "top_logprobs"}, defaults, max_tokens=self.max_tokens, logprobs=num_top)
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        names: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            names["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            names["enable_thinking"] = False
         return {**names, **(self.chat_template_kwargs or {})}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools and how the model may use them. Raises RequestError that names the field."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(GenerationRequest):
@@ -299,7 +275,7 @@ class CompletionRequest(GenerationRequest):
         "no prompt, stands for the beginning of a document: the tokens that the tokenizer puts in front of a text. If "
         "there are none, it stands for the first of these that exists: `<|endoftext|>`, the model's beginning token, "
         "its end token.",
-        json_schema_extra=either({"type": "string"}, _list_of("string"), _list_of("integer"), _LISTS_OF_IDS),
+        json_schema_extra=either({"type": "string"}, list_of("string"), list_of("integer"), LISTS_OF_IDS),
     )
     logprobs: Whole | None = Field(
         None, description="Log-probabilities of the answer's tokens, with this many alternatives each. Default: none."
@@ -309,7 +285,7 @@ class CompletionRequest(GenerationRequest):
     )
     best_of: Whole | None = Field(None, description="If given, must be equal to n.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -325,7 +301,7 @@ class CompletionRequest(GenerationRequest):
                     "prompt_logprobs",
                 )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling({}, **settings)
+        return self._sampling({}, defaults, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):
@@ -347,6 +323,10 @@ class TokenizeRequest(TemplateFields, Wire):
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
         return self.chat_template_kwargs or {}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools. Raises RequestError that names the field."""
+        return tool_use(self.tools, None, None)
 
 
 class DetokenizeRequest(Wire):

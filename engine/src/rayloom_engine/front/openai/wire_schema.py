@@ -21,7 +21,7 @@ def complete_schema(schema: dict[str, Any], model: type[Any]) -> None:
     for name, field in properties.items():
         _complete_field(name, field)
         if name in ("max_tokens", "max_completion_tokens"):
-            for part in field["anyOf"]:
+            for part in field.get("anyOf", [field]):
                 if "minimum" in part:
                     part["minimum"] = model.least_tokens
     for unused in WITHOUT_EFFECT.values():
@@ -46,5 +46,5 @@ def _complete_field(name: str, field: dict[str, Any]) -> None:
             if allowed.high is not None:
                 part["maximum"] = allowed.high
     default = _DEFAULTS.get(name)
-    if isinstance(default, int | float) and field.get("default") is None and "Default: " not in field["description"]:
+    if isinstance(default, int | float) and field.get("default") is None and "Default: " not in field.get("description", ""):
         field["default"] = default

@@ -139,7 +139,7 @@ class Service:
 
     async def _load_text(self, model: ServedModel) -> None:
         try:
-            self.text = await ModelText.load(model)
+            self.text = await ModelText.load(model, self.config)
         except (ModelError, OSError) as error:
             self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
@@ -147,6 +147,12 @@ class Service:
             self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
             logger.exception("cannot load the tokenizer in %s", model.path)
         else:
+            if words := self.text.defaults.words():
+                logger.info(
+                    "requests that leave settings out get those of the model's generation_config.json: %s; "
+                    "--generation-config none turns this off",
+                    words,
+                )
             self._update()
 
     def _update(self) -> None:

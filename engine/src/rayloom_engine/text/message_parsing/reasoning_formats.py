@@ -16,11 +16,14 @@ class ReasoningFormat:
     begins_open: bool = False  # the answer begins inside the reasoning, even if the prompt has no start tag at its end
     call_ends_it: bool = True  # a tool call ends the reasoning, too
 
-    def is_open(self, prompt: str) -> bool:
+    def is_open(self, prompt: str, *, is_inside_message: bool = False) -> bool:
         """True if an answer to `prompt` begins inside the reasoning. The prompt's earlier turns do not matter.
 
-        A template that switches the reasoning off ends the prompt with an end tag.
+        A template that switches the reasoning off ends the prompt with an end tag. `is_inside_message`: the prompt ends
+        inside an assistant's message, which the answer continues.
         """
+        if is_inside_message:
+            return prompt.rfind(self.start) > prompt.rfind(self.end)
         end = prompt.rstrip()
         if end.endswith(self.start):
             return True

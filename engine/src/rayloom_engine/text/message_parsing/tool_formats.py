@@ -2,10 +2,9 @@
 
 The text of a message with calls:
 
-  content  [opener]  ([)  call  separator  call  (])  [closer]  content
+  content  opener  [  call  separator  call  ]  closer  content
 
-The brackets stand for a list around the calls. Blanks between these elements mean nothing.
-has an example of each format.
+Here [ and ] are characters: some formats put the calls into a list. Blanks between these elements mean nothing.
 """
 
 from __future__ import annotations

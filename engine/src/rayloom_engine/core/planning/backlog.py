@@ -1,0 +1,82 @@
+"""Backlog: the prompts that a step could compute, and how long they may make the running streams wait.
+
+A step with a whole token budget of prompts takes ten to forty times as long on a CPU as one with decodes alone, and
+every stream waits for it. A step with few tokens of prompts reads the same weights as one with many, so prompts that
+are spread over many steps are served later, and fewer sequences decode together. The rules here choose between both by
+the number of streams that would wait and of prompts that would be served earlier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.core.step_seconds import StepSeconds
+
+# Beside decodes, one long prompt makes a step longer by at most this part of the time of the decodes. So the time
+# between two tokens of a stream stays below twice its usual value, although the times of steps scatter.
+_SHARE = 0.7
+# Beside decodes, several prompts may make a step this many times as long as a step in which they all decode.
+_PACE = 2.3
+# A single prompt gets as much time as several if it then needs at most this many steps.
+_FEW_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    num_left: int  # tokens that are not computed yet; >= 1
+    num_tokens: int  # tokens in all
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    num_streams: int  # decodes of sequences that have a token already: their clients would wait for a longer step
+    num_decodes: int  # all decodes of the step
+    prompts: tuple[Prompt, ...]  # in the order in which they are computed; not empty
+
+    @property
+    def size(self) -> int:
+        """The number of prompts, measured in the longest: 1 for a long and a tiny one, 3 for three of one length."""
+        return _size(self.prompts)
+
+    @property
+    def is_crowd(self) -> bool:
+        """True if prompts may use the whole token budget: streams are few beside the prompts that they would delay."""
+        return _is_crowd(self.num_streams, self.prompts)
+
+    def seconds(self, costs: StepSeconds) -> float | None:
+        """Returns by how much prompts may make the step longer; None: by as much as the token budget allows."""
+        if self.is_crowd:
+            return None
+        decode_s = costs.decode_s(self.num_decodes)
+        paced_s = _PACE * costs.decode_s(self.num_decodes + len(self.prompts)) - decode_s
+        longest_s = costs.token_s * max(prompt.num_tokens for prompt in self.prompts)
+        if self.size > 1 or longest_s <= _FEW_STEPS * paced_s:
+            return max(_SHARE * decode_s, paced_s)
+        return _SHARE * decode_s
+
+    def leaves_last_tokens(self, budget: int) -> bool:
+        """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
+
+        This is so if the next step will get a whole `budget` of prompts, too. A stream that begins now would stand
+        still after its first token, together with all that begin now. Where the next step cannot compute the other
+        prompts, streams begin at once: they would have to stand still anyway.
+        """
+        if not self.is_crowd:
+            return False
+        left = budget - self.num_decodes
+        staying = []
+        for prompt in self.prompts:
+            if prompt.num_left > left:
+                staying.append(prompt)
+            left = max(0, left - prompt.num_left)
+        is_short = all(prompt.num_left <= budget for prompt in staying)
+        return len(staying) > 1 and is_short and _is_crowd(self.num_streams, tuple(staying))
+
+
+def _is_crowd(num_streams: int, prompts: tuple[Prompt, ...]) -> bool:
+    return num_streams == 0 or 4 * _size(prompts) >= max(8, 3 * num_streams)
+
+
+def _size(prompts: tuple[Prompt, ...]) -> int:
+    num_tokens = [prompt.num_tokens for prompt in prompts]
+    return int(sum(num_tokens) / max(num_tokens) + 0.5)
