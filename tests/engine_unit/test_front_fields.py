@@ -75,9 +75,14 @@ def test_a_refusal_has_the_cure_in_json() -> None:
     assert refusal(ChatRequest, response_format={"type": "json_object"}) == (
         'response_format is not supported by this server; leave it out or set it to {"type": "text"}'
     )
-    assert refusal(ChatRequest, tools=[{}]) == "tools is not supported by this server; leave it out or set it to []"
+    assert (
+        refusal(ChatRequest, documents=[{}])
+        == "documents is not supported by this server; leave it out or set it to []"
+    )
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
-    assert refusal(ChatRequest, reasoning_effort=True) == ("reasoning_effort must be a string, given true")
+    assert refusal(ChatRequest, reasoning_effort=True) == (
+        'reasoning_effort must be "none", "minimal", "low", "medium", "high", "xhigh" or "max", given true'
+    )
 
 
 def test_fields_without_effect_change_nothing(front: FrontUnderTest) -> None:
@@ -163,14 +168,18 @@ def test_values_that_openai_allows_and_others_refuse(front: FrontUnderTest) -> N
     assert (submits[0].params.top_p, submits[4].params.temperature) == (0.0, 2.5)
 
 
-def test_reasoning_effort_none_reaches_the_template(front: FrontUnderTest) -> None:
+def test_reasoning_effort_reaches_the_template(front: FrontUnderTest) -> None:
     assert parse_request(ChatRequest, HI).template_names() == {}
     none = {**HI, "reasoning_effort": "none"}
-    assert parse_request(ChatRequest, none).template_names() == {"enable_thinking": False}
+    assert parse_request(ChatRequest, none).template_names() == {"reasoning_effort": "none", "enable_thinking": False}
     both = {**none, "chat_template_kwargs": {"enable_thinking": True, "a": 1}}
-    assert parse_request(ChatRequest, both).template_names() == {"enable_thinking": True, "a": 1}
-    with pytest.raises(RequestError, match=r'reasoning_effort "low" is not supported .* set it to "none"'):
-        parse_request(ChatRequest, {**HI, "reasoning_effort": "low"}).sampling()
+    assert parse_request(ChatRequest, both).template_names() == {
+        "reasoning_effort": "none",
+        "enable_thinking": True,
+        "a": 1,
+    }
+    low = {**HI, "reasoning_effort": "low"}
+    assert parse_request(ChatRequest, low).template_names() == {"reasoning_effort": "low"}
     text = front.do(lambda: front.service.text)
     assert text is not None
     thinker = ChatTemplate("{% if enable_thinking is defined %}no thoughts{% endif %}", {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +24,8 @@ class ThinkingOptions(BaseModel):
     )
     budget_tokens: Whole | None = Field(
         None,
-        description=f"Most tokens of the thinking, for enabled; at least {MIN_THINKING_TOKENS}, below max_tokens.",
+        description=f"For enabled: from {MIN_THINKING_TOKENS} to one less than max_tokens. The budget is not enforced; "
+        "max_tokens limits thinking and answer together.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="Accepted without effect; the answer has the whole thinking."
@@ -79,6 +80,8 @@ class CountTokensRequest(PromptFields):
 
 
 class MessagesRequest(PromptFields, ExtraFields):
+    least_tokens: ClassVar[int] = 1
+
     max_tokens: Whole = Field(description="Most tokens of the answer, thinking included; at least 1.")
     stop_sequences: list[str] | None = Field(None, description="Texts that end the answer, as `stop` in a chat.")
     temperature: float | None = as_in_chats("temperature")

@@ -91,11 +91,9 @@ def _request_error(error: ValidationError) -> RequestError:
     if first["type"] == "too_long":
         return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
     given = shown(first["input"])
-    if first["type"] == "literal_error":
-        return RequestError(
-            f"{field} must be {first['ctx']['expected'].replace(chr(39), chr(34))}, given {given}", field
-        )
     expected = _EXPECTED.get(first["type"])
+    if first["type"] == "literal_error":
+        expected = first["ctx"]["expected"].replace("'", '"')
     if expected is None:
         return RequestError(f"{field}: {first['msg'].lower()}, given {given}", field)
     return RequestError(f"{field} must be {expected}, given {given}", field)

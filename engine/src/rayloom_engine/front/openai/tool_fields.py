@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
 MAX_TOOLS = 128  # OpenAI's limit
-MAX_TOOL_CHARS = 256 * 1024  # of all names, descriptions and schemas together
-MAX_DEPTH = 64  # of values in each other
+MAX_TOOL_BYTES = 256 * 1024  # of all tools together
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("none", "auto", "required")
 
@@ -57,15 +58,15 @@ def _chosen_name(tool_choice: object) -> object:
 def _tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} tools, at most {MAX_TOOLS} are allowed", "tools")
-    num_left = MAX_TOOL_CHARS
+    num_left = MAX_TOOL_BYTES
     parsed: dict[str, Tool] = {}
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
-        num_left -= _num_chars(tool, where)
+        num_left -= len(msgspec.json.encode(tool))
         if num_left < 0:
             raise RequestError(
-                f"the tools have more than {MAX_TOOL_CHARS} characters together; shorten descriptions and schemas, or "
-                "send fewer tools",
+                f"tools has more than {MAX_TOOL_BYTES} bytes of JSON; shorten descriptions and schemas, or send fewer "
+                "tools",
                 "tools",
             )
         checked = _tool(tool, where)
@@ -119,20 +120,3 @@ def _parameters(parameters: object, where: str) -> Mapping[str, Any]:
             f'{where}.type must be "object", because arguments have names, given {shown(kind)}', f"{where}.type"
         )
     return {"type": "object", **parameters}
-
-
-def _num_chars(value: object, where: str) -> int:
-    """Returns the size of a tool. Raises RequestError if it is nested too deeply."""
-    num_chars = 0
-    open_values: list[tuple[object, int]] = [(value, 0)]
-    while open_values and num_chars <= MAX_TOOL_CHARS:
-        value, depth = open_values.pop()
-        if depth > MAX_DEPTH:
-            raise RequestError(f"{where} has more than {MAX_DEPTH} values in each other; flatten its schema", where)
-        if isinstance(value, Mapping):
-            num_chars += sum(map(len, value))
-            open_values += ((item, depth + 1) for item in value.values())
-        elif isinstance(value, list):
-            open_values += ((item, depth + 1) for item in value)
-        num_chars += len(value) if isinstance(value, str) else 4
-    return num_chars

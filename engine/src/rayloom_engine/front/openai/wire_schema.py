@@ -46,5 +46,6 @@ def _complete_field(name: str, field: dict[str, Any]) -> None:
             if allowed.high is not None:
                 part["maximum"] = allowed.high
     default = _DEFAULTS.get(name)
-    if isinstance(default, int | float) and field.get("default") is None and "Default: " not in field.get("description", ""):
+    says_default = field.get("default") is not None or "Default: " in field.get("description", "")
+    if isinstance(default, int | float) and not says_default:
         field["default"] = default
