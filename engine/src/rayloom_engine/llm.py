@@ -15,19 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.sequence import CORRUPT
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.grammar.validate import validate_here
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
+from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
@@ -200,16 +203,20 @@ class LLM:
         sequences = []
         for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
+            if sampling.structured_outputs is not None:
+                validate_here(sampling.grammar, sampling.structured_outputs.field)
             shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity
             seed = secrets.randbits(62)
             leader = None
             stops = StopAutomaton(sampling.stop_strings)
+            bad_words = bad_word_ids(self.tokenizer, sampling.bad_word_strings)
             for index in range(sampling.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
                 decoding = sampling.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
+                decoding = msgspec.structs.replace(decoding, bad_words=bad_words)
                 decoder = OutputDecoder(self.tokenizer, sampling, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(
@@ -241,6 +248,8 @@ class LLM:
                 for output in self._engine.step():
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
+                    if output.finish_reason == BROKEN_FORM:
+                        raise RequestError(output.message, "structured_outputs")
                     if choices[output.sequence_id].add(output):
                         if output.finish_reason is None:  # a stop string ended it, which the engine does not see
                             self._engine.abort(output.sequence_id)
