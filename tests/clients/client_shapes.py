@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
 ANSWER = "The capital of France is Paris."
-DESCRIBE = "Describe one person as JSON."
+# Holds the JSON of a folder, so that the model ends the recursion.
+DESCRIBE = 'Copy this JSON, or describe a person as JSON: {"name": "etc", "folders": []}'
 
 Word = Annotated[str, Field(max_length=12)]
 

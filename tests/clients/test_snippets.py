@@ -23,6 +23,8 @@ def test_a_snippet_works(block: Block, server_url: str) -> None:
     assert PRINTED_URL in block.text
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(block.text.replace(PRINTED_URL, server_url), block.name, "exec"), {"__name__": "__main__"})
+        # Without dont_inherit, the annotations of the snippet's classes would be texts, as those of this file.
+        code = compile(block.text.replace(PRINTED_URL, server_url), block.name, "exec", dont_inherit=True)
+        exec(code, {"__name__": "__main__"})
     assert printed.getvalue().strip()
     assert "Paris" in printed.getvalue() or "What is the capital of France?" not in block.text
