@@ -28,9 +28,10 @@ def test_message(client: anthropic.Anthropic) -> None:
     message = client.messages.create(**fields(QUESTION))
     assert [block.text for block in message.content] == [ANSWER]
     assert message.stop_reason == "end_turn"
-    # Tokens of the prompt that were cached are counted apart.
-    assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == 42
-    assert message.usage.output_tokens == 8
+    # The prompt's tokens that were read from the cache, or put into it, are counted apart.
+    usage = message.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens == 42
+    assert usage.output_tokens == 8
 
 
 @pytest.mark.feature("messages")

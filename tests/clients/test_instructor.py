@@ -7,7 +7,7 @@ from typing import Any
 import instructor
 import openai
 import pytest
-from client_shapes import DESCRIBE, MODEL, Folder, Large, Person
+from client_shapes import DESCRIBE, MODEL, Folder, Large, Person, Place
 from pydantic import BaseModel
 
 
@@ -39,5 +39,6 @@ def test_tools(base_url: str, mode: instructor.Mode, shape: type[BaseModel]) -> 
 
 @pytest.mark.feature("streaming")
 def test_parts_of_a_shape(base_url: str) -> None:
-    *_, last = created(base_url, instructor.Mode.TOOLS, instructor.Partial[Person], stream=True)
-    Person.model_validate(last.model_dump())
+    # Without an Enum: instructor's Partial refuses the texts of one.
+    *_, last = created(base_url, instructor.Mode.TOOLS, instructor.Partial[Place], stream=True)
+    Place.model_validate(last.model_dump())
