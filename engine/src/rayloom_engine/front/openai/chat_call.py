@@ -76,6 +76,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     use = wire.tool_use()
     prompt = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")
+    prompt_ids = wire.cut_prompt(prompt.ids, params, text.model.max_model_len)
     parsing = _parser_settings(text, wire, use, prompt)
     params = _constrained(params, use, text.formats, parsing)
     if not parsing.is_plain:
@@ -86,7 +87,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
         params = dataclasses.replace(params, structured_outputs=form)
     return ChatCall(
         text=text,
-        prompt_ids=tuple(prompt.ids),
+        prompt_ids=tuple(prompt_ids),
         params=params,
         use=use,
         parsing=parsing,
