@@ -25,7 +25,7 @@ Include = Literal[
 class Nested(BaseModel):
     """Base of the objects inside a request."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
 
 class ResponseStreamOptions(Nested):
