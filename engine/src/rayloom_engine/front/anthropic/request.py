@@ -16,7 +16,7 @@ _TEXT_OR_BLOCKS: dict[str, Any] = {
 
 
 class ThinkingOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description='"disabled": the model does not think, if its template can ask for that. "adaptive": as if the '
@@ -33,7 +33,7 @@ class ThinkingOptions(BaseModel):
 
 
 class OutputOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     effort: str | None = as_in_chats("reasoning_effort")
     format: dict[str, Any] | None = Field(
@@ -42,7 +42,7 @@ class OutputOptions(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
     type: Literal["auto", "any", "tool", "none"] = Field(
         description='"auto": the model decides. "any": it calls a tool. "tool": it calls the tool `name`. "none": it '
@@ -54,8 +54,6 @@ class ToolChoice(BaseModel):
 
 class PromptFields(Wire):
     """The fields that decide the prompt."""
-
-    model_config = ConfigDict(defer_build=True)
 
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are user, assistant and "

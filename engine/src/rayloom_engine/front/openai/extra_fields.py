@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from rayloom_engine.front.openai.sampling_fields import AllowedTokenIds, BadWords
 from rayloom_engine.front.openai.wire import ChatRequest, StopTokenIds, Whole, Wire
@@ -19,12 +19,7 @@ def as_in_chats(name: str) -> Any:
 
 
 class ExtraFields(Wire):
-    """Base of both requests. The values are passed on to the chat request.
-
-    The first request builds pydantic's validators, because the start of a front is part of a recovery.
-    """
-
-    model_config = ConfigDict(defer_build=True)
+    """Base of both requests. The values are passed on to the chat request."""
 
     min_p: float | None = as_in_chats("min_p")
     repetition_penalty: float | None = as_in_chats("repetition_penalty")

@@ -25,7 +25,7 @@ Include = Literal[
 class Nested(BaseModel):
     """Base of the objects inside a request."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class ResponseStreamOptions(Nested):
