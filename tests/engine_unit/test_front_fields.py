@@ -73,8 +73,8 @@ def test_a_refusal_has_the_cure_in_json() -> None:
         "use_beam_search is not supported by this server; leave it out or set it to false"
     )
     assert (
-        refusal(ChatRequest, documents=[{}])
-        == "documents is not supported by this server; leave it out or set it to []"
+        refusal(ChatRequest, logits_processors=[{}])
+        == "logits_processors is not supported by this server; leave it out or set it to []"
     )
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
     assert refusal(ChatRequest, reasoning_effort=True) == (
