@@ -58,6 +58,8 @@ def _params(vocab_size: int) -> st.SearchStrategy[dict]:
             ),
             "min_tokens": st.just(4),
             "stop_token_ids": st.lists(token_ids, max_size=3).map(tuple),
+            "bad_words": st.lists(token_ids, max_size=3).map(lambda ids: tuple((token_id,) for token_id in ids)),
+            "allowed_token_ids": st.lists(token_ids, min_size=1, max_size=5).map(tuple),
         },
     )
 
@@ -107,6 +109,10 @@ def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.Data
     if slot.allowed is not None:
         bits = np.unpackbits(slot.allowed.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
         assume(bool(logits[0][torch.from_numpy(bits)].isfinite().any()))
+    adjusted_V = logits[0].clone()
+    adjust_logits(adjusted_V, slot)
+    if not adjusted_V.isfinite().any():
+        return  # the bans left only tokens of which the model itself excludes each; any token may be chosen
     (found,) = CpuSampler(library, vocab_size)(logits, [slot])
     (expected,) = Sampler(vocab_size, CPU)(logits.clone(), [slot])
     if found is None or expected is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
@@ -29,6 +30,7 @@ from rayloom_engine.grammar.validate import validate_here
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
+from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
@@ -207,12 +209,14 @@ class LLM:
             seed = secrets.randbits(62)
             leader = None
             stops = StopAutomaton(sampling.stop_strings)
+            bad_words = bad_word_ids(self.tokenizer, sampling.bad_word_strings)
             for index in range(sampling.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
                 decoding = sampling.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
+                decoding = msgspec.structs.replace(decoding, bad_words=bad_words)
                 decoder = OutputDecoder(self.tokenizer, sampling, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(

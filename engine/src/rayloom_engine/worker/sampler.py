@@ -1,6 +1,6 @@
 """Sampler: chooses the next token of each sequence from logits, seed, position and the sequence's own ids alone.
 
-It works in vLLM's order: logprobs of the raw logits; mask of the form, min_tokens mask, logit_bias, penalties;
+It works in vLLM's order: logprobs of the raw logits; mask of the form, bans (bans.py), logit_bias, penalties;
 temperature; min_p, top_k, top_p; Gumbel-max. Each row is sampled alone, so its token does not depend on the rest of
 the batch.
 
@@ -16,6 +16,7 @@ import torch
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.slots import Slot
 
@@ -68,6 +69,8 @@ def _is_plain_greedy(slot: Slot) -> bool:
         and slot.allowed is None
         and not params.logit_bias
         and slot.num_generated >= params.min_tokens
+        and not params.bad_words
+        and params.allowed_token_ids is None
         and params.repetition_penalty == 1.0
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
@@ -75,12 +78,13 @@ def _is_plain_greedy(slot: Slot) -> bool:
 
 
 def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
-    """Applies the form's mask, min_tokens, logit_bias and penalties, in place."""
+    """Applies the form's mask, bans, logit_bias and penalties, in place."""
     params = slot.params
-    if slot.allowed is not None:  # without the tokens that min_tokens bans
+    banned = None if slot.allowed is not None else all_banned_ids(slot, logits_V.numel())
+    if slot.allowed is not None:  # without the banned tokens
         _mask_logits(logits_V, slot.allowed)
-    elif banned := slot.banned_ids:
-        logits_V[torch.tensor(banned, device=logits_V.device)] = -torch.inf
+    elif banned is not None:
+        logits_V[torch.from_numpy(banned).to(logits_V.device)] = -torch.inf
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits_V.index_add_(
@@ -173,3 +177,12 @@ def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list
         TokenLogprobs(token_id, logprob, rank, tuple(top[:num]))
         for token_id, logprob, rank, top, num in zip(token_ids, chosen, ranks, tops, num_tops, strict=True)
     ]
+
+
+def with_tokens(entry: TokenLogprobs, logits_V: torch.Tensor, token_ids: tuple[int, ...]) -> TokenLogprobs:
+    """Returns `entry` with other alternatives: its own token first, then `token_ids`, in their order."""
+    log_sum = float(logits_V[entry.token_id]) - entry.logprob
+    logits = logits_V[torch.tensor(token_ids, device=logits_V.device)].tolist()
+    others = zip(token_ids, logits, strict=True)
+    top = ((token_id, logit - log_sum) for token_id, logit in others if token_id != entry.token_id)
+    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ((entry.token_id, entry.logprob), *top))

@@ -23,6 +23,7 @@ class Slot:
         "newest",
         "num_prompt_tokens",
         "num_tokens",
+        "other_ids",
         "params",
         "request_id",
         "token_ids",
@@ -36,6 +37,7 @@ class Slot:
             assert known is not None
             self.params = msgspec.structs.replace(new.params, grammar=known.params.grammar)
         self.form: Form | None = None
+        self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
@@ -53,10 +55,13 @@ class Slot:
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
-        """Tokens that cannot be chosen yet, because of min_tokens."""
+        """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
+        words: tuple[int, ...] = ()
+        if self.params.bad_words:
+            words = completed_words(self.params.bad_words, self.token_ids[self.num_prompt_tokens : self.num_tokens])
         if self.num_generated >= self.params.min_tokens:
-            return ()
-        return (*self.eos_token_ids, *self.params.stop_token_ids)
+            return words
+        return (*self.eos_token_ids, *self.params.stop_token_ids, *words)
 
     @property
     def num_generated(self) -> int:
@@ -75,6 +80,13 @@ class Slot:
         else:
             self.token_ids[self.num_tokens : end] = token_ids
         self.num_tokens = end
+
+
+def completed_words(bad_words: tuple[tuple[int, ...], ...], generated: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Returns the last token of each word of which all other tokens stand at the end of `generated`."""
+    longest = max(map(len, bad_words)) - 1
+    end = tuple(generated[len(generated) - min(longest, len(generated)) :].tolist())
+    return tuple(word[-1] for word in bad_words if end[len(end) - len(word) + 1 :] == word[:-1] or len(word) == 1)
 
 
 class SlotTable:

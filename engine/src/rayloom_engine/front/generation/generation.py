@@ -26,6 +26,7 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.grammar.validate import validate
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
@@ -195,6 +196,7 @@ class Generation:
         model = text.model
         arrival = time.time()
         stops = StopAutomaton(self.params.stop_strings)
+        bad_words = bad_word_ids(text.tokenizer, self.params.bad_word_strings)
         lane = 0
         for prompt in self.prompts:
             decoding = self.params.decoding(
@@ -216,6 +218,7 @@ class Generation:
                     params=msgspec.structs.replace(
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
+                        bad_words=bad_words,
                         # Only the first choice of a prompt computes the prompt's logprobs; the other choices share
                         # them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,

@@ -42,6 +42,7 @@ class ChatAnswer(Answer):
         super().__init__(service, call.text, wire, request_id)
         self._wants_logprobs = bool(wire.logprobs)
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._echo = wire.echoed()
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
         self._messages: list[Message] = []  # of a whole answer
 
@@ -52,6 +53,9 @@ class ChatAnswer(Answer):
             chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
             if self.returns_ids:
                 chunks[0]["prompt_token_ids"] = lazy_ids(self.generation.prompts[0])
+            if self._echo:
+                echo: dict[str, Any] = {"index": delta.index, "delta": {"content": self._echo}}
+                chunks.append(self.chunk({**echo, "logprobs": None, "finish_reason": None}))
         self.count(delta)
         chunks += [self.chunk(choice) for choice in self._choices(delta)]
         return chunks
@@ -97,9 +101,12 @@ class ChatAnswer(Answer):
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
         reader = self._readers[result.index]
+        message = message_document(self._messages[result.index])
+        if self._echo:
+            message["content"] = self._echo + (message["content"] or "")
         return {
             "index": result.index,
-            "message": message_document(self._messages[result.index]),
+            "message": message,
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
             "finish_reason": reader.finish_reason(result.finish_reason),
             "stop_reason": result.stop_reason,

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rayloom_engine.front.openai.sampling_fields import AllowedTokenIds, BadWords
 from rayloom_engine.front.openai.wire import ChatRequest, StopTokenIds, Whole, Wire
 
 
@@ -27,10 +28,13 @@ class ExtraFields(Wire):
     logit_bias: dict[str, Any] | None = as_in_chats("logit_bias")
     seed: Whole | None = as_in_chats("seed")
     stop_token_ids: StopTokenIds | None = as_in_chats("stop_token_ids")
+    bad_words: BadWords | None = as_in_chats("bad_words")
+    allowed_token_ids: AllowedTokenIds | None = as_in_chats("allowed_token_ids")
     min_tokens: Whole | None = as_in_chats("min_tokens")
     ignore_eos: bool | None = as_in_chats("ignore_eos")
     skip_special_tokens: bool | None = as_in_chats("skip_special_tokens")
     include_stop_str_in_output: bool | None = as_in_chats("include_stop_str_in_output")
+    structured_outputs: dict[str, Any] | None = as_in_chats("structured_outputs")
     include_reasoning: bool | None = as_in_chats("include_reasoning")
     chat_template_kwargs: dict[str, Any] | None = as_in_chats("chat_template_kwargs")
     priority: Whole | None = as_in_chats("priority")

@@ -17,6 +17,7 @@ from rayloom_engine.front.openai.field_types import (
     LISTS_OF_IDS,
     MAX_DETOKENIZED,
     MESSAGE,
+    TOOL,
     either,
     list_of,
 )
@@ -24,6 +25,7 @@ from rayloom_engine.front.openai.field_types import StopTokenIds as StopTokenIds
 from rayloom_engine.front.openai.field_types import TokenIds as TokenIds
 from rayloom_engine.front.openai.field_types import Whole as Whole
 from rayloom_engine.front.openai.form_fields import FormFields
+from rayloom_engine.front.openai.sampling_fields import SamplingFields
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rayloom_engine.front.openai.wire_schema import complete_schema
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -57,7 +59,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
-class GenerationRequest(FormFields, Wire):
+class GenerationRequest(FormFields, SamplingFields, Wire):
     """The fields that chat and completions have in common."""
 
     n: Whole | None = Field(None, description="Choices per prompt.")
@@ -192,6 +194,9 @@ _SAMPLING_FIELDS = (
     "seed",
     "stop",
     "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "logprob_token_ids",
     "min_tokens",
     "max_tokens",
     "ignore_eos",
@@ -210,6 +215,9 @@ class TemplateFields(BaseModel):
     continue_final_message: bool | None = Field(
         None, description="The prompt ends inside the last message; needs add_generation_prompt false. Default: false."
     )
+    documents: list[dict[str, Any]] | None = Field(
+        None, description="Documents for the chat template, which reads them as the variable `documents`."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, such as `enable_thinking`."
     )
@@ -217,6 +225,7 @@ class TemplateFields(BaseModel):
         None,
         description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
         "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+        json_schema_extra=either({"type": "array", "items": TOOL, "maxItems": MAX_TOOLS}),
     )
 
 
@@ -245,6 +254,10 @@ class ChatRequest(TemplateFields, GenerationRequest):
         description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
         "`enable_thinking` to false, unless chat_template_kwargs has it.",
     )
+    echo: bool | None = Field(
+        None,
+        description="The answer's text begins with the last message, if that is the assistant's. Default: false.",
+    )
     include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
 
     def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
@@ -252,12 +265,24 @@ class ChatRequest(TemplateFields, GenerationRequest):
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise RequestError("logprob_token_ids needs logprobs; set logprobs to true", "logprob_token_ids")
         num_top = (self.top_logprobs or 0) if self.logprobs else None
         return self._sampling({"logprobs": "top_logprobs"}, defaults, max_tokens=self.max_tokens, logprobs=num_top)
 
+    def echoed(self) -> str:
+        """Returns the text in front of the answer: with `echo`, that of the assistant's last message."""
+        last = self.messages[-1] if self.echo and self.messages else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            return ""
+        content = last.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
+
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        names: dict[str, Any] = {}
+        names: dict[str, Any] = {} if self.documents is None else {"documents": self.documents}
         if self.reasoning_effort is not None:
             names["reasoning_effort"] = self.reasoning_effort
         if self.reasoning_effort == "none":
@@ -323,7 +348,8 @@ class TokenizeRequest(TemplateFields, Wire):
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        return self.chat_template_kwargs or {}
+        names = {} if self.documents is None else {"documents": self.documents}
+        return {**names, **(self.chat_template_kwargs or {})}
 
     def tool_use(self) -> ToolUse:
         """Returns the tools. Raises RequestError that names the field."""
