@@ -76,8 +76,8 @@ def test_a_refusal_has_the_cure_in_json() -> None:
         'response_format is not supported by this server; leave it out or set it to {"type": "text"}'
     )
     assert (
-        refusal(ChatRequest, documents=[{}])
-        == "documents is not supported by this server; leave it out or set it to []"
+        refusal(ChatRequest, images=[{}])
+        == "images is not supported by this server; leave it out or set it to []"
     )
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
     assert refusal(ChatRequest, reasoning_effort=True) == (
