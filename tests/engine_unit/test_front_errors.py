@@ -211,13 +211,11 @@ def test_bad_prompts_are_refused(front: FrontUnderTest, prompt: object) -> None:
     [
         ("functions", [{}], []),
         ("function_call", "auto", "none"),
-        ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("audio", {}, None),
         ("modalities", ["text", "audio"], ["text"]),
         ("prediction", {"type": "content"}, None),
         ("web_search_options", {}, None),
         ("suffix", "x", None),
-        ("structured_outputs", {"regex": "a"}, None),
         ("chat_template", "{{ 1 }}", None),
     ],
 )

@@ -24,7 +24,7 @@ from rt_front import MODEL, FrontUnderTest, running_front
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 # Of other servers, each of which changes the answer: a grammar, a length, a sampler, thoughts, an adapter.
 CHANGES_THE_ANSWER = (
-    *("regex", "ebnf", "grammar", "json_schema", "stop_regex"),
+    *("grammar", "json_schema", "structural_tag", "stop_regex"),
     *("echo", "logprob_token_ids", "truncation_side", "repetition_detection", "lora_path"),
     *("thinking_token_budget", "include_reasoning", "thinking", "reasoning"),
     *("typical_p", "mirostat", "dry_multiplier", "xtc_probability"),
@@ -72,13 +72,7 @@ def test_a_refusal_has_the_cure_in_json() -> None:
     assert refusal(ChatRequest, use_beam_search=True) == (
         "use_beam_search is not supported by this server; leave it out or set it to false"
     )
-    assert refusal(ChatRequest, response_format={"type": "json_object"}) == (
-        'response_format is not supported by this server; leave it out or set it to {"type": "text"}'
-    )
-    assert (
-        refusal(ChatRequest, images=[{}])
-        == "images is not supported by this server; leave it out or set it to []"
-    )
+    assert refusal(ChatRequest, images=[{}]) == "images is not supported by this server; leave it out or set it to []"
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
     assert refusal(ChatRequest, reasoning_effort=True) == (
         'reasoning_effort must be "none", "minimal", "low", "medium", "high", "xhigh" or "max", given true'

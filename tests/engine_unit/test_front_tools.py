@@ -334,6 +334,42 @@ def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTes
     assert prompt(front) == "Hm.=Hm.;"
 
 
+def grammar(front: FrontUnderTest) -> tuple[str, str]:
+    """The grammar that the last request's answer must follow, and the text before it."""
+    params = front.do(lambda: front.core.submits[-1]).params
+    return params.grammar, params.grammar_after
+
+
+def test_forced_and_strict_calls_have_a_grammar(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    for fields in ({"tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert front.chat(tools=[WEATHER], **fields).status_code == 200
+        assert grammar(front) == ("", "")
+    named = {"type": "function", "function": {"name": "weather"}}
+    for fields in ({"tool_choice": "required"}, {"tool_choice": named}, {"tool_choice": "auto", "tools": [strict]}):
+        assert front.chat(**{"tools": [WEATHER], **fields}).status_code == 200
+        assert "weather" in grammar(front)[0]
+
+
+def test_the_grammar_of_calls_begins_after_open_reasoning(front: FrontUnderTest) -> None:
+    use_template(front, OPEN_TEMPLATE)
+    says(front, f"Hm.</think>\n\n{CALL}")
+    assert message(front, tools=[WEATHER], tool_choice="required")["reasoning"] == "Hm."
+    assert grammar(front)[1] == "</think>"
+    front.chat(tools=[WEATHER], tool_choice="required", reasoning_effort="none")
+    assert grammar(front)[1] == ""
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_for_strict_tools_alone(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    parameters = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
+    assert front.chat(tools=[function(parameters=parameters)], tool_choice="required").status_code == 200
+    refused = front.chat(tools=[function(parameters=parameters, strict=True)]).json()["error"]
+    assert refused["param"] == "tools"
+    assert "uniqueItems" in refused["message"]
+
+
 def function(**changes: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **changes}}
 

@@ -185,6 +185,15 @@ def test_newer_models_of_mistral_write_a_name_and_a_tag() -> None:
     assert is_legal(lark, text * 2)
 
 
+@pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])
+def test_line_ends_may_come_between_reasoning_and_calls(format: ToolFormat) -> None:
+    text = written(format, ("stop", {}))
+    for is_after in (False, True):
+        lark = call_grammar(use_of(STOP), format, {}, is_after_reasoning=is_after)
+        assert is_legal(lark, text)
+        assert is_legal(lark, f"\n\n{text}") is is_after
+
+
 def test_a_keyword_that_cannot_be_enforced_is_an_error_only_for_strict_tools() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for is_strict in (False, True):
@@ -205,7 +214,7 @@ def test_names_with_unusual_characters_are_quoted() -> None:
 
 def test_closed_schemas_allow_only_declared_keys() -> None:
     inner = {"type": "object", "properties": {"x": {}}}
-    assert closed({"properties": {"a": inner}, "$defs": {"d": inner}}) == {
+    assert closed({"properties": {"a": {**inner, "description": "x"}}, "$defs": {"d": inner}, "title": "x"}) == {
         "properties": {"a": {**inner, "additionalProperties": False}},
         "$defs": {"d": {**inner, "additionalProperties": False}},
         "additionalProperties": False,

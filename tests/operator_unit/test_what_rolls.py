@@ -129,6 +129,8 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.maxBodyBytes": (yes(None, 4096),),
     "engine.args.maxOutputTokens": (yes(None, 64),),
     "engine.args.generationConfig": (yes(None, "none"),),
+    "engine.args.toolParser": (yes(None, "hermes"),),
+    "engine.args.reasoningParser": (yes(None, "none"),),
     "engine.args.rootPath": (yes(None, "/llm"),),
     "engine.args.metricsPrefix": (yes(None, "vllm"),),
     "engine.args.logLevel": (yes(None, "debug"),),

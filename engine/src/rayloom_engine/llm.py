@@ -21,11 +21,12 @@ from tqdm import tqdm
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.sequence import CORRUPT
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.grammar.validate import validate_here
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
@@ -202,6 +203,8 @@ class LLM:
         sequences = []
         for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
+            if sampling.structured_outputs is not None:
+                validate_here(sampling.grammar, sampling.structured_outputs.field)
             shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity
             seed = secrets.randbits(62)
             leader = None
@@ -245,6 +248,8 @@ class LLM:
                 for output in self._engine.step():
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
+                    if output.finish_reason == BROKEN_FORM:
+                        raise RequestError(output.message, "structured_outputs")
                     if choices[output.sequence_id].add(output):
                         if output.finish_reason is None:  # a stop string ended it, which the engine does not see
                             self._engine.abort(output.sequence_id)

@@ -15,6 +15,8 @@ from types import MappingProxyType
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.compile import grammar_of
+from rayloom_engine.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_LOGPROBS = 20  # OpenAI's limit on top_logprobs
@@ -116,6 +118,8 @@ class SamplingParams:
     allowed_token_ids: Iterable[int] | None = None  # only these tokens are chosen; kept as a tuple
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None  # the form of the answer; None = any
+    grammar: str = field(init=False, default="")  # of that form; empty if there is none
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():
@@ -147,6 +151,23 @@ class SamplingParams:
         if self.logprob_token_ids and self.logprobs is None:
             raise RequestError("logprob_token_ids needs logprobs; ask for logprobs, too", "logprob_token_ids")
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "grammar", self._grammar())
+
+    def _grammar(self) -> str:
+        form = self.structured_outputs
+        if form is None:
+            return ""
+        if not isinstance(form, StructuredOutputs):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs, given {shown(form)}", "structured_outputs"
+            )
+        if self.allowed_token_ids is not None:
+            raise RequestError(
+                "allowed_token_ids cannot be combined with a form of the answer (response_format, structured_outputs "
+                "or a tool call that must follow); leave one of them out",
+                "allowed_token_ids",
+            )
+        return grammar_of(form)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -218,6 +239,8 @@ class SamplingParams:
             logprobs=0 if self.logprob_token_ids else self.logprobs,
             logprob_token_ids=self.logprob_token_ids,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
+            grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:

@@ -33,6 +33,8 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
     logprob_token_ids: tuple[int, ...] = ()
+    grammar: str = ""  # of the answer, in llguidance's Lark syntax; empty: any answer
+    grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
 
     @property
     def is_greedy(self) -> bool:

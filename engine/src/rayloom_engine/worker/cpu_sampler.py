@@ -107,6 +107,7 @@ def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]
         address(slot.token_ids) if has_penalty else 0,
         slot.num_prompt_tokens,
         slot.num_tokens,
+        0 if slot.allowed is None else address(slot.allowed),
         banned_ids,
         bias_ids,
         biases,

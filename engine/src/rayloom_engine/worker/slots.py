@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.grammar.matcher import Mask
 from rayloom_engine.worker.block_tables import BlockTables
+from rayloom_engine.worker.forms import Form, Forms
 
 
 class Slot:
     """A sequence on a rank. `token_ids[:num_tokens]` is valid. Its KV blocks are in `SlotTable.block_tables`."""
 
     __slots__ = (
+        "allowed",
         "eos_token_ids",
+        "form",
         "newest",
         "num_prompt_tokens",
         "num_tokens",
@@ -24,10 +29,15 @@ class Slot:
         "token_ids",
     )
 
-    def __init__(self, new: NewSlot, known: Slot | None = None) -> None:
-        """`known`: the slot that `new.prompt_of` names."""
+    def __init__(self, new: NewSlot, known: Slot | None = None, forms: Forms | None = None) -> None:
+        """`known`: the slot that `new.prompt_of` names. `forms`: None on a rank that does not sample."""
         self.request_id = new.request_id
         self.params: DecodingParams = new.params
+        if new.has_grammar_of_prompt:
+            assert known is not None
+            self.params = msgspec.structs.replace(new.params, grammar=known.params.grammar)
+        self.form: Form | None = None
+        self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens
@@ -38,8 +48,10 @@ class Slot:
             assert num_known_tokens <= known.num_tokens, f"slot of {known.request_id} knows fewer tokens than it shares"
             self.token_ids[:num_known_tokens] = known.token_ids[:num_known_tokens]
         self.newest = int(self.token_ids[self.num_tokens - 1])  # the last token id, as a Python int
-
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
+        if self.params.grammar and forms is not None:
+            self.form = forms.begin(self.params)
+            self.form.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
@@ -58,6 +70,8 @@ class Slot:
     def append_tokens(self, token_ids: tuple[int, ...]) -> None:
         """Appends at least one token id."""
         end = self.num_tokens + len(token_ids)
+        if self.form is not None:
+            self.form.append(token_ids)
         while end > len(self.token_ids):
             self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
         self.newest = token_ids[-1]
@@ -78,8 +92,10 @@ def completed_words(bad_words: tuple[tuple[int, ...], ...], generated: npt.NDArr
 class SlotTable:
     """Slot number -> Slot. `apply` applies a plan's changes to slots; the runner executes the rest of the plan."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, forms: Forms | None = None) -> None:
+        """`forms`: on the rank that samples, to follow the grammars of its sequences."""
         self.epoch = epoch
+        self.forms = forms
         self.block_tables = BlockTables()
         self._slots: dict[int, Slot] = {}
 
@@ -106,11 +122,11 @@ class SlotTable:
 
     def _add(self, new: NewSlot) -> None:
         if new.prompt_of is None:
-            self._slots[new.slot] = Slot(new)
+            self._slots[new.slot] = Slot(new, forms=self.forms)
             self.block_tables.begin(new.slot, new.block_table)
             return
         known = self._slots[new.prompt_of]
         num_known_blocks = len(self.block_tables.of(new.prompt_of))
         assert new.num_shared_blocks <= num_known_blocks, f"slot of {known.request_id} has fewer blocks than it shares"
-        self._slots[new.slot] = Slot(new, known)
+        self._slots[new.slot] = Slot(new, known, self.forms)
         self.block_tables.begin(new.slot, new.block_table, new.prompt_of, new.num_shared_blocks)

@@ -45,6 +45,14 @@ class EngineArgs(Part):
         description="auto, the default: settings that a request leaves out have the values of the model's "
         "generation_config.json. none: those of the API.",
     )
+    tool_parser: Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"] | None = Field(
+        None, description="Format of the model's tool calls. Default: found from the chat template."
+    )
+    reasoning_parser: Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"] | None = Field(
+        None,
+        description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "
+        "template.",
+    )
     root_path: str | None = Field(
         None,
         pattern=r"^(/[A-Za-z0-9._~-]+)*$",

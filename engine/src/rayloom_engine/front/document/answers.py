@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+WARNINGS = "What of the answer's form cannot be enforced. Only in answers to which it applies, in a stream once."
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -119,6 +120,7 @@ class ChatCompletion(AnswerModel):
     system_fingerprint: str = Field(description="Equal on servers that compute the same tokens.")
     choices: list[ChatChoice]
     usage: Usage
+    warnings: list[str] | None = Field(None, description=WARNINGS)
     prompt_logprobs: PromptLogprobEntries | None
     prompt_token_ids: list[int] | None
 
@@ -160,6 +162,7 @@ class ChatCompletionChunk(AnswerModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice] = Field(description="Empty in the last chunk with include_usage.")
     usage: Usage | None = Field(None, description="With include_usage alone.")
+    warnings: list[str] | None = Field(None, description=WARNINGS)
     prompt_logprobs: PromptLogprobEntries | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -183,6 +186,7 @@ class TextCompletion(AnswerModel):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
+    warnings: list[str] | None = Field(None, description=WARNINGS)
 
 
 class TextChunkChoice(AnswerModel):
@@ -204,6 +208,7 @@ class TextCompletionChunk(AnswerModel):
     system_fingerprint: str
     choices: list[TextChunkChoice]
     usage: Usage | None = None
+    warnings: list[str] | None = Field(None, description=WARNINGS)
 
 
 class ModelCard(AnswerModel):

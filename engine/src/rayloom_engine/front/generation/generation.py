@@ -23,6 +23,7 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
+from rayloom_engine.grammar.validate import validate
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.bad_words import bad_word_ids
@@ -69,6 +70,7 @@ class Generation:
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
+        self.warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
 
@@ -89,6 +91,8 @@ class Generation:
         Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
+        if params.structured_outputs is not None:
+            generation.warnings = await validate(params.grammar, params.structured_outputs.field)
         num_choices = len(generation.prompts) * params.n
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)

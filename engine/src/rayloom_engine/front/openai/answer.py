@@ -61,6 +61,7 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
+        self._has_warned = False  # a chunk has the warnings
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
@@ -77,6 +78,8 @@ class Answer(ABC):
         document = self._head(self.full_object)
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
         document["usage"] = generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
+        if generation.warnings:
+            document["warnings"] = list(generation.warnings)
         return document
 
     @property
@@ -92,6 +95,9 @@ class Answer(ABC):
                 self.generation.usage(self._num_written, self.num_reasoning_tokens) if self.continuous_usage else None
             )
             document["usage"] = usage
+        if self.generation.warnings and not self._has_warned:
+            self._has_warned = True
+            document["warnings"] = list(self.generation.warnings)
         return document
 
     def count(self, delta: ChoiceDelta) -> None:

@@ -18,8 +18,11 @@ from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
 from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
+from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.model_formats import ModelFormats
+from rayloom_engine.text.tools.call_grammar import call_grammar
 from rayloom_engine.text.tools.call_ids import call_id
 from rayloom_engine.text.tools.tool import ToolUse
 
@@ -75,8 +78,13 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")
     prompt_ids = wire.cut_prompt(prompt.ids, params, text.model.max_model_len)
     parsing = _parser_settings(text, wire, use, prompt)
+    params = _constrained(params, use, text.formats, parsing)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
+    form = params.structured_outputs
+    if form is not None and parsing.is_open and parsing.reasoning is not None:
+        form = dataclasses.replace(form, after=parsing.reasoning.end)
+        params = dataclasses.replace(params, structured_outputs=form)
     return ChatCall(
         text=text,
         prompt_ids=tuple(prompt_ids),
@@ -85,6 +93,17 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
         parsing=parsing,
         has_reasoning=wire.include_reasoning is not False,
     )
+
+
+def _constrained(
+    params: SamplingParams, use: ToolUse, formats: ModelFormats, parsing: ParserSettings
+) -> SamplingParams:
+    """Returns the parameters with the grammar of forced or strict calls, if there are any."""
+    after = parsing.reasoning.end if parsing.reasoning is not None and parsing.is_open else ""
+    lark = call_grammar(use, formats.tools, formats.special_ids, is_after_reasoning=bool(after))
+    if lark is None:
+        return params
+    return dataclasses.replace(params, structured_outputs=StructuredOutputs(lark=lark, after=after, field="tools"))
 
 
 def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:

@@ -55,6 +55,24 @@ MESSAGE: dict[str, Any] = {
         ),
     },
 }
+# A tool as the OpenAPI document describes it. tool_fields.py checks it.
+TOOL: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        },
+    },
+}
 
 Whole = Annotated[int, BeforeValidator(whole)]
 # fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,

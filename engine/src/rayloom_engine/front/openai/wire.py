@@ -17,12 +17,14 @@ from rayloom_engine.front.openai.field_types import (
     LISTS_OF_IDS,
     MAX_DETOKENIZED,
     MESSAGE,
+    TOOL,
     either,
     list_of,
 )
 from rayloom_engine.front.openai.field_types import StopTokenIds as StopTokenIds
 from rayloom_engine.front.openai.field_types import TokenIds as TokenIds
 from rayloom_engine.front.openai.field_types import Whole as Whole
+from rayloom_engine.front.openai.form_fields import FormFields
 from rayloom_engine.front.openai.sampling_fields import SamplingFields
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rayloom_engine.front.openai.wire_schema import complete_schema
@@ -57,7 +59,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
-class GenerationRequest(SamplingFields, Wire):
+class GenerationRequest(FormFields, SamplingFields, Wire):
     """The fields that chat and completions have in common."""
 
     n: Whole | None = Field(None, description="Choices per prompt.")
@@ -154,7 +156,7 @@ class GenerationRequest(SamplingFields, Wire):
         try:
             if settings.get("max_tokens") == 0 and self.least_tokens > 0:
                 raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
-            return SamplingParams(**settings)
+            return SamplingParams(**settings, structured_outputs=self.form())
         except RequestError as error:
             raise _renamed(error, names) from error
 
@@ -223,6 +225,7 @@ class TemplateFields(BaseModel):
         None,
         description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
         "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+        json_schema_extra=either({"type": "array", "items": TOOL, "maxItems": MAX_TOOLS}),
     )
 
 

@@ -10,6 +10,7 @@ from rayloom_engine.text.message_parsing.channels import CHANNEL, CONSTRAIN, END
 from rayloom_engine.text.message_parsing.tool_formats import HARMONY, MISTRAL, ToolFormat
 from rayloom_engine.text.tools.call_rules import (
     ANY_TEXT,
+    BLANKS,
     grammar,
     json_rule,
     keyword_arguments,
@@ -25,23 +26,28 @@ MAX_CALLS = 16  # calls of one answer; a weak model would repeat calls up to max
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def call_grammar(use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int]) -> str | None:
+def call_grammar(
+    use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], *, is_after_reasoning: bool = False
+) -> str | None:
     """Returns the grammar that answers must follow; None if they are free.
 
+    `is_after_reasoning`: the grammar begins behind a tag that ends the reasoning, where models write line ends first.
     `special_ids`: tag -> token id, for the tags that are special tokens of the model. Forced calls follow the schemas
     of their tools. Calls that the model chooses follow them if the tool is strict.
     """
     if use.mode == "none" or not (use.is_forced or any(tool.is_strict for tool in use.callable)):
         return None
-    made = _Grammar(use, format, special_ids)
+    made = _Grammar(use, format, special_ids, BLANKS if is_after_reasoning else "")
     return made.forced() if use.is_forced else made.chosen()
 
 
 class _Grammar:
-    def __init__(self, use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], before: str) -> None:
+        """`before`: the expression of the text before the first call or content."""
         self._use = use
         self._format = format
         self._special_ids = special_ids
+        self._before = before
         self._is_single = use.mode == "named" or not use.is_parallel or format is HARMONY
 
     def forced(self) -> str:
@@ -52,10 +58,11 @@ class _Grammar:
             reasoning = f"reasoning: {sequence(analysis, self._tag(START), quoted('assistant'))}"
             return grammar("reasoning? call", reasoning, *self._text_until("thoughts", END), *rules)
         if self._has_shared_opener:
-            return grammar(sequence(self._opener, self._calls()), *rules)
+            return grammar(sequence(self._before, self._opener, self._calls()), *rules)
         tagged = f"tagged: {sequence(self._opener, self._calls())}"
         between = quoted("\n") if self._format.closers else ""
-        return grammar(f"tagged{self._more(sequence(between, 'tagged'))}", tagged, *rules)
+        more = self._more(sequence(between, "tagged"))
+        return grammar(sequence(self._before, f"tagged{more}"), tagged, *rules)
 
     def chosen(self) -> str | None:
         """Returns a grammar for answers of any text, in which calls follow their schemas from the opener on."""
@@ -64,7 +71,9 @@ class _Grammar:
             return None  # a message's header may have many forms
         if self._format.first_openers:
             first = "".join(self._format.first_openers)
-            return grammar(f"{self._calls()} | FREE", rf"FREE: /([^\{first}](.|\n)*)?/", *rules)
+            return grammar(
+                sequence(self._before, f"({self._calls()} | FREE)"), rf"FREE: /([^\{first}](.|\n)*)?/", *rules
+            )
         opener = self._format.openers[0]
         head = self._text_until("head", opener)
         return grammar(f"({sequence('head', self._calls())})* REST", *head, f"REST: {ANY_TEXT}", *rules)

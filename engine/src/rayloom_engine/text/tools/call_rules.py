@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ANY_TEXT = r"/(.|\n)*/"
+BLANKS = r"/[ \t\r\n]{0,16}/"
 # One blank after commas and colons: with free blanks, a weak model would fill the answer with line ends.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 

@@ -9,11 +9,13 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "
 _OF_SCHEMAS = ("properties", "$defs", "definitions")  # keywords with an object of schemas
 _LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords with a list of schemas
 _SINGLE = ("items", "additionalProperties")  # keywords with a schema
+_ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")  # no grammar needs them
 MAX_DEPTH = 64  # of schemas in each other; deeper ones are left as they are
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `schema` with objects that have only declared keys, unless the schema says that others are allowed.
+    Descriptions are left out.
 
     Every value that the result allows is allowed by `schema`. A schema with `allOf` is returned unchanged, because each
     of its parts declares only some of the keys.
@@ -22,9 +24,9 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    result = dict(schema)
     if depth > MAX_DEPTH:
-        return result
+        return dict(schema)
+    result = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
     if isinstance(schema.get("properties"), Mapping) and not any(name in schema for name in _OPEN):
         result["additionalProperties"] = False
     for name in _OF_SCHEMAS:
