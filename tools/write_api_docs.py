@@ -24,6 +24,11 @@ FIELD_TABLES = {
     "chat fields": (("ChatRequest",), ("CompletionRequest",)),
     "completion fields": (("CompletionRequest",), ("ChatRequest",)),
     "stream options": (("StreamOptions",), ()),
+    "responses fields": (("ResponsesRequest",), ("ChatRequest",)),
+    "responses text fields": (("TextOptions",), ()),
+    "responses reasoning fields": (("ReasoningOptions",), ()),
+    "messages fields": (("MessagesRequest",), ("ChatRequest",)),
+    "messages thinking fields": (("ThinkingOptions",), ()),
     "tokenize fields": (("TokenizeRequest",), ()),
     "detokenize fields": (("DetokenizeRequest",), ()),
 }

@@ -29,15 +29,15 @@ def test_beside_one_long_prompt_a_step_takes_at_most_seven_tenths_longer() -> No
     assert _backlog(4, 2048).seconds(COSTS) == pytest.approx(0.7 * 0.13)
 
 
-def test_beside_several_prompts_a_step_takes_at_most_2_3_times_the_step_of_all_of_them() -> None:
-    # 10 streams and 6 prompts: 2.3 x 250 ms for the step, of which 10 decodes take 130 + 6 x 2 ms.
-    assert _backlog(10, *[600] * 6).seconds(COSTS) == pytest.approx(2.3 * 0.25 - 0.142)
+def test_beside_several_prompts_a_step_takes_at_most_2_2_times_the_step_of_all_of_them() -> None:
+    # 10 streams and 6 prompts: 2.2 x 250 ms for the step, of which 10 decodes take 130 + 6 x 2 ms.
+    assert _backlog(10, *[600] * 6).seconds(COSTS) == pytest.approx(2.2 * 0.25 - 0.142)
 
 
 def test_a_short_prompt_gets_as_much_time_as_several_prompts() -> None:
-    # 4 streams and 1 prompt: 2.3 x 132 - 130 = 173.6 ms, 4 times this are 347 tokens.
-    assert _backlog(4, 347).seconds(COSTS) == pytest.approx(0.1736)
-    assert _backlog(4, 348).seconds(COSTS) == pytest.approx(0.091)
+    # 4 streams and 1 prompt: 2.2 x 132 - 130 = 160.4 ms, 4 times this are 320 tokens.
+    assert _backlog(4, 320).seconds(COSTS) == pytest.approx(0.1604)
+    assert _backlog(4, 321).seconds(COSTS) == pytest.approx(0.091)
 
 
 def test_the_rest_of_a_long_prompt_is_not_a_short_prompt() -> None:
@@ -53,11 +53,11 @@ def test_the_rest_of_a_long_prompt_is_not_a_short_prompt() -> None:
         (2, 2, True),
         (3, 2, False),
         (3, 3, True),
-        (16, 11, False),
-        (16, 12, True),
+        (16, 15, False),
+        (16, 16, True),
     ],
 )
-def test_three_quarters_as_many_prompts_as_streams_are_a_crowd(num_streams, num_prompts, is_crowd) -> None:
+def test_at_least_two_prompts_and_as_many_as_streams_are_a_crowd(num_streams, num_prompts, is_crowd) -> None:
     backlog = _backlog(num_streams, *[512] * num_prompts)
     assert backlog.is_crowd == is_crowd
     assert (backlog.seconds(COSTS) is None) == is_crowd
@@ -80,10 +80,10 @@ def test_a_tiny_prompt_beside_a_long_one_lifts_no_limit() -> None:
     [
         (0, [100] * 2, False),  # both end in this step
         (0, [300] * 3, True),  # one ends now and two in the next step
-        (0, [300] * 2, False),  # only one is left for the next step, which is not a crowd
+        (0, [300] * 2, False),  # only one stays for the next step
         (4, [128] * 12, True),  # 3 end now; 9 stay, beside 4 streams
-        (8, [128] * 9, True),  # 3 end now; 6 stay: three quarters of 8
-        (9, [128] * 9, False),  # beside 9 streams, 6 are no crowd
+        (9, [128] * 9, True),  # 3 end now; 6 stay
+        (10, [128] * 9, False),  # 9 prompts are no crowd beside 10 streams
         (1, [2048] * 4, False),  # the next step ends none of them
     ],
 )
@@ -113,9 +113,9 @@ def test_every_limit_lies_between_that_of_a_long_prompt_and_that_of_several(
     assert 1 <= backlog.size <= len(prompts)
     seconds = backlog.seconds(costs)
     least = 0.7 * costs.decode_s(num_decodes)
-    most = 2.3 * costs.decode_s(num_decodes + len(prompts))
+    most = 2.2 * costs.decode_s(num_decodes + len(prompts))
     if seconds is None:
-        assert num_streams == 0 or (backlog.size >= 2 and 4 * backlog.size >= 3 * num_streams)
+        assert num_streams == 0 or (backlog.size >= 2 and backlog.size >= num_streams)
     else:
         assert least <= seconds <= most
     # More streams never let prompts use more of a step.
@@ -202,16 +202,16 @@ def _unlimited() -> LoadedEngine:
     return LoadedEngine(work=StepWork())
 
 
-def test_in_w1_less_than_a_hundredth_of_the_tokens_come_late_and_the_throughput_stays() -> None:
+def test_in_w1_less_than_a_hundredth_of_the_tokens_come_late_and_the_throughput_hardly_falls() -> None:
     seen, unlimited = _seen(W1, LoadedEngine()), _seen(W1, _unlimited())
     usual_ms = unlimited.gap_ms(0.5)
     assert unlimited.gap_ms(0.99) > 10 * usual_ms
-    assert seen.gap_ms(0.99) < 2.4 * usual_ms
-    assert seen.tok_s > 0.97 * unlimited.tok_s
+    assert seen.gap_ms(0.99) < 2.3 * usual_ms
+    assert seen.tok_s > 0.96 * unlimited.tok_s
     assert seen.ttft_ms(0.5) < 1.2 * unlimited.ttft_ms(0.5)
 
 
-def test_in_a_long_w1_no_token_comes_late_but_for_its_start_at_the_same_throughput() -> None:
+def test_in_a_long_w1_no_token_comes_late_but_for_its_start_and_the_throughput_stays() -> None:
     load = replace(W1, num_requests=128)
     seen, unlimited = _seen(load, LoadedEngine()), _seen(load, _unlimited())
     late_ms = 2.4 * unlimited.gap_ms(0.5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rayloom_bench.step import page as step_page
 from rayloom_bench.step.cost import Cost, ElementBytes, StepShape, phase_costs, total
 from rayloom_bench.step.limits import Limits
-from rayloom_bench.step.plot import draw, y_ticks
+from rayloom_bench.step.plot import draw, log_range, y_ticks
 from rayloom_bench.step.rank import STEP_PHASES, StepRank, decode_step, fastest, prefill_steps
 from rayloom_bench.step.sweeps import EXPECTED, LIMIT, MEASURED, TOKEN_PANEL, Line, Panel
 from rayloom_bench.step.table import limit_of_step, table
@@ -116,6 +116,13 @@ def test_the_page_compares_each_point_with_the_limit_and_each_context_with_the_r
     assert "| 8192 | 8.40 | 7.00 | +3.40 | +2.00 | 1.20x | at most 1.1x | missed |" in lines
     assert "## Phases: decode, 1 sequence" in lines and "phase ms" in lines
     assert f"]({step_page.PLOT})" in text and "](" not in step_page.page("A chip.", {}, [])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(230.0, 7900.0, (200.0, 10_000.0)), (1.0, 5.0, (1.0, 5.0)), (0.3, 0.3, (0.2, 0.5))]
+)
+def test_a_logarithmic_axis_ends_at_ticks(low: float, high: float, expected: tuple[float, float]) -> None:
+    assert log_range(low, high) == pytest.approx(expected)
 
 
 @given(low=st.floats(0.01, 1e4), factor=st.floats(1.0, 1e4))

@@ -101,6 +101,25 @@ def test_chats_have_the_described_form(front: FrontUnderTest, document: dict[str
         check(document, "ChatCompletionChunk", chunk)
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"include": ["message.output_text.logprobs"], "enable_response_messages": True}]
+)
+def test_responses_have_the_described_form(
+    front: FrontUnderTest, document: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    check(document, "ResponseAnswer", front.http.post("/v1/responses", json={"input": "Hi", **fields}).json())
+
+
+def test_messages_have_the_described_form(front: FrontUnderTest, document: dict[str, Any]) -> None:
+    body = {"messages": HI, "max_tokens": 30}
+    message = front.http.post("/v1/messages", json=body).json()
+    for block in message["content"]:
+        assert set(block) == {"type", "text", "citations"}
+    check(document, "MessageAnswer", {**message, "content": [{"type": "text"}]})
+    check(document, "CountTokensAnswer", front.http.post("/v1/messages/count_tokens", json={"messages": HI}).json())
+    check(document, "AnthropicErrorAnswer", front.http.post("/v1/messages", json={}).json())
+
+
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2, "echo": True, "return_token_ids": True}])
 def test_completions_have_the_described_form(
     front: FrontUnderTest, document: dict[str, Any], fields: dict[str, Any]

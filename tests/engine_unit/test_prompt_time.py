@@ -120,7 +120,7 @@ def test_the_time_is_shared_by_running_and_waiting_prompts() -> None:
 
 def test_a_crowd_of_prompts_gets_the_whole_budget() -> None:
     scheduler, _ = _decoding(4)
-    for name in ("p", "q", "r"):
+    for name in ("p", "q", "r", "s"):
         scheduler.add(make_sequence(name, prompt=(ord(name), *range(90))))
     assert sum(_chunks(scheduler.schedule(COSTS))) == 46
 
@@ -142,9 +142,9 @@ def test_tenants_share_the_time() -> None:
     scheduler, _ = _decoding(7, max_num_batched_tokens=100)
     scheduler.add(make_sequence("p", prompt=range(100, 190), tenant="a"))
     scheduler.add(make_sequence("q", prompt=range(200, 290), tenant="b"))
-    # 7 decodes: 136.3 ms, and with both prompts 140.5 ms. 2.3 x 140.5 - 136.3 = 186.85 ms are 88 tokens.
+    # 7 decodes: 136.3 ms, and with both prompts 140.5 ms. 2.2 x 140.5 - 136.3 = 172.8 ms are 82 tokens.
     chunks = _chunks(scheduler.schedule(COSTS))
-    assert sum(chunks) == 88
+    assert sum(chunks) == 82
     assert max(chunks) - min(chunks) <= 1
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayloom_bench.machine import busy_percent, processor_name
+from rayloom_bench.report import DISTURBED_PERCENT
 from rayloom_bench.settings import page_file
 
 if TYPE_CHECKING:
@@ -90,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
             args.plot.write_text(drawing, encoding="utf-8")
         if target is not None:
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
+            distrust = " **DISTURBED: do not quote these figures.**" if busy > DISTURBED_PERCENT else ""
             conditions = (
-                f"{machine_line}, {num_threads} threads, {today}, {busy:.0f} % busy before the run. The machine reads "
+                f"{machine_line}, {today}, {busy:.0f} % busy before the run.{distrust} The machine reads "
                 f"{limits.read_bytes_s / 1e9:.1f} GB/s and the library's large product computes "
                 f"{limits.flop_s / 1e9:.0f} GFLOP/s."
             )

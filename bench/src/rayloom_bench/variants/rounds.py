@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import psutil
 
 from rayloom_bench.client import Failure, run_workload
 from rayloom_bench.figures import summarise
 from rayloom_bench.machine import CpuClock, others_percent
 from rayloom_bench.server import Server, ServerFailed, running_server
 from rayloom_bench.workload import Workload, token_prompts
-from rayloom_engine.worker.machine import usable_cores
 
 START_S = 300
 
@@ -90,16 +91,14 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
     outcome = run_workload(endpoint, workload, token_prompts(workload, seed=seed, vocab_size=vocab_size))
     if outcome.failures:
         return list(outcome.failures)
-    after, used_s = CpuClock.read(), server.cpu_seconds() - cpu_s
+    after = CpuClock.read()
+    # The server still runs, so its CPU time is not yet among that of this process's ended descendants.
+    after = replace(after, own_s=after.own_s + server.cpu_seconds() - cpu_s)
     figures = summarise(outcome.records)
     return Sample(
         output_tok_s=figures.output_tok_s,
         communication=(_communication_s(server) - before_s) / figures.wall_s,
-        others_percent=max(
-            0.0,
-            others_percent(clock, after, usable_cores())
-            - 100 * used_s / (after.wall_s - clock.wall_s) / usable_cores(),
-        ),
+        others_percent=others_percent(clock, after, psutil.cpu_count() or 1),
     )
 
 

@@ -31,10 +31,10 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
-    # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
-    logprob_token_ids: tuple[int, ...] = ()
     grammar: str = ""  # of the answer, in llguidance's Lark syntax; empty: any answer
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
+    # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:

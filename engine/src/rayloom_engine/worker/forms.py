@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
@@ -24,6 +25,7 @@ from rayloom_engine.grammar.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+Ids = npt.NDArray[np.int64]
 
 _MAX_GRAMMARS = 32  # kept for later sequences, the most recently used ones
 
@@ -71,7 +73,7 @@ class Form:
         """Adds generated ids."""
         self._waiting += token_ids
 
-    def allowed(self, banned_ids: Sequence[int]) -> Mask | None:
+    def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         """Returns the tokens that may come next, without `banned_ids` unless only these are left; None: all may.
 
         The mask is valid until the next call. Raises GrammarFault if the sequence cannot continue.
@@ -88,7 +90,7 @@ class Form:
             self._fault = GrammarFault(f"the grammar library failed: {type(error).__name__}")
             raise self._fault from error
 
-    def _next_mask(self, banned_ids: Sequence[int]) -> Mask | None:
+    def _next_mask(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         if self._matcher is None:
             self._matcher = self._first.result().copy()
             self._preamble = None if self._endings is None else Preamble(self._endings.result())
@@ -103,15 +105,16 @@ class Form:
                 return self._mask if self._preamble.fill(self._mask) else None
         self._matcher.advance(token_ids)
         self._matcher.fill(self._mask)
-        if banned_ids:
-            self._ban(self._mask, banned_ids)
+        if len(banned_ids):
+            self._ban(self._mask, np.asarray(banned_ids, dtype=np.int64))
         return self._mask
 
-    def _ban(self, mask: Mask, banned_ids: Sequence[int]) -> None:
+    def _ban(self, mask: Mask, banned_ids: Ids) -> None:
         whole = mask.copy()
-        clear(mask, np.array(banned_ids, dtype=np.int64))
+        clear(mask, banned_ids)
         if not mask.any():
-            mask[:] = whole  # the answer is complete, although it has fewer than min_tokens
+            # The answer is complete, although it has fewer than min_tokens, or the form needs what the request bans.
+            mask[:] = whole
 
 
 def _kept(kept: OrderedDict[str, Future[_T]], key: str, make: Callable[[], Future[_T]]) -> Future[_T]:

@@ -25,6 +25,7 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
+from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
 from rayloom_engine.worker.forms import Forms
@@ -103,7 +104,7 @@ class Runner:
             forward_end = time.perf_counter()
             if logits_NV is not None:
                 steps_N = [batch.steps[row] for row in rows]
-                broken = _fill_masks(steps_N)  # after the call that starts the head: a GPU computes meanwhile
+                broken = self._fill_masks(steps_N)  # after the call that starts the head: a GPU computes meanwhile
                 sampled = self._sample(logits_NV, steps_N, corrupt)
         return StepResult(
             step_id=plan.step_id,
@@ -192,19 +193,19 @@ class Runner:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts, corrupt
 
-
-def _fill_masks(steps_N: list[tuple[SlotStep, Slot]]) -> dict[int, BrokenForm]:
-    """Sets the tokens that each slot's form allows next. Returns the slots whose form cannot continue."""
-    broken = {}
-    for step, slot in steps_N:
-        if slot.form is None:
-            continue
-        try:
-            slot.allowed = slot.form.allowed(slot.banned_ids)
-        except GrammarFault as fault:
-            slot.allowed = None
-            broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
-    return broken
+    def _fill_masks(self, steps_N: list[tuple[SlotStep, Slot]]) -> dict[int, BrokenForm]:
+        """Sets the tokens that each slot's form allows next. Returns the slots whose form cannot continue."""
+        broken = {}
+        for step, slot in steps_N:
+            if slot.form is None:
+                continue
+            try:
+                banned = all_banned_ids(slot, self._model.shape.vocab_size)
+                slot.allowed = slot.form.allowed(() if banned is None else banned)
+            except GrammarFault as fault:
+                slot.allowed = None
+                broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
+        return broken
 
 
 def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:

@@ -37,6 +37,7 @@ class Slot:
             assert known is not None
             self.params = msgspec.structs.replace(new.params, grammar=known.params.grammar)
         self.form: Form | None = None
+        self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
@@ -48,7 +49,6 @@ class Slot:
             assert num_known_tokens <= known.num_tokens, f"slot of {known.request_id} knows fewer tokens than it shares"
             self.token_ids[:num_known_tokens] = known.token_ids[:num_known_tokens]
         self.newest = int(self.token_ids[self.num_tokens - 1])  # the last token id, as a Python int
-        self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         if self.params.grammar and forms is not None:
             self.form = forms.begin(self.params)
             self.form.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())

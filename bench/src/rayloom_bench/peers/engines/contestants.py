@@ -23,6 +23,7 @@ from rayloom_engine.models.checkpoint.source import resolve
 MODEL = "builtin://smollm2-135m"
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
+F16_WORKLOADS = ("W1", "W3")  # show whether f16 is faster than bf16, with many users and with one
 # Those for which llama.cpp has slots, and slots that are long enough.
 LLAMA_SWEEPS = tuple(
     workload.name
@@ -114,7 +115,7 @@ def _llama_cpp(name: str, parent: Path, cores: Sequence[int], log: Log) -> Conte
     return Contestant(
         name=name,
         title=f"llama.cpp {kind} (llama-cpp-python {llama_cpp.VERSION})",
-        workload_names=(*ALL_COMPARED, *(LLAMA_SWEEPS if kind == "bf16" else ())),
+        workload_names=(*ALL_COMPARED, *LLAMA_SWEEPS) if kind == "bf16" else F16_WORKLOADS,
         dialect="llama.cpp",
         fields_of=llama_cpp.sampling_fields,
         shown_command=shown(llama_cpp.command(folder, model, num_threads=len(cores), port=0)),

@@ -16,7 +16,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 # between two tokens of a stream stays below twice its usual value, although the times of steps scatter.
 _SHARE = 0.7
 # Beside decodes, several prompts may make a step this many times as long as a step in which they all decode.
-_PACE = 2.3
+_PACE = 2.2
 # A single prompt gets as much time as several if it then needs at most this many steps.
 _FEW_STEPS = 4
 
@@ -36,12 +36,13 @@ class Backlog:
     @property
     def size(self) -> int:
         """The number of prompts, measured in the longest: 1 for a long and a tiny one, 3 for three of one length."""
-        return _size(self.prompts)
+        num_tokens = [prompt.num_tokens for prompt in self.prompts]
+        return int(sum(num_tokens) / max(num_tokens) + 0.5)
 
     @property
     def is_crowd(self) -> bool:
-        """True if prompts may use the whole token budget: streams are few beside the prompts that they would delay."""
-        return _is_crowd(self.num_streams, self.prompts)
+        """True if prompts may use the whole token budget, because no more streams than prompts would wait."""
+        return self.num_streams == 0 or self.size >= max(2, self.num_streams)
 
     def seconds(self, costs: StepSeconds) -> float | None:
         """Returns by how much prompts may make the step longer; None: by as much as the token budget allows."""
@@ -57,9 +58,9 @@ class Backlog:
     def leaves_last_tokens(self, budget: int) -> bool:
         """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
 
-        This is so if the next step will get a whole `budget` of prompts, too. A stream that begins now would stand
-        still after its first token, together with all that begin now. Where the next step cannot compute the other
-        prompts, streams begin at once: they would have to stand still anyway.
+        This is so in a crowd if at least two prompts stay for later steps: a stream that begins in this step would
+        stand still after its first token. It is not so if a prompt that stays is longer than the `budget`: then the
+        stream would stand still for several steps, whether it begins in this one or in the next one.
         """
         if not self.is_crowd:
             return False
@@ -69,14 +70,4 @@ class Backlog:
             if prompt.num_left > left:
                 staying.append(prompt)
             left = max(0, left - prompt.num_left)
-        is_short = all(prompt.num_left <= budget for prompt in staying)
-        return len(staying) > 1 and is_short and _is_crowd(self.num_streams, tuple(staying))
-
-
-def _is_crowd(num_streams: int, prompts: tuple[Prompt, ...]) -> bool:
-    return num_streams == 0 or 4 * _size(prompts) >= max(8, 3 * num_streams)
-
-
-def _size(prompts: tuple[Prompt, ...]) -> int:
-    num_tokens = [prompt.num_tokens for prompt in prompts]
-    return int(sum(num_tokens) / max(num_tokens) + 0.5)
+        return len(staying) > 1 and all(prompt.num_left <= budget for prompt in staying)

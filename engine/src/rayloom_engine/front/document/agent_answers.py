@@ -104,6 +104,7 @@ class ResponseAnswer(AnswerModel):
     top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
+    warnings: list[str] | None = Field(None, description="Parts of `text.format` that cannot be enforced.")
     input_messages: list[RawMessage] | None = Field(None, description="With enable_response_messages.")
     output_messages: list[RawMessage] | None = Field(None, description="With enable_response_messages.")
 

@@ -34,6 +34,7 @@ class ExtraFields(Wire):
     ignore_eos: bool | None = as_in_chats("ignore_eos")
     skip_special_tokens: bool | None = as_in_chats("skip_special_tokens")
     include_stop_str_in_output: bool | None = as_in_chats("include_stop_str_in_output")
+    structured_outputs: dict[str, Any] | None = as_in_chats("structured_outputs")
     include_reasoning: bool | None = as_in_chats("include_reasoning")
     chat_template_kwargs: dict[str, Any] | None = as_in_chats("chat_template_kwargs")
     priority: Whole | None = as_in_chats("priority")

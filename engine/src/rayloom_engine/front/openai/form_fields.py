@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, Field
+from pydantic.config import JsonDict
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.structured_outputs import StructuredOutputs
 
-_OBJECT_OR_TEXT: dict[str, Any] = {
-    "anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}, {"type": "null"}]
-}
+_OBJECT_OR_TEXT: JsonDict = {"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}, {"type": "null"}]}
 _KINDS = ("text", "json_object", "json_schema")
 # Keys of structured_outputs and the values with which they change nothing.
 _VLLM_KEYS: dict[str, tuple[object, ...]] = {

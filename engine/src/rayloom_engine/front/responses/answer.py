@@ -114,6 +114,8 @@ class ResponsesAnswer:
         else:
             response["completed_at"] = int(time.time())
         response["usage"] = self._usage()
+        if self.generation.warnings:
+            response["warnings"] = list(self.generation.warnings)
         return response
 
     def _usage(self) -> dict[str, Any]:
