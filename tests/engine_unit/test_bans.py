@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.bad_words import MAX_SEQUENCES, bad_word_ids
 from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.worker.bans import all_banned_ids
@@ -54,6 +55,17 @@ def test_a_word_is_banned_at_its_last_token(generated: tuple[int, ...], expected
 def test_exactly_the_tokens_that_would_complete_a_word_are_banned(words: list[tuple[int, ...]], ids: list[int]) -> None:
     found = set(completed_words(tuple(words), np.array(ids, dtype=np.int64)))
     assert found == {new for new in range(4) if any((*ids, new)[-len(word) :] == word for word in words)}
+
+
+def test_a_mask_of_a_form_has_the_bans_already() -> None:
+    slot = make_slot(eos=(4,), min_tokens=1)
+    slot.allowed = np.array([0b11110], dtype=np.int32)
+    assert all_banned_ids(slot, VOCAB) is None
+
+
+def test_allowed_tokens_and_a_form_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="cannot be combined"):
+        SamplingParams(allowed_token_ids=[1], structured_outputs=StructuredOutputs(choice=("a", "b")))
 
 
 def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:

@@ -72,10 +72,7 @@ def test_a_refusal_has_the_cure_in_json() -> None:
     assert refusal(ChatRequest, use_beam_search=True) == (
         "use_beam_search is not supported by this server; leave it out or set it to false"
     )
-    assert (
-        refusal(ChatRequest, logits_processors=[{}])
-        == "logits_processors is not supported by this server; leave it out or set it to []"
-    )
+    assert refusal(ChatRequest, images=[{}]) == "images is not supported by this server; leave it out or set it to []"
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
     assert refusal(ChatRequest, reasoning_effort=True) == (
         'reasoning_effort must be "none", "minimal", "low", "medium", "high", "xhigh" or "max", given true'

@@ -161,6 +161,12 @@ class SamplingParams:
             raise RequestError(
                 f"structured_outputs must be StructuredOutputs, given {shown(form)}", "structured_outputs"
             )
+        if self.allowed_token_ids is not None:
+            raise RequestError(
+                "allowed_token_ids cannot be combined with a form of the answer (response_format, structured_outputs "
+                "or a tool call that must follow); leave one of them out",
+                "allowed_token_ids",
+            )
         return grammar_of(form)
 
     @property

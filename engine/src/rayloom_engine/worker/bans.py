@@ -14,7 +14,12 @@ Ids = npt.NDArray[np.int64]
 
 
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
-    """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen."""
+    """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
+
+    None also for a slot with a mask of its form: the form has banned them in the mask.
+    """
+    if slot.allowed is not None:
+        return None
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
     if allowed is None:

@@ -80,10 +80,10 @@ def _is_plain_greedy(slot: Slot) -> bool:
 def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
     """Applies the form's mask, bans, logit_bias and penalties, in place."""
     params = slot.params
-    banned = None if slot.allowed is not None else all_banned_ids(slot, logits_V.numel())
-    if slot.allowed is not None:  # without the banned tokens
+    if slot.allowed is not None:
         _mask_logits(logits_V, slot.allowed)
-    elif banned is not None:
+    banned = all_banned_ids(slot, logits_V.numel())
+    if banned is not None:
         logits_V[torch.from_numpy(banned).to(logits_V.device)] = -torch.inf
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
