@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def _instructions(program: Path, library: Path, workload: str, count: int) -> in
 
 
 def _compiler_version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[0]
 
 
@@ -77,7 +78,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         program = Path(work) / "steps"
         flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source_folder()}")
-        subprocess.run([compiler, *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"], check=True)
+        subprocess.run([*shlex.split(compiler), *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"], check=True)
         counted = {workload: instructions_of_step(program, library, workload) for workload in WORKLOADS}
     version = _compiler_version(compiler)
     if record:
