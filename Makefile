@@ -34,7 +34,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -84,8 +84,11 @@ facts: $(STAMP) ## Write the facts of published models that are part of the oper
 bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
-bench-peers: $(STAMP) ## Measure vLLM and llama.cpp as well, which it installs into the cache (long); ARGS="--rounds 1 --scale 0.25"
-	$(BIN)/rayloom-engine bench peers --page docs/benchmarks $(ARGS)
+bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (20 minutes); ARGS="--short --parts step,peers"
+	$(BIN)/rayloom-engine bench pages --page docs/benchmarks $(ARGS)
+
+peer-tests: $(LIBRARY) ## Run vLLM's own tests of its API on our server and on vLLM, and compare (half an hour); ARGS="--servers rayloom -k chat"
+	@PYTHONPATH=tools $(BIN)/python -m peer_tests $(ARGS)
 
 cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)
 	@$(CLUSTER) up --mode $(MODE)

@@ -1,71 +1,75 @@
-"""Writes the tables of docs/api.md from the code that they describe: `make schemas`.
+"""Writes the tables of docs/api.md from the server's OpenAPI document: `make schemas`.
 
 A table lies between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of the page is written by hand.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
-from rayloom_engine.front.openai.wire import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    GenerationRequest,
-    StreamOptions,
-    TokenizeRequest,
-)
-from rayloom_engine.sampling_params import RANGES, SamplingParams
+from rayloom_engine.front.document.openapi import openapi_document
+from rayloom_engine.front.openai.wire_schema import NO_EFFECT, extensions
+from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
-# Fields that are settings of SamplingParams under another name.
-RANGE_OF = {"max_completion_tokens": "max_tokens", "top_logprobs": "logprobs"}
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingParams)}
+Schema = dict[str, Any]
+# Table -> the requests of which it has the fields that all of them have, and the requests whose fields it leaves out.
+FIELD_TABLES = {
+    "shared fields": (("ChatRequest", "CompletionRequest"), ()),
+    "chat fields": (("ChatRequest",), ("CompletionRequest",)),
+    "completion fields": (("CompletionRequest",), ("ChatRequest",)),
+    "stream options": (("StreamOptions",), ()),
+    "responses fields": (("ResponsesRequest",), ("ChatRequest",)),
+    "responses text fields": (("TextOptions",), ()),
+    "responses reasoning fields": (("ReasoningOptions",), ()),
+    "messages fields": (("MessagesRequest",), ("ChatRequest",)),
+    "messages thinking fields": (("ThinkingOptions",), ()),
+    "tokenize fields": (("TokenizeRequest",), ()),
+    "detokenize fields": (("DetokenizeRequest",), ()),
+}
 
 
-def tables() -> dict[str, str]:
+def the_document() -> Schema:
+    return openapi_document(ROUTES, title="", version="", extensions=extensions())
+
+
+def tables(document: Schema) -> dict[str, str]:
     """Name -> table in Markdown."""
-    shared = set(GenerationRequest.model_fields)
-    return {
-        "shared fields": _fields(GenerationRequest, shared),
-        "chat fields": _fields(ChatRequest, set(ChatRequest.model_fields) - shared),
-        "completion fields": _fields(CompletionRequest, set(CompletionRequest.model_fields) - shared),
-        "stream options": _fields(StreamOptions, set(StreamOptions.model_fields)),
-        "tokenize fields": _fields(TokenizeRequest, set(TokenizeRequest.model_fields)),
-        "detokenize fields": _fields(DetokenizeRequest, set(DetokenizeRequest.model_fields)),
-        "fields without effect": _table(
-            ("field", "known from", "why it changes nothing"),
-            ((f"`{field.name}`", field.origin, field.reason) for field in WITHOUT_EFFECT.values()),
-        ),
-        "refused fields": _table(
-            ("field", "known from", "what it asks for", "accepted besides null", "use instead"),
+    schemas = document["components"]["schemas"]
+    found = {"endpoints": _endpoints(document["paths"])}
+    for table, (models, others) in FIELD_TABLES.items():
+        names = set.intersection(*(_used_fields(schemas[model]) for model in models))
+        for other in others:
+            names -= _used_fields(schemas[other])
+        found[table] = _fields(schemas[models[-1]], {name for name, _ in names})
+    found["fields without effect"] = _table(
+        ("field", "known from", "why it changes nothing"),
+        ((f"`{each['name']}`", each["origin"], each["reason"]) for each in document["x-fields-without-effect"]),
+    )
+    found["refused fields"] = _table(
+        ("field", "known from", "what it asks for", "accepted besides null", "use instead"),
+        (
             (
-                (
-                    f"`{field.name}`",
-                    field.origin,
-                    field.meaning,
-                    ", ".join(f"`{shown(value)}`" for value in field.neutral),
-                    field.instead if " " in field.instead or not field.instead else f"`{field.instead}`",
-                )
-                for field in NOT_IMPLEMENTED.values()
-            ),
+                f"`{each['name']}`",
+                each["origin"],
+                each["meaning"],
+                ", ".join(f"`{shown(value)}`" for value in each["neutral"]),
+                each["instead"] if " " in each["instead"] or not each["instead"] else f"`{each['instead']}`",
+            )
+            for each in document["x-refused-fields"]
         ),
-    }
+    )
+    return found
 
 
 def written(page: str) -> str:
     """`page` with every table as generated from the code. Raises ValueError for a table without a place on it."""
-    for name, table in tables().items():
+    for name, table in tables(the_document()).items():
         pattern = rf"(?<=<!-- begin {name} -->\n).*?(?=<!-- end {name} -->)"
         page, count = re.subn(pattern, table.replace("\\", r"\\"), page, flags=re.DOTALL)
         if count != 1:
@@ -73,41 +77,67 @@ def written(page: str) -> str:
     return page
 
 
-def _fields(model: type[BaseModel], names: set[str]) -> str:
-    properties = model.model_json_schema()["properties"]
+def _endpoints(paths: Schema) -> str:
+    rows: dict[str, list[str]] = {}  # summary -> endpoints
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            place = re.sub(r"{(\w+)}", lambda found: found[1].upper(), path)
+            rows.setdefault(operation["summary"], []).append(f"`{method.upper()} {place}`")
+    return _table(("endpoint", "answer"), ((", ".join(places), summary) for summary, places in rows.items()))
+
+
+def _used_fields(schema: Schema) -> set[tuple[str, str]]:
+    """(name, meaning) of the fields that have an effect. Fields of two requests are the same if both are equal."""
+    return {
+        (name, field.get("description", "")) for name, field in schema["properties"].items() if NO_EFFECT not in field
+    }
+
+
+def _fields(schema: Schema, names: set[str]) -> str:
     rows = []
-    for name, field in model.model_fields.items():
+    for name, field in schema["properties"].items():
         if name not in names:
             continue
-        kind = _kind(properties[name])
-        allowed = RANGES.get(RANGE_OF.get(name, name))
-        meaning, _, default = (field.description or "").partition(" Default: ")
-        words = allowed.words if allowed is not None and kind != "boolean" else ""
-        rows.append((f"`{name}`", kind, words, default.removesuffix(".") or _default(name, field), meaning))
+        meaning, _, default = field.get("description", "").partition(" Default: ")
+        if name in schema.get("required", ()):
+            default = "required"
+        elif not default and field.get("default") is not None:
+            default = f"`{json.dumps(field['default'])}`"
+        rows.append((f"`{name}`", _kind(field), _allowed(field), default.removesuffix("."), meaning))
     return _table(("field", "type", "allowed", "default", "meaning"), rows)
 
 
-def _default(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = DEFAULTS.get(name)
-    if value is None or isinstance(value, tuple | type(dataclasses.MISSING)):
-        return ""
-    return f"`{json.dumps(value)}`"
+def _parts(field: Schema) -> list[Schema]:
+    """The field's possible schemas without null, which every field allows."""
+    return [part for part in field.get("anyOf", [field]) if part.get("type") != "null"]
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """The type in one or two words, without null, which every field allows."""
-    for part in schema.get("anyOf", [schema]):
-        if part.get("type") != "null":
-            break
-    if "$ref" in part:
+def _allowed(field: Schema) -> str:
+    for part in _parts(field):
+        low, high = part.get("minimum"), part.get("maximum")
+        if low is not None:
+            return f"at least {_number(low)}" if high is None else f"from {_number(low)} to {_number(high)}"
+    return ""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _kind(field: Schema) -> str:
+    """The type in a few words."""
+    return " or ".join(dict.fromkeys(map(_one_kind, _parts(field))))
+
+
+def _one_kind(schema: Schema) -> str:
+    if "$ref" in schema:
         return "object"
-    kind = part.get("type", "")
-    if kind == "array":
-        items = part.get("items", {}).get("type", "object")
-        return f"list of {items}s"
-    return str(kind)
+    if schema.get("type") != "array":
+        return str(schema.get("type", "any"))
+    items = schema.get("items", {})
+    if items.get("type") == "array":
+        return f"list of lists of {items['items']['type']}s"
+    return f"list of {items.get('type', 'object')}s"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

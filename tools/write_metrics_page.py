@@ -26,6 +26,11 @@ port. Every sample has the label `model_name`, the name that clients put into `m
 name is vLLM's with the prefix `rayloom:`. Counters survive a restart of the engine's core process and start at zero
 with a new pod.
 
+With `--metrics-prefix vllm` (in an LLMService `engine.args.metricsPrefix: vllm`), the metrics of the last column have
+the prefix `vllm:` instead, and all samples have the label `engine="0"`, as vLLM's. So vLLM's dashboards, triggers of
+KEDA and endpoint pickers of gateways work. The other metrics keep the prefix `rayloom:`. vLLM's times of queue, prefill
+and inference and its sizes of steps have no counterpart.
+
 - **Core**: the engine's process that schedules sequences and allocates KV blocks.
 - **Front**: the engine's process that answers HTTP requests.
 - **Rank**: a process that computes a part of the model, on one accelerator or on the CPU.
@@ -77,15 +82,25 @@ def operator_rows() -> tuple[Row, ...]:
     return metrics.described()
 
 
+def vllm_names() -> set[str]:
+    """The engine's metrics that `--metrics-prefix vllm` renames, by their usual names."""
+    renamed = EngineMetrics("", "vllm").families
+    return {
+        usual.name for usual, other in zip(EngineMetrics("").families, renamed, strict=True) if usual.name != other.name
+    }
+
+
 def page() -> str:
-    return _HEAD + _table(engine_rows()) + _BETWEEN + _table(operator_rows()) + _TAIL
+    return _HEAD + _table(engine_rows(), vllm_names()) + _BETWEEN + _table(operator_rows()) + _TAIL
 
 
-def _table(rows: tuple[Row, ...]) -> str:
-    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+def _table(rows: tuple[Row, ...], marked: set[str] | None = None) -> str:
+    heads = ("metric", "type", "labels", "meaning", *(() if marked is None else ("`vllm:`",)))
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, kind, labels, meaning in rows:
         names = ", ".join(f"`{label}`" for label in labels)
-        lines.append(f"| `{name}` | {kind} | {names} | {meaning} |")
+        mark = "" if marked is None else f" {'yes' if name in marked else ''} |"
+        lines.append(f"| `{name}` | {kind} | {names} | {meaning} |{mark}")
     return "\n".join(lines) + "\n"
 
 

@@ -31,7 +31,7 @@ def test_the_tables_are_current():
 def test_every_route_is_named():
     service = Service(EngineConfig(), CoreAddress("unix:/none", "token"), api_url="http://none")
     routes = {
-        f"{method} {route.path.replace('{model:path}', 'NAME')}"
+        f"{method} {route.path.replace('{model:path}', 'MODEL')}"
         for route in api_app(service, ApiKeys()).routes
         if isinstance(route, Route)
         for method in (route.methods or ()) - {"HEAD"}

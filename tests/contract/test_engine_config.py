@@ -35,6 +35,11 @@ ARGS = {
     "corsAllowedOrigins": ["https://example.org"],
     "maxBodyBytes": 4096,
     "maxOutputTokens": 128,
+    "generationConfig": "none",
+    "toolParser": "hermes",
+    "reasoningParser": "none",
+    "rootPath": "/llm",
+    "metricsPrefix": "vllm",
     "logLevel": "debug",
 }
 
@@ -83,6 +88,11 @@ def test_every_field_of_a_full_manifest_arrives():
         cors_allowed_origins=("https://example.org",),
         max_body_bytes=4096,
         max_output_tokens=128,
+        generation_config="none",
+        tool_parser="hermes",
+        reasoning_parser="none",
+        root_path="/llm",
+        metrics_prefix="vllm",
         hang_seconds=20,
         rebuild_seconds=300,
         restart_budget=3,
@@ -90,6 +100,7 @@ def test_every_field_of_a_full_manifest_arrives():
         host="0.0.0.0",
         port=9000,
         admin_port=9001,
+        ui=True,
     )
 
 
@@ -104,7 +115,7 @@ def test_a_short_manifest_leaves_the_engines_defaults():
     service = manifest(model={"source": "builtin://smollm2-135m"})
     document = engine_config(service, host="127.0.0.1", port=8000, admin_port=8001)
 
-    assert parse_config(document) == EngineConfig(served_model_name="chat")
+    assert parse_config(document) == EngineConfig(served_model_name="chat", ui=True)
 
 
 def test_an_engine_in_a_pod_reads_its_keys_and_a_claims_model_from_files():
@@ -112,6 +123,14 @@ def test_an_engine_in_a_pod_reads_its_keys_and_a_claims_model_from_files():
     found = parse_config(pod_engine_config(resolve(manifest(model={"source": "pvc://claim/m"}, auth=auth), "")))
 
     assert (found.model, found.api_key_file) == ("file:///models/m", "/etc/rayloom-keys/keys")
+
+
+def test_the_page_is_on_on_this_machine_and_off_in_a_pod():
+    service = manifest(model={"source": "builtin://smollm2-135m"})
+    here = parse_config(engine_config(service, host="0.0.0.0", port=8000, admin_port=8001))
+
+    assert here.has_ui
+    assert not parse_config(pod_engine_config(resolve(service, ""))).has_ui
 
 
 def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():

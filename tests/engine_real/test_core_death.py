@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rt_faults import breakable_server, strike
+from rt_message_events import read_messages_stream
+from rt_response_events import read_responses_stream
 from rt_server import RunningServer, wait_until
 from rt_streams import Said, completion_body, disturb, undisturbed
 
@@ -73,6 +76,31 @@ def test_n_choices_continue_after_the_core_died(server: RunningServer) -> None:
     assert [choice["text"] for choice in answers[0]["choices"]] == [choice["text"] for choice in expected["choices"]]
     recovery = server.status()["recoveries"][-1]
     assert recovery["at"] >= struck_at and recovery["replayed_requests"] > 0, "it had ended before the core did"
+
+
+def test_streams_of_responses_and_messages_continue_after_the_core_died(server: RunningServer) -> None:
+    sampling = {"temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
+    question = [{"role": "user", "content": "Tell me a long story."}]
+
+    def responses() -> list[tuple[str, str]]:
+        body = {"input": question, "max_output_tokens": 100, **sampling}
+        streamed = read_responses_stream(server.client.post(f"{server.api_url}/v1/responses", json=body))
+        return [(item.kind, item.text) for item in streamed.items]
+
+    def messages() -> list[dict]:
+        body = {"messages": question, "max_tokens": 100, **sampling}
+        streamed = read_messages_stream(server.client.post(f"{server.api_url}/v1/messages", json=body))
+        return streamed.message["content"]
+
+    expected = [responses(), messages()]
+    struck_at = time.time()
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(responses), pool.submit(messages)]
+        wait_until(lambda: server.status()["requests"]["running"] == 2, 60.0, lambda: str(server.status()))
+        strike(server, "core", "killed")
+        assert [answer.result(120.0) for answer in answers] == expected
+    recovery = server.status()["recoveries"][-1]
+    assert recovery["at"] >= struck_at and recovery["replayed_requests"] == 2
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=SLOW)])

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
 from rayloom_bench.peers.engines import llama_cpp, vllm_cpu
+from rayloom_bench.peers.engines.contestants import LLAMA_SWEEPS
 from rayloom_bench.peers.engines.gguf_weights import builtin_file, rounded_to_bfloat16
 from rayloom_bench.peers.engines.gguf_weights import write_gguf as write_weights
 from rayloom_bench.peers.engines.installation import PeerMissing, installed, peers_folder, run_step
 from rayloom_bench.peers.engines.shown_command import shown
 from rayloom_bench.peers.engines.vllm_cpu import requirements_without_torch, write_stub
 from rayloom_bench.peers.names import parse_engines
+from rayloom_bench.peers.workloads import COMPARED
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 from rt_gguf import write_gguf
@@ -136,9 +138,18 @@ def test_llama_server_has_a_slot_for_each_user_of_w1() -> None:
         "--port": "7",
         "-t": "2",
         "-np": "16",
-        "-c": "8192",
+        "-c": "36864",
     }
+    assert max(each.num_prompt + each.num_output for each in COMPARED) <= llama_cpp.SLOT_TOKENS
+    assert max(each.concurrency for each in COMPARED) <= llama_cpp.NUM_SLOTS
     assert llama_cpp.environment({"OMP_NUM_THREADS": "1", "HOME": "/h"}) == {"HOME": "/h"}
+
+
+def test_a_greedy_request_to_llama_cpp_sorts_no_vocabulary_and_a_sampled_one_has_no_other_filter() -> None:
+    greedy, sampled = COMPARED[:2]
+    assert llama_cpp.sampling_fields(greedy) == {"samplers": ["top_k"], "top_k": 1}
+    assert llama_cpp.sampling_fields(sampled) == {"samplers": ["temperature", "top_p"]}
+    assert LLAMA_SWEEPS == ("D1", "D2", "D4", "D8", "D16", "P128", "P512", "P2048")
 
 
 def test_shown_commands_name_no_place_of_this_machine() -> None:

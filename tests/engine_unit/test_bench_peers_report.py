@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rayloom_bench.client import Failure
 from rayloom_bench.peers.answers.agreement import Agreement
+from rayloom_bench.peers.neighbour import NeighbourFigures
 from rayloom_bench.peers.report import comparison
-from rayloom_bench.peers.report.comparison import Spread, spread
 from rayloom_bench.peers.report.document import document
 from rayloom_bench.peers.report.goals import goals, peer_checks
 from rayloom_bench.peers.report.page import page
@@ -22,6 +22,7 @@ from rayloom_bench.peers.report.roofline import (
     prefill_limit_tok_s,
 )
 from rayloom_bench.peers.result import PeersResult
+from rayloom_bench.spread import Spread, spread
 from rt_peers_result import COST, RATES, make_result, make_turn, make_workload
 
 
@@ -145,6 +146,41 @@ def test_bandwidth_limits_small_batches_and_arithmetic_large_ones() -> None:
     assert decode_limit_tok_s(4, COST, RATES) == pytest.approx(20)  # 2 x 4 x 50 operations at 2000 a second
     assert prefill_limit_tok_s(1, COST, RATES) == pytest.approx(10)
     assert prefill_limit_tok_s(100, COST, RATES) == pytest.approx(100 / 4.01)
+
+
+def test_memory_of_a_process_is_the_median_of_the_rounds_and_its_growth_is_a_row() -> None:
+    first = make_turn("rayloom", 1, {"W1": 6.0, "W3": 3.0})
+    second = make_turn("rayloom", 2, {"W1": 6.0, "W3": 3.0})
+    first.pss_after = {"W1": {"front 7": 100_000_000, "rank 0 8": 300_000_000, "rank 1 9": 200_000_000}, "W3": {}}
+    second.pss_after = {"W1": {"front 17": 120_000_000, "rank 0 18": 300_000_000}, "W3": {"front 17": 160_000_000}}
+    peer = make_turn("vllm", 1, {"W1": 4.0})
+    result = make_result(first, second, peer)
+    assert comparison.memory_bytes(result, "rayloom", "W1") == {
+        "front": 110_000_000,
+        "rank 0": 300_000_000,
+        "rank 1": 200_000_000,
+    }
+    lines = page(result, has_plots=False).splitlines()
+    assert "| rayloom bf16, front | 110 | 160 |" in lines
+    assert "| rayloom bf16, rank 0 | 300 | - |" in lines
+    assert "| rayloom bf16, all | 610 | 160 |" in lines
+    assert "| vLLM bf16, all | 1000 | - |" in lines
+
+
+@pytest.mark.parametrize(("beside", "is_met"), [(3.9, False), (4.0, True)])
+def test_the_share_beside_a_busy_process_is_that_of_the_same_round(beside: float, is_met: bool) -> None:
+    result = make_result(
+        make_turn("rayloom", 1, {"W3": 9.0}, neighbour=NeighbourFigures(alone_tok_s=10.0, beside_tok_s=beside)),
+        make_turn("vllm", 1, {"W3": 9.0}, neighbour=NeighbourFigures(alone_tok_s=8.0, beside_tok_s=2.0)),
+        make_turn("vllm", 2, {"W3": 9.0}, neighbour=NeighbourFigures(alone_tok_s=8.0, beside_tok_s=4.0)),
+        make_turn("llama.cpp-bf16", 1, {"W3": 9.0}),
+    )
+    text = "W3 beside a busy process: at least 0.4x its speed alone"
+    assert by_text(goals(result))[text] == (f"{beside / 10:.2f}x", is_met)
+    lines = page(result, has_plots=False).splitlines()
+    assert "| vLLM bf16 | 8.00 | 3.00 (2.00 to 4.00) | 0.38 (0.25 to 0.50) |" in lines
+    assert not any(line.startswith("| llama.cpp bf16 | 8") for line in lines)
+    assert "busy process, and" not in page(two_rounds(), has_plots=False)
 
 
 def test_the_page_has_every_table_with_a_row_for_each_engine() -> None:

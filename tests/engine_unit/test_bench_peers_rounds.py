@@ -51,7 +51,7 @@ def fake_contestant(name: str, fake: FakeOpenAI, *workload_names: str, **fields:
 
 
 def measured(contestants: list[Contestant], *flags: str) -> PeersResult:
-    settings = settings_of(*flags)
+    settings = settings_of("--neighbour-seconds", "0", *flags)
     result = make_result(workloads=())
     measure_rounds(settings, contestants, 1000, result, log=lambda line: None)
     return result
@@ -83,9 +83,24 @@ def test_every_engine_gets_its_workloads_in_every_round_with_new_prompts() -> No
 
 def test_sampling_and_fields_of_an_engine_are_in_its_requests() -> None:
     with running(FakeOpenAI()) as fake:
-        contestant = fake_contestant("llama.cpp-bf16", fake, "W1s", extra_fields={"top_k": 0})
+        contestant = fake_contestant(
+            "llama.cpp-bf16", fake, "W1s", fields_of=lambda workload: {"top_k": workload.concurrency}
+        )
         measured([contestant], "--workloads", "W1s", "--scale", "0.1", "--rounds", "1", "--no-sweep")
-    assert {(body["temperature"], body["top_p"], body["top_k"]) for body in fake.bodies} == {(0.8, 0.95, 0)}
+    assert {(body["temperature"], body["top_p"], body["top_k"]) for body in fake.bodies} == {(0.8, 0.95, 16)}
+
+
+def test_memory_is_read_after_every_workload_and_a_stream_is_measured_beside_a_busy_process() -> None:
+    with running(FakeOpenAI()) as fake:
+        contestant = fake_contestant("rayloom", fake, "W1", "W3")
+        flags = ("--workloads", "W1,W3", "--scale", "0.1", "--rounds", "1", "--no-sweep", "--neighbour-seconds", "0.2")
+        result = measured([contestant], *flags)
+    assert result.failures == []
+    (turn,) = result.turns
+    assert list(turn.pss_after) == ["W1", "W3"]
+    assert turn.pss_bytes == turn.pss_after["W3"]
+    assert turn.neighbour is not None
+    assert turn.neighbour.alone_tok_s > 0 and turn.neighbour.beside_tok_s > 0
 
 
 def test_sweeps_come_once_after_the_rounds() -> None:
@@ -149,6 +164,8 @@ def test_a_short_run_keeps_the_lengths() -> None:
     ("flags", "reason"),
     [
         (("--rounds", "0"), "--rounds: 0 given"),
+        (("--neighbour-seconds", "-1"), "--neighbour-seconds: -1 given; use 0 to 600"),
+        (("--neighbour-seconds", "nan"), "--neighbour-seconds: nan given"),
         (("--engines", "ollama"), "--engines: 'ollama' given"),
         (("--workloads", "W9"), "W1, W1s, W2, W3, W4"),
         (("--page", "/no/such/place/at/all"), "--page: the folder /no/such/place/at does not exist"),
@@ -165,7 +182,7 @@ def test_the_command_measures_our_engine_and_writes_the_page(
 ) -> None:
     file = tmp_path / "peers.json"
     flags = ["--engines", "rayloom", "--workloads", "W3", "--scale", "0.1", "--rounds", "1", "--no-sweep"]
-    flags += ["--no-answers", "--page", str(tmp_path / "page"), "--json", str(file)]
+    flags += ["--no-answers", "--neighbour-seconds", "1", "--page", str(tmp_path / "page"), "--json", str(file)]
     assert run(["bench", "peers", *flags]) == 0
     printed = capsys.readouterr().out
     page = (tmp_path / "page" / "peers.md").read_text()
@@ -174,4 +191,7 @@ def test_the_command_measures_our_engine_and_writes_the_page(
     assert str(tmp_path) not in page
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == ["peers-throughput.svg", "peers.md"]
     (turn,) = json.loads(file.read_text())["turns"]
+    assert turn["pss_bytes_after"] == {"W3": turn["pss_bytes"]}
+    assert {name.split()[0] for name in turn["pss_bytes"]} >= {"rayloom_engine", "rayloom_engine.front"}
+    assert turn["neighbour"]["alone_tok_s"] > 0
     assert (turn["engine"], turn["figures"]["W3"]["output_tokens"]) == ("rayloom", 128)

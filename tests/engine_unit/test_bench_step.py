@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_bench.step import page as step_page
 from rayloom_bench.step.cost import Cost, ElementBytes, StepShape, phase_costs, total
 from rayloom_bench.step.limits import Limits
-from rayloom_bench.step.plot import draw, y_ticks
+from rayloom_bench.step.plot import draw, log_range, y_ticks
 from rayloom_bench.step.rank import STEP_PHASES, StepRank, decode_step, fastest, prefill_steps
-from rayloom_bench.step.sweeps import Line, Panel
+from rayloom_bench.step.sweeps import EXPECTED, LIMIT, MEASURED, TOKEN_PANEL, Line, Panel
 from rayloom_bench.step.table import limit_of_step, table
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.models.shape import ModelShape, read_shape
@@ -87,6 +88,41 @@ def test_a_plot_has_a_point_for_each_measurement() -> None:
     assert len(circles) == 4 and circles[1][0] > circles[0][0] and circles[1][1] < circles[0][1]
     assert "a < b" in [each.text for each in root.iter(f"{name}text")]
     assert draw(panels, "CPU & more") == draw(panels, "CPU & more")
+
+
+def test_the_page_compares_each_point_with_the_limit_and_each_context_with_the_reads_of_its_keys_and_values() -> None:
+    decode = Panel(
+        title="decode",
+        x_label="sequences",
+        y_label="tok/s",
+        is_log=True,
+        lines=(Line(MEASURED, ((1, 60.0), (16, 300.0))), Line(LIMIT, ((1, 100.0), (16, 1000.0)))),
+    )
+    token = Panel(
+        title=TOKEN_PANEL,
+        x_label="context",
+        y_label="ms",
+        is_log=False,
+        lines=(
+            Line(MEASURED, ((1024, 5.0), (4096, 6.6), (8192, 8.4))),
+            Line(EXPECTED, ((1024, 5.0), (4096, 6.0), (8192, 7.0))),
+        ),
+    )
+    text = step_page.page("A chip.", {"decode, 1 sequence": "phase ms"}, [decode, token])
+    lines = text.splitlines()
+    assert "| 1 | 60.0 | 100 | 60% |" in lines and "| 16 | 300 | 1000 | 30% |" in lines
+    assert "| 1024 | 5.00 | 5.00 | +0.00 | +0.00 | 1.00x | - |  |" in lines
+    assert "| 4096 | 6.60 | 6.00 | +1.60 | +1.00 | 1.10x | at most 1.1x | met |" in lines
+    assert "| 8192 | 8.40 | 7.00 | +3.40 | +2.00 | 1.20x | at most 1.1x | missed |" in lines
+    assert "## Phases: decode, 1 sequence" in lines and "phase ms" in lines
+    assert f"]({step_page.PLOT})" in text and "](" not in step_page.page("A chip.", {}, [])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"), [(230.0, 7900.0, (200.0, 10_000.0)), (1.0, 5.0, (1.0, 5.0)), (0.3, 0.3, (0.2, 0.5))]
+)
+def test_a_logarithmic_axis_ends_at_ticks(low: float, high: float, expected: tuple[float, float]) -> None:
+    assert log_range(low, high) == pytest.approx(expected)
 
 
 @given(low=st.floats(0.01, 1e4), factor=st.floats(1.0, 1e4))

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.cpu_library.library import CpuLibrary
+from rayloom_engine.grammar.matcher import Mask
 from rayloom_engine.kernels.target import Target
 from rayloom_engine.worker.cpu_sampler import CpuSampler, choose_sampler
 from rayloom_engine.worker.noise import GumbelNoise
@@ -56,6 +58,8 @@ def _params(vocab_size: int) -> st.SearchStrategy[dict]:
             ),
             "min_tokens": st.just(4),
             "stop_token_ids": st.lists(token_ids, max_size=3).map(tuple),
+            "bad_words": st.lists(token_ids, max_size=3).map(lambda ids: tuple((token_id,) for token_id in ids)),
+            "allowed_token_ids": st.lists(token_ids, min_size=1, max_size=5).map(tuple),
         },
     )
 
@@ -65,6 +69,17 @@ def _slot(vocab_size: int, rng: random.Random, params: dict) -> Slot:
     ids = [rng.randrange(vocab_size) for _ in range(6)]
     prompt = rng.choices(ids, k=rng.randrange(1, 40))
     return make_slot(prompt, rng.choices(ids, k=rng.randrange(8)), eos=(rng.choice(ids),), **params)
+
+
+def _mask(vocab_size: int, rng: random.Random, kind: str) -> Mask | None:
+    """Tokens that a grammar allows: at least one. Bits beyond the vocabulary are set too."""
+    if kind == "all":
+        return None
+    words = np.array([rng.getrandbits(32) for _ in range((vocab_size + 31) // 32)], dtype=np.uint32)
+    if kind == "few":
+        words[rng.randrange(len(words)) :] = 0
+    words[rng.randrange(vocab_size) // 32] |= np.uint32(0xFFFFFFFF if kind == "most" else 1)
+    return words.view(np.int32)
 
 
 def _assert_same_choice(found: int, expected: int, logits_V: torch.Tensor, slot: Slot) -> None:
@@ -90,6 +105,14 @@ def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.Data
     for _ in range(rng.choice([0, 3])):
         logits[0, rng.randrange(vocab_size)] = -INF
     slot = _slot(vocab_size, rng, params)
+    slot.allowed = _mask(vocab_size, rng, data.draw(st.sampled_from(["all", "few", "most"])))
+    if slot.allowed is not None:
+        bits = np.unpackbits(slot.allowed.view(np.uint8), bitorder="little")[:vocab_size].astype(bool)
+        assume(bool(logits[0][torch.from_numpy(bits)].isfinite().any()))
+    adjusted_V = logits[0].clone()
+    adjust_logits(adjusted_V, slot)
+    if not adjusted_V.isfinite().any():
+        return  # the bans left only tokens of which the model itself excludes each; any token may be chosen
     (found,) = CpuSampler(library, vocab_size)(logits, [slot])
     (expected,) = Sampler(vocab_size, CPU)(logits.clone(), [slot])
     if found is None or expected is None:
@@ -216,6 +239,16 @@ def test_adjustments_of_logits_by_hand(library: CpuLibrary, logits: list[float],
     if "repetition_penalty" in params:
         slot = make_slot(prompt=(0, 0), temperature=0.0, **params)
     assert CpuSampler(library, 3)(torch.tensor([logits]), [slot]) == [chosen]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_are_chosen(library: CpuLibrary, temperature: float) -> None:
+    slots = [make_slot(seed=seed, temperature=temperature, logit_bias=((39, 50.0),)) for seed in range(50)]
+    for slot in slots:
+        slot.allowed = np.array([0b1001, 0b10], dtype=np.int32)  # the tokens 0, 3 and 33
+    logits = torch.arange(40.0).expand(50, 40)
+    expected = {33} if temperature == 0.0 else {0, 3, 33}
+    assert set(CpuSampler(library, 40)(logits * 0.01 if temperature else logits, slots)) == expected
 
 
 def test_a_row_does_not_depend_on_its_batch_or_the_number_of_threads(library: CpuLibrary) -> None:

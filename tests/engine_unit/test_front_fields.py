@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.app import model_root
 from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.models import model_root
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.wire import ENDPOINTS, ChatRequest, CompletionRequest, TokenizeRequest
 from rayloom_engine.text.chat_template import ChatTemplate
@@ -24,7 +24,7 @@ from rt_front import MODEL, FrontUnderTest, running_front
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 # Of other servers, each of which changes the answer: a grammar, a length, a sampler, thoughts, an adapter.
 CHANGES_THE_ANSWER = (
-    *("regex", "ebnf", "grammar", "json_schema", "stop_regex"),
+    *("grammar", "json_schema", "structural_tag", "stop_regex"),
     *("echo", "logprob_token_ids", "truncation_side", "repetition_detection", "lora_path"),
     *("thinking_token_budget", "include_reasoning", "thinking", "reasoning"),
     *("typical_p", "mirostat", "dry_multiplier", "xtc_probability"),
@@ -72,12 +72,14 @@ def test_a_refusal_has_the_cure_in_json() -> None:
     assert refusal(ChatRequest, use_beam_search=True) == (
         "use_beam_search is not supported by this server; leave it out or set it to false"
     )
-    assert refusal(ChatRequest, response_format={"type": "json_object"}) == (
-        'response_format is not supported by this server; leave it out or set it to {"type": "text"}'
+    assert (
+        refusal(ChatRequest, documents=[{}])
+        == "documents is not supported by this server; leave it out or set it to []"
     )
-    assert refusal(ChatRequest, tools=[{}]) == "tools is not supported by this server; leave it out or set it to []"
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"
-    assert refusal(ChatRequest, reasoning_effort=True) == ("reasoning_effort must be a string, given true")
+    assert refusal(ChatRequest, reasoning_effort=True) == (
+        'reasoning_effort must be "none", "minimal", "low", "medium", "high", "xhigh" or "max", given true'
+    )
 
 
 def test_fields_without_effect_change_nothing(front: FrontUnderTest) -> None:
@@ -163,14 +165,18 @@ def test_values_that_openai_allows_and_others_refuse(front: FrontUnderTest) -> N
     assert (submits[0].params.top_p, submits[4].params.temperature) == (0.0, 2.5)
 
 
-def test_reasoning_effort_none_reaches_the_template(front: FrontUnderTest) -> None:
+def test_reasoning_effort_reaches_the_template(front: FrontUnderTest) -> None:
     assert parse_request(ChatRequest, HI).template_names() == {}
     none = {**HI, "reasoning_effort": "none"}
-    assert parse_request(ChatRequest, none).template_names() == {"enable_thinking": False}
+    assert parse_request(ChatRequest, none).template_names() == {"reasoning_effort": "none", "enable_thinking": False}
     both = {**none, "chat_template_kwargs": {"enable_thinking": True, "a": 1}}
-    assert parse_request(ChatRequest, both).template_names() == {"enable_thinking": True, "a": 1}
-    with pytest.raises(RequestError, match=r'reasoning_effort "low" is not supported .* set it to "none"'):
-        parse_request(ChatRequest, {**HI, "reasoning_effort": "low"}).sampling()
+    assert parse_request(ChatRequest, both).template_names() == {
+        "reasoning_effort": "none",
+        "enable_thinking": True,
+        "a": 1,
+    }
+    low = {**HI, "reasoning_effort": "low"}
+    assert parse_request(ChatRequest, low).template_names() == {"reasoning_effort": "low"}
     text = front.do(lambda: front.service.text)
     assert text is not None
     thinker = ChatTemplate("{% if enable_thinking is defined %}no thoughts{% endif %}", {})

@@ -173,14 +173,12 @@ def test_a_key_is_compared_byte_for_byte() -> None:
 
 
 def test_the_exposition_is_that_of_the_writer_before_prometheus_client() -> None:
-    """tests/data/engine_metrics.txt was written by it from the same observations."""
+    """tests/data/engine_metrics.txt was written by it from the same observations. Metrics added since are left out."""
     metrics = Metrics(MODEL_NAME)
     busy(metrics, RecoveryRecord)
-    before = (Path(__file__).parents[1] / "data" / "engine_metrics.txt").read_text()
-    assert _families(metrics.text()) == _families(before)
-    assert [line for line in metrics.text().splitlines() if line[0] == "#"] == [
-        line for line in before.splitlines() if line[0] == "#"
-    ]
+    before = _families((Path(__file__).parents[1] / "data" / "engine_metrics.txt").read_text())
+    names = {name for name, *_ in before}
+    assert [family for family in _families(metrics.text()) if family[0] in names] == before
 
 
 def _families(text: str) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,17 @@ def _draw(logits: list[float], num: int = 2000, **params) -> list[float]:
         (token,) = sampler(torch.tensor([logits]), [make_slot(seed=seed, **params)])
         counts[token] += 1
     return [count / num for count in counts]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_allowed_tokens_are_chosen(temperature: float) -> None:
+    sampler = Sampler(40, CPU)
+    chosen = set()
+    for seed in range(50):
+        slot = make_slot(seed=seed, temperature=temperature, logit_bias=((39, 50.0),))
+        slot.allowed = np.array([0b1001, 0b10], dtype=np.int32)  # the tokens 0, 3 and 33
+        chosen.update(sampler((torch.arange(40.0) * (0.01 if temperature else 1.0))[None], [slot]))
+    assert chosen == ({33} if temperature == 0.0 else {0, 3, 33})
 
 
 def test_mixer_is_splitmix64() -> None:

@@ -93,6 +93,42 @@ def test_a_token_becomes_cheaper_by_a_tenth_a_step_at_most_and_dearer_at_once() 
     assert costs.token_s == pytest.approx(2.0)
 
 
+def test_while_prompts_never_stop_both_costs_follow_the_time_of_the_steps() -> None:
+    meter = StepMeter(WORK)
+    for _ in range(9):
+        _run(meter, _plan(2), 1.0)
+        _run(meter, _plan(2, (0, 10)), 2.2)  # 10 x 100 + 100 x 2 = 1,200 operations in 1.2 s
+    for _ in range(60):
+        _run(meter, _plan(2, (0, 10)), 2.8)
+    costs = meter.costs()
+    assert costs is not None
+    # A step of decodes alone was measured less than 64 steps ago: the prompts take all that is new.
+    assert (costs.decode_s(2), costs.token_s) == (1.0, pytest.approx(1.8 / 12))
+    for _ in range(60):
+        _run(meter, _plan(2, (0, 10)), 1.4)  # half of it
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.decode_s(2) == pytest.approx(0.5, rel=0.2)
+    assert costs.decode_s(2) + 12 * costs.token_s == pytest.approx(1.4, rel=0.02)
+    for _ in range(9):
+        _run(meter, _plan(2), 1.0)
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.decode_s(2) == 1.0
+
+
+def test_a_step_that_is_nearly_all_prompt_tells_nothing_of_the_decodes() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(2), 1.0)
+    for _ in range(80):
+        _run(meter, _plan(2, (0, 100)), 31.0)  # 30,000 operations in 30 s
+    for _ in range(9):
+        _run(meter, _plan(2, (0, 100)), 61.0)
+    costs = meter.costs()
+    assert costs is not None
+    assert (costs.decode_s(2), costs.token_s) == (1.0, pytest.approx(0.2))
+
+
 def test_steps_that_sample_nothing_or_have_no_time_teach_nothing() -> None:
     meter = StepMeter(WORK)
     _run(meter, _plan(1), 0.5)

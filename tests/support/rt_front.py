@@ -86,6 +86,7 @@ def running_front(
     ready: bool = True,
     start: int = 1,
     server_started: float | None = None,
+    max_model_len: int = 512,
     **config: Any,
 ) -> Iterator[FrontUnderTest]:
     """A front with its fake core; `config` are fields of EngineConfig. Without `ready` the core is still loading."""
@@ -95,7 +96,7 @@ def running_front(
     admin_token = Path(config["admin_token_file"]).read_text() if "admin_token_file" in config else None
 
     async def main() -> None:
-        core = FakeCore(byte_model(folder / "model"))
+        core = FakeCore(byte_model(folder / "model"), max_model_len=max_model_len)
         core.state = "serving" if ready else "starting"
         keys = api_keys if isinstance(api_keys, ApiKeys) else ApiKeys(api_keys)
         settings = parse_config({"served_model_name": MODEL, **config})

@@ -43,6 +43,7 @@ def make_turn(engine: str, round_number: int, tok_s_by_workload: dict[str, float
     turn.records = records
     turn.figures = {name: summarise(each) for name, each in records.items()}
     turn.pss_bytes = {"front 1": 400_000_000, "core 2": 600_000_000}
+    turn.pss_after = dict.fromkeys(tok_s_by_workload, turn.pss_bytes)
     for name, value in fields.items():
         setattr(turn, name, value)
     return turn

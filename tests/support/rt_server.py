@@ -105,12 +105,14 @@ class Stream:
     is_done: bool = False
     failure: str | None = None
 
-    def run(self, url: str, body: dict[str, Any]) -> None:
+    def run(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         """Streams POST /v1/completions with logprobs, so that tokens can be compared one by one. No retries."""
         request = {**body, "stream": True, "logprobs": 0}
         try:
             # A client that reads certificates takes 16 ms of a core, and the stream that is through first runs ahead.
-            with httpx.stream("POST", f"{url}/v1/completions", json=request, timeout=120.0, verify=False) as response:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=120.0, verify=False
+            ) as response:
                 if response.status_code != 200:
                     self.failure = f"HTTP {response.status_code}: {response.read().decode()}"
                     return

@@ -32,11 +32,32 @@ PROMPTS = [
 ]
 
 
+# A list that is longer than any answer, so that a fault always lands inside the JSON.
+ENDLESS_JSON = {
+    "type": "array",
+    "minItems": 1_000_000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+}
+
+
 def completion_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones."""
+    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them in JSON."""
     seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
     sampling = seeded if index % 2 else {"temperature": 0.0}
-    return {"model": "m", "prompt": PROMPTS[index % 8], "max_tokens": max_tokens, "ignore_eos": True, **sampling}
+    form = {"structured_outputs": {"json": ENDLESS_JSON}} if index % 4 >= 2 else {}
+    return {
+        "model": "m",
+        "prompt": PROMPTS[index % 8],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        **sampling,
+        **form,
+    }
 
 
 def start_streams(

@@ -4,8 +4,8 @@
 
 A count does not depend on the load of the machine. valgrind executes the AVX2 kernels, because it does not know
 AVX-512; both are made of the same sources. The difference of two runs with different numbers of steps leaves out start
-and loading. Numbers hold for one compiler, whose version is on file: with another one the counts are printed alone.
---record writes the present counts to instructions.json.
+and loading. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails if it
+has none for the compiler of the library, or if something that it needs is missing. --record adds the present counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rayloom_engine.cpu_library.build import find_compiler, source_folder
@@ -45,6 +45,24 @@ def losses(expected: Mapping[str, int], counted: Mapping[str, int], most_lost: f
     return found
 
 
+def compiler_of(library: bytes) -> str:
+    """Returns the compiler and its version, as the compiler wrote them into the library. Raises ValueError."""
+    found = sorted(set(re.findall(rb"GCC: \([^)\0]*\) [0-9.]+|[A-Za-z ]*clang version [^\0]+", library)))
+    if not found:
+        raise ValueError("the library names no compiler; compile it with GCC or clang")
+    return " and ".join(name.decode(errors="replace").strip() for name in found)
+
+
+def no_record(compiler: str, on_file: Collection[str]) -> str:
+    """Returns the sentences for a compiler without numbers on file: which ones have numbers, and what to do."""
+    known = ", ".join(repr(name) for name in sorted(on_file)) or "no compiler"
+    return (
+        f"there are no numbers for {compiler!r}, only for {known}, so nothing was compared. Compile with one of these, "
+        "or record the numbers of this compiler: check out the revision to compare with, run "
+        "`make bench-check ARGS=--record` there, and keep its instructions.json"
+    )
+
+
 def instructions_of_step(program: Path, library: Path, workload: str) -> int:
     """Returns the instructions of one step: the difference between runs of two steps and of one."""
     of_one, of_two = (_instructions(program, library, workload, count) for count in (1, 2))
@@ -61,9 +79,9 @@ def _instructions(program: Path, library: Path, workload: str, count: int) -> in
     return int(collected[1])
 
 
-def _compiler_version(compiler: str) -> str:
-    done = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[0]
+def _fail(reason: str) -> int:
+    print(f"bench-check: {reason}", file=sys.stderr)
+    return 1
 
 
 def main() -> int:
@@ -71,25 +89,30 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write the present counts to the file of numbers")
     record = parser.parse_args().record
     compiler = find_compiler(os.environ)
-    library = find_library(Path(tempfile.gettempdir()), os.environ).path
-    if compiler is None or library is None or shutil.which("valgrind") is None:
-        print("bench-check: not run, because it needs a C++ compiler, the compiled library and valgrind")
-        return 0
+    found = find_library(Path(tempfile.gettempdir()), os.environ)
+    if compiler is None:
+        return _fail("needs a C++ compiler for its own program; install g++, or name a compiler in CXX")
+    if found.path is None:
+        return _fail(f"needs the compiled library, but {found.problem}")
+    if shutil.which("valgrind") is None:
+        return _fail("needs valgrind, which is not on the PATH; install it with the system's packages")
+    built_by = compiler_of(found.path.read_bytes())
+    numbers: dict[str, dict[str, int]] = json.loads(NUMBERS.read_text())
+    print(f"bench-check: the library was compiled by {built_by!r}")
+    if not record and built_by not in numbers:
+        return _fail(no_record(built_by, numbers))
     with tempfile.TemporaryDirectory() as work:
         program = Path(work) / "steps"
         flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source_folder()}")
-        subprocess.run([*shlex.split(compiler), *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"], check=True)
-        counted = {workload: instructions_of_step(program, library, workload) for workload in WORKLOADS}
-    version = _compiler_version(compiler)
+        command = [*shlex.split(compiler), *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"]
+        subprocess.run(command, check=True)
+        counted = {workload: instructions_of_step(program, found.path, workload) for workload in WORKLOADS}
     if record:
-        NUMBERS.write_text(json.dumps({"compiler": version, "instructions": counted}, indent=2) + "\n")
-    on_file = json.loads(NUMBERS.read_text())
-    expected: dict[str, int] = on_file["instructions"]
+        numbers[built_by] = counted
+        NUMBERS.write_text(json.dumps(numbers, indent=2, sort_keys=True) + "\n")
+    expected = numbers[built_by]
     for workload, count in counted.items():
         print(f"{workload:14} {count:>12,} instructions a step, on file {expected.get(workload, 0):>12,}")
-    if on_file["compiler"] != version:
-        print(f"bench-check: not compared. The numbers are of {on_file['compiler']!r}, and this is {version!r}.")
-        return 0
     lost = losses(expected, counted)
     for line in lost:
         print(f"bench-check: {line}", file=sys.stderr)

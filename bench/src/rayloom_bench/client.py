@@ -90,8 +90,8 @@ def first_chat_token(endpoint: Endpoint) -> float:
     }
 
     async def ask() -> _Stream:
-        async with _session(endpoint) as session:
-            return await _stream(session, f"{endpoint.base_url}/v1/chat/completions", body)
+        async with session(endpoint) as client:
+            return await _stream(client, f"{endpoint.base_url}/v1/chat/completions", body)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ask()).arrivals_s[0]
@@ -133,26 +133,27 @@ async def _run_workload(
     waiting = iter(range(len(prompts)))
     url = f"{endpoint.base_url}/v1/completions"
 
-    async def send_in_turn(session: aiohttp.ClientSession) -> None:
+    async def send_in_turn(client: aiohttp.ClientSession) -> None:
         for index in waiting:
             try:
-                stream = await _stream(session, url, bodies[index])
+                stream = await _stream(client, url, bodies[index])
                 records[index] = _checked(index, prompts[index], workload.num_output, stream)
             except (_BadAnswer, aiohttp.ClientError, OSError) as error:
                 name = " ".join(part for part in (workload.name, label, f"request {index}") if part)
                 failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
             on_finished()
 
-    async with _session(endpoint, options.reuses_connections) as session, asyncio.TaskGroup() as clients:
+    async with session(endpoint, options.reuses_connections) as client, asyncio.TaskGroup() as clients:
         for _ in range(workload.concurrency):
-            clients.create_task(send_in_turn(session))
+            clients.create_task(send_in_turn(client))
     return Outcome(
         records=tuple(records[index] for index in sorted(records)),
         failures=tuple(failures[index] for index in sorted(failures)),
     )
 
 
-def _session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.ClientSession:
+def session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.ClientSession:
+    """A session with the endpoint's headers, any number of connections, and SILENCE_S as its only time limit."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=not reuses_connections),
         timeout=aiohttp.ClientTimeout(total=None, sock_read=SILENCE_S),
@@ -160,7 +161,7 @@ def _session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.Cli
     )
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> _Stream:
+async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> _Stream:
     """Sends one request and reads its stream to the end. Raises _BadAnswer, aiohttp.ClientError or OSError."""
     payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
     arrivals_s: list[float] = []
@@ -169,7 +170,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: bytes | Mappin
     is_done = False
     splitter = EventSplitter()
     start_s = time.perf_counter()
-    async with session.post(url, data=payload) as response:
+    async with client.post(url, data=payload) as response:
         if response.status != 200:
             text = (await response.text(errors="replace"))[:300]
             raise _BadAnswer(f"HTTP {response.status}: {text}")

@@ -50,13 +50,25 @@ class BenchSettings:
             raise ConfigError(f"--json: the folder {self.json_file.absolute().parent} does not exist; make it first")
 
 
-def parse_compare_dtypes(names: str) -> tuple[str, ...]:
+def page_file(folder: Path | None, name: str) -> Path | None:
+    """The file of a page in `folder`, which is made; None without a folder. Raises ConfigError."""
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--page: {folder} cannot be used as a folder ({error.strerror}); name another one"
+        ) from error
+    return folder / name
+
+
+def parse_compare_dtypes(names: str, flag: str = "--compare-dtype") -> tuple[str, ...]:
     """The types of a list such as `bfloat16,float32`. Raises ConfigError for an unknown or repeated one."""
     chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(COMPARE_DTYPES):
         raise ConfigError(
-            f"--compare-dtype: {names!r} given; name one or more of {', '.join(COMPARE_DTYPES)}, each once, "
-            "with commas between"
+            f"{flag}: {names!r} given; name one or more of {', '.join(COMPARE_DTYPES)}, each once, with commas between"
         )
     return chosen
 

@@ -41,5 +41,5 @@ constexpr Kernels table() {
 extern const Kernels RL_JOIN(RL_TABLE, Float32) = RL_ISA::table<RL_ISA::Float32>();
 extern const Kernels RL_JOIN(RL_TABLE, BFloat16) = RL_ISA::table<RL_ISA::BFloat16>();
 extern const SamplerPasses RL_JOIN(RL_TABLE, Sampler) = {
-    RL_ISA::find_highest, RL_ISA::divide, RL_ISA::draw, RL_ISA::mass, RL_ISA::collect, RL_ISA::count,
+    RL_ISA::find_highest, RL_ISA::divide, RL_ISA::mask, RL_ISA::draw, RL_ISA::mass, RL_ISA::collect, RL_ISA::count,
 };

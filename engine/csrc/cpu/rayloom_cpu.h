@@ -134,6 +134,7 @@ typedef struct {
     const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
     int64_t num_prompt_tokens;
     int64_t num_tokens;         // also the position of the chosen token
+    const int32_t* allowed;     // [ceil(V / 32)] bit i of word w: token 32 w + i can be chosen; NULL: all tokens can
     const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
     const int64_t* bias_ids;    // [num_biases]
     const float* biases;        // [num_biases]

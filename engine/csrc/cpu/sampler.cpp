@@ -12,7 +12,7 @@ namespace {
 // Everything here is compiled without fused multiply-add, because worker/sampler.py rounds each operation.
 
 bool is_adjusted(const rl_sampling& row) {
-    return row.num_banned != 0 || row.num_biases != 0 || row.repetition_penalty != 1.0f ||
+    return row.allowed != nullptr || row.num_banned != 0 || row.num_biases != 0 || row.repetition_penalty != 1.0f ||
            row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
 }
 
@@ -166,7 +166,11 @@ int64_t sample_row(const SamplerPasses& passes, const float* logits, int64_t voc
     }
     const bool is_greedy = row.temperature == 0.0f;
     if (is_adjusted(row)) {
-        memcpy(buffers.x, logits, (size_t)vocab_size * sizeof(float));
+        if (row.allowed != nullptr) {
+            passes.mask(logits, vocab_size, row.allowed, buffers.x);
+        } else {
+            memcpy(buffers.x, logits, (size_t)vocab_size * sizeof(float));
+        }
         adjust(row, vocab_size, buffers.x, buffers.counts);
         logits = buffers.x;
     } else if (is_greedy) {

@@ -34,6 +34,8 @@ struct SamplerPasses {
     bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
     // x [P] = values / divisor and the padding; the rest as above.
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
+    // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
+    void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);
     // Returns the token of the prefix with the best score. `first`: any token of it; of equal scores the first token of
     // the prefix's order wins, or with `by_id` the lowest id.
     Candidate (*draw)(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id);

@@ -19,6 +19,8 @@ RL_INLINE M16 operator|(M16 a, M16 b) { return {(__mmask16)(a.m | b.m)}; }
 // Bit i is lane i.
 RL_INLINE uint32_t bits(M16 a) { return a.m; }
 RL_INLINE M16 first_lanes(int count) { return {(__mmask16)((1u << count) - 1)}; }
+// The lanes whose bit is set.
+RL_INLINE M16 lanes_at(uint32_t bits) { return {(__mmask16)bits}; }
 RL_INLINE M16 is_above(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
 RL_INLINE M16 is_equal(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 RL_INLINE M16 is_nan(F16 a) { return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)}; }
@@ -75,6 +77,12 @@ RL_INLINE M16 first_lanes(int count) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane)),
             _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(count - 8), lane))};
+}
+RL_INLINE M16 lanes_at(uint32_t bits) {
+    const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i low = _mm256_and_si256(_mm256_set1_epi32((int)bits), each);
+    const __m256i high = _mm256_and_si256(_mm256_set1_epi32((int)(bits >> 8)), each);
+    return {_mm256_castsi256_ps(_mm256_cmpeq_epi32(low, each)), _mm256_castsi256_ps(_mm256_cmpeq_epi32(high, each))};
 }
 RL_INLINE M16 is_above(F16 x, F16 y) {
     return {_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)};

@@ -67,6 +67,18 @@ static bool divide(const float* values, int64_t vocab_size, float divisor, float
     return has_nan == 0;
 }
 
+static void mask(const float* values, int64_t vocab_size, const int32_t* allowed, float* x) {
+    const F16 never = splat(-INFINITY);
+    int64_t base = 0;
+    for (; base + 16 <= vocab_size; base += 16) {
+        const uint32_t lanes = (uint32_t)allowed[base / 32] >> (base % 32) & 0xffffu;
+        store(x + base, lanes == 0 ? never : choose(lanes_at(lanes), load(values + base), never));
+    }
+    for (; base < vocab_size; base++) {
+        x[base] = ((uint32_t)allowed[base / 32] >> (base % 32) & 1u) != 0 ? values[base] : -INFINITY;
+    }
+}
+
 // A token beats the score S only if -log(u) < exp(x - S), and 1 - u < -log(u). So 24 bits of the hash and exp in
 // float32 rule out nearly all tokens; the others get their exact noise. `limit` is S less the errors of rounding of x +
 // noise, of the noise, which is below 40, and of `limit` itself: together less than 2^-22 (|S| + 40). The factor 1 +

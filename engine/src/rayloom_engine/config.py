@@ -7,6 +7,7 @@ The operator writes it, `rayloom-engine --config FILE` reads it, and every field
 from __future__ import annotations
 
 import json
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,8 @@ from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8"]
+ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"]
+ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
@@ -151,9 +154,36 @@ class EngineConfig(BaseModel):
     cors_allowed_origins: tuple[str, ...] = Field(
         (), strict=False, description="Origins that browsers may call from; * for all."
     )
+    ui: bool | None = Field(
+        None,
+        description="Serve the built-in page at /ui of the API port. Default: on if `host` is a loopback address, "
+        "else off.",
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body; more gets 413.")
     max_output_tokens: int | None = Field(
         None, ge=1, description="Upper bound of a request's max_tokens. Default: the rest of the context."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: settings that a request leaves out have the values of the model's generation_config.json "
+        "(temperature, top_p, top_k, min_p, penalties, and in chats max_new_tokens). none: those of the API.",
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path in front of the API, such as /llm, behind a proxy that does not remove it. Paths without it "
+        "work, too.",
+    )
+    metrics_prefix: Literal["rayloom", "vllm"] = Field(
+        "rayloom", description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
+    tool_parser: ToolParser | None = Field(
+        None, description="Format of the model's tool calls. Default: found from the chat template."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "
+        "template.",
     )
     drain_seconds: float = Field(
         30.0,
@@ -195,9 +225,21 @@ class EngineConfig(BaseModel):
         )
 
     @property
+    def has_ui(self) -> bool:
+        """True if the API port serves the built-in page."""
+        return _is_loopback(self.host) if self.ui is None else self.ui
+
+    @property
     def api_model_name(self) -> str:
         """The model's name in the API: served_model_name, or the last part of `model`."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def parse_config(document: object) -> EngineConfig:

@@ -58,6 +58,10 @@ class CorruptLogits(EngineError):
     """A request that was ended because its logits contained a NaN, or only infinities."""
 
 
+class GrammarFault(EngineError):
+    """A grammar cannot be followed any further: it is too complex, or no token fits. Ends the request that has it."""
+
+
 class CorruptRank(EngineError):
     """This rank computed a NaN or an infinity for a probe: its weights or its memory are damaged.
 

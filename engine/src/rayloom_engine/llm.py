@@ -15,18 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.sequence import CORRUPT
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
+from rayloom_engine.grammar.validate import validate_here
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
+from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
@@ -118,6 +122,7 @@ class LLM:
         self._engine = built.engine
         self.model = built.model
         self.tokenizer = Tokenizer.load(folder)
+        self._defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
         self._template = ChatTemplate.load(folder, self.tokenizer.special_tokens)
         self._is_shut_down = False
         self._next_id = 0
@@ -136,6 +141,13 @@ class LLM:
             self._is_shut_down = True
             del self._engine
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the settings of the model's generation_config.json, which `generate` uses if it gets none."""
+        settings: dict[str, Any] = dict(self._defaults.settings)
+        if self._defaults.max_tokens is not None:
+            settings["max_tokens"] = self._defaults.max_tokens
+        return SamplingParams(**settings)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -145,12 +157,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
+        Without sampling_params those of `get_default_sampling_params` are used, cut to the room in the context.
         Raises RequestError if one of the prompts cannot be computed; then none is.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
-        return self._run(texts, ids, _params_for(sampling_params, len(many), SamplingParams()), use_tqdm)
+        params = _params_for(sampling_params, len(many), self._defaults_for(ids, SamplingParams().max_tokens))
+        return self._run(texts, ids, params, use_tqdm)
 
     def chat(
         self,
@@ -161,15 +175,24 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params an answer may be as long as the context allows. Raises RequestError as `generate` does.
+        Without sampling_params those of the model's generation_config.json are used, and an answer may be as long as
+        they or the context allow. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")
         many = _many_conversations(messages)
         texts = [self._template.render(conversation) for conversation in many]
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        params = _params_for(sampling_params, len(many), SamplingParams(max_tokens=None))
+        params = _params_for(sampling_params, len(many), self._defaults_for(ids, None))
         return self._run(list(texts), ids, params, use_tqdm)
+
+    def _defaults_for(self, prompts: list[list[int]], max_tokens: int | None) -> SamplingParams:
+        """Returns the default SamplingParams for these prompts. `max_tokens`: the default if the model has none."""
+        settings: dict[str, Any] = dict(self._defaults.settings)
+        if self._defaults.max_tokens is None or not prompts:
+            return SamplingParams(max_tokens=max_tokens, **settings)
+        params = SamplingParams(max_tokens=None, **settings)
+        return self._defaults.with_length(params, prompts, self.model.max_model_len, None)
 
     def _run(
         self, texts: list[str | None], prompts: list[list[int]], params: list[SamplingParams], use_tqdm: bool
@@ -180,16 +203,20 @@ class LLM:
         sequences = []
         for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
+            if sampling.structured_outputs is not None:
+                validate_here(sampling.grammar, sampling.structured_outputs.field)
             shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity
             seed = secrets.randbits(62)
             leader = None
             stops = StopAutomaton(sampling.stop_strings)
+            bad_words = bad_word_ids(self.tokenizer, sampling.bad_word_strings)
             for index in range(sampling.n):
                 request_id = f"local/{self._next_id}"
                 self._next_id += 1
                 decoding = sampling.decoding(
                     index, len(prompt_ids), self.model.max_model_len, self.model.vocab_size, seed
                 )
+                decoding = msgspec.structs.replace(decoding, bad_words=bad_words)
                 decoder = OutputDecoder(self.tokenizer, sampling, self.model.eos_token_ids, prompt_ids, stops)
                 choices[request_id] = _Choice(decoder, prompt_index, index)
                 sequences.append(
@@ -221,6 +248,8 @@ class LLM:
                 for output in self._engine.step():
                     if output.finish_reason == CORRUPT:
                         raise CorruptLogits(CORRUPT_LOGITS)
+                    if output.finish_reason == BROKEN_FORM:
+                        raise RequestError(output.message, "structured_outputs")
                     if choices[output.sequence_id].add(output):
                         if output.finish_reason is None:  # a stop string ended it, which the engine does not see
                             self._engine.abort(output.sequence_id)

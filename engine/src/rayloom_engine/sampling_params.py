@@ -15,6 +15,8 @@ from types import MappingProxyType
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.compile import grammar_of
+from rayloom_engine.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_LOGPROBS = 20  # OpenAI's limit on top_logprobs
@@ -23,6 +25,10 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_CHARS = 4096  # of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_ALLOWED_TOKEN_IDS = 2**20  # more than any vocabulary has
+MAX_BAD_WORDS = 500
+MAX_BAD_WORD_CHARS = 16384  # of all bad words together
 MAX_COUNT = 2**31 - 1  # for numbers of tokens and for token ids: far above any context, and fits every tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
 
@@ -106,8 +112,14 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    # With logprobs: the alternatives are the chosen token and these tokens, whatever the number in logprobs.
+    logprob_token_ids: Iterable[int] | None = ()
+    bad_words: Iterable[str] | None = ()  # the answer never contains them; kept as a tuple
+    allowed_token_ids: Iterable[int] | None = None  # only these tokens are chosen; kept as a tuple
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None  # the form of the answer; None = any
+    grammar: str = field(init=False, default="")  # of that form; empty if there is none
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():
@@ -123,14 +135,45 @@ class SamplingParams:
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
         # The dataclass is frozen, but these fields accept several types and keep one, so set them here once.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(
+            self, "logprob_token_ids", _token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+        )
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        if self.allowed_token_ids is not None:
+            allowed_ids = _token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+            object.__setattr__(self, "allowed_token_ids", allowed_ids)
+            if not allowed_ids:
+                raise RequestError(
+                    "allowed_token_ids is empty, so no token could be chosen; leave it out or add ids",
+                    "allowed_token_ids",
+                )
+        if self.logprob_token_ids and self.logprobs is None:
+            raise RequestError("logprob_token_ids needs logprobs; ask for logprobs, too", "logprob_token_ids")
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "grammar", self._grammar())
+
+    def _grammar(self) -> str:
+        form = self.structured_outputs
+        if form is None:
+            return ""
+        if not isinstance(form, StructuredOutputs):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputs, given {shown(form)}", "structured_outputs"
+            )
+        return grammar_of(form)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple without duplicates."""
         assert isinstance(self.stop, tuple)
         return self.stop
+
+    @property
+    def bad_word_strings(self) -> tuple[str, ...]:
+        """`bad_words` as a tuple without duplicates."""
+        assert isinstance(self.bad_words, tuple)
+        return self.bad_words
 
     def decoding(
         self,
@@ -142,7 +185,7 @@ class SamplingParams:
         *,
         max_output_tokens: int | None = None,
     ) -> DecodingParams:
-        """Returns the DecodingParams of choice `index` for a prompt of `prompt_len` tokens.
+        """Returns the DecodingParams of choice `index` for a prompt of `prompt_len` tokens, without bad_words.
 
         `fresh_seed` (any integer >= 0) is used if the user gave no seed. Raises ContextTooLong if prompt and output do
         not fit into `max_model_len`. Raises RequestError for ids outside the vocabulary, or if the answer would have
@@ -157,8 +200,14 @@ class SamplingParams:
             )
         max_tokens = self.max_tokens if self.max_tokens is not None else min(room, max_output_tokens or room)
         max_tokens = max(max_tokens, 1)  # the step that computes the last prompt token always samples one token
-        assert isinstance(self.stop_token_ids, tuple)
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+        assert isinstance(self.stop_token_ids, tuple) and isinstance(self.logprob_token_ids, tuple)
+        assert isinstance(self.allowed_token_ids, tuple | None)
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", tuple(self.logit_bias)),
+            ("logprob_token_ids", self.logprob_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ):
             outside = [token_id for token_id in ids if token_id >= vocab_size]
             if outside:
                 raise RequestError(
@@ -180,8 +229,12 @@ class SamplingParams:
             seed=self.seed_of(index, fresh_seed),
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
-            logprobs=self.logprobs,
+            allowed_token_ids=self.allowed_token_ids,
+            logprobs=0 if self.logprob_token_ids else self.logprobs,
+            logprob_token_ids=self.logprob_token_ids,
             prompt_logprobs=self.prompt_logprobs,
+            grammar=self.grammar,
+            grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:
@@ -262,16 +315,39 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     return tuple(checked)
 
 
-def _token_ids(ids: object) -> tuple[int, ...]:
+def _bad_words(words: object) -> tuple[str, ...]:
+    if words is None:
+        return ()
+    if not isinstance(words, Iterable) or isinstance(words, str | bytes | Mapping):
+        raise RequestError(f"bad_words must be a list of strings, given {shown(words)}", "bad_words")
+    checked: dict[str, None] = {}  # an ordered set
+    num_chars = 0
+    for word in words:
+        if not isinstance(word, str):
+            raise RequestError(f"bad_words must be a list of strings, given {shown(word)} in it", "bad_words")
+        if not word.strip():
+            raise RequestError(f"bad_words has {shown(word)}, which is no word; leave it out", "bad_words")
+        checked[word] = None
+        num_chars += len(word)
+        if len(checked) > MAX_BAD_WORDS or num_chars > MAX_BAD_WORD_CHARS:
+            raise RequestError(
+                f"bad_words has too many words; at most {MAX_BAD_WORDS} words with {MAX_BAD_WORD_CHARS} characters "
+                "together are allowed",
+                "bad_words",
+            )
+    return tuple(checked)
+
+
+def _token_ids(name: str, ids: object, most: int = MAX_STOP_TOKEN_IDS) -> tuple[int, ...]:
     if ids is None:
         return ()
     if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
-        raise RequestError(f"stop_token_ids must be a list of token ids, given {shown(ids)}", "stop_token_ids")
-    token_ids = tuple(islice(ids, MAX_STOP_TOKEN_IDS + 1))
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise RequestError(f"stop_token_ids has more than {MAX_STOP_TOKEN_IDS} ids; give fewer", "stop_token_ids")
+        raise RequestError(f"{name} must be a list of token ids, given {shown(ids)}", name)
+    token_ids = tuple(islice(ids, most + 1))
+    if len(token_ids) > most:
+        raise RequestError(f"{name} has more than {most} ids; give fewer", name)
     for token_id in token_ids:
-        _TOKEN_ID.check("stop_token_ids", token_id)
+        _TOKEN_ID.check(name, token_id)
     return tuple(dict.fromkeys(token_ids))
 
 

@@ -45,6 +45,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random prompts (default 0)")
     parser.add_argument("--no-sweep", action="store_true", help="measure no batch sizes and prompt lengths")
     parser.add_argument("--no-answers", action="store_true", help="do not compare greedy answers")
+    parser.add_argument(
+        "--neighbour-seconds",
+        type=float,
+        default=6.0,
+        metavar="S",
+        help="in each round, seconds of one stream beside a busy process, and as many without it (default 6; 0: none)",
+    )
     parser.add_argument("--install-only", action="store_true", help="install the peers and measure nothing")
     parser.add_argument("--page", type=Path, metavar="FOLDER", help=f"write {PAGE} and its plots into this folder")
     parser.add_argument("--no-plots", action="store_true", help="write the page without plots")
@@ -79,6 +86,7 @@ def parse_settings(args: argparse.Namespace, arguments: Sequence[str]) -> PeersS
         seed=args.seed,
         cores=tuple(sorted(os.sched_getaffinity(0))),
         compares_answers=not args.no_answers,
+        neighbour_s=args.neighbour_seconds,
         is_install_only=args.install_only,
         page_folder=args.page,
         has_plots=not args.no_plots,

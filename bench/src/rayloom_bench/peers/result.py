@@ -9,6 +9,7 @@ from rayloom_bench.client import Failure
 from rayloom_bench.figures import Figures, RequestRecord
 from rayloom_bench.limit import MachineRates, ModelCost
 from rayloom_bench.peers.answers.agreement import Agreement
+from rayloom_bench.peers.neighbour import NeighbourFigures
 from rayloom_bench.workload import Workload
 
 
@@ -30,6 +31,8 @@ class Turn:
     figures: dict[str, Figures] = field(default_factory=dict)  # by workload
     records: dict[str, tuple[RequestRecord, ...]] = field(default_factory=dict)  # by workload
     pss_bytes: Mapping[str, int] = field(default_factory=dict)  # by process, after the last workload
+    pss_after: dict[str, Mapping[str, int]] = field(default_factory=dict)  # by workload, then by process
+    neighbour: NeighbourFigures | None = None  # None: not measured
     others_percent: float = 0.0  # of CPU time, by other processes
 
 

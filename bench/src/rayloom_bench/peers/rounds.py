@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import psutil
@@ -20,6 +20,7 @@ from rayloom_bench.peers.answers.greedy_prompts import prompts as greedy_prompts
 from rayloom_bench.peers.engines.contestants import MODEL, Contestant
 from rayloom_bench.peers.engines.installation import Log, peers_folder
 from rayloom_bench.peers.names import OURS_FP32
+from rayloom_bench.peers.neighbour import STREAM, measure_neighbour
 from rayloom_bench.peers.result import PeersResult, Turn
 from rayloom_bench.peers.settings import PeersSettings
 from rayloom_bench.server import ServerFailed
@@ -33,6 +34,17 @@ ELEMENT_BYTES = 2  # of bfloat16
 SWEEP_ROUND = 0  # the number of the sweeps' turns, which gives their prompts a seed of their own
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlan:
+    """The measurements of one turn, which are between the start and the end of an engine."""
+
+    workloads: tuple[Workload, ...]
+    round_number: int
+    seed: int
+    vocab_size: int
+    neighbour_s: float = 0.0  # 0: no stream beside a busy process
 
 
 def measure(settings: PeersSettings, contestants: Sequence[Contestant], result: PeersResult, *, log: Log) -> None:
@@ -67,14 +79,21 @@ def measure_rounds(
     """Adds the turns of all rounds, then those of the sweeps, to `result`."""
     for number in range(1, settings.num_rounds + 1):
         for contestant in rotated(contestants, number - 1):
-            workloads = [each for each in settings.workloads if each.name in contestant.workload_names]
             log(f"round {number} of {settings.num_rounds}: {contestant.title}")
-            result.turns += _turn(contestant, workloads, number, settings.seed + number, vocab_size, result)
+            plan = TurnPlan(
+                workloads=tuple(each for each in settings.workloads if each.name in contestant.workload_names),
+                round_number=number,
+                seed=settings.seed + number,
+                vocab_size=vocab_size,
+                neighbour_s=settings.neighbour_s,
+            )
+            result.turns += _turn(contestant, plan, result)
     for contestant in contestants:
-        sweeps = [each for each in settings.sweeps if each.name in contestant.workload_names]
+        sweeps = tuple(each for each in settings.sweeps if each.name in contestant.workload_names)
         if sweeps:
             log(f"sweeps: {contestant.title}")
-            result.sweep_turns += _turn(contestant, sweeps, SWEEP_ROUND, settings.seed, vocab_size, result)
+            plan = TurnPlan(workloads=sweeps, round_number=SWEEP_ROUND, seed=settings.seed, vocab_size=vocab_size)
+            result.sweep_turns += _turn(contestant, plan, result)
 
 
 def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
@@ -103,53 +122,55 @@ def _compare_answers(
     result.agreements[contestant.name] = compare(answers, reference, ends)
 
 
-def _turn(
-    contestant: Contestant,
-    workloads: Sequence[Workload],
-    number: int,
-    seed: int,
-    vocab_size: int,
-    result: PeersResult,
-) -> list[Turn]:
+def _turn(contestant: Contestant, plan: TurnPlan, result: PeersResult) -> list[Turn]:
     """The engine's turn as the only item of the list, or no item if it did not start."""
     before = CpuClock.read()
     try:
         with contestant.start() as server:
             turn = Turn(
                 engine=contestant.name,
-                round_number=number,
+                round_number=plan.round_number,
                 start_to_first_token_s=start_to_first_token_s(server, START_S),
             )
             endpoint = server.endpoint()
-            for workload in workloads:
-                result.failures += _measure_workload(endpoint, contestant, workload, seed, vocab_size, turn)
-            turn.pss_bytes = server.pss_bytes()
+            for workload in plan.workloads:
+                result.failures += _measure_workload(endpoint, contestant, workload, plan, turn)
+                turn.pss_bytes = turn.pss_after[workload.name] = server.pss_bytes()
+            if plan.neighbour_s:
+                options = _options(contestant, STREAM)
+                turn.neighbour = measure_neighbour(
+                    endpoint, options, seed=plan.seed, vocab_size=plan.vocab_size, seconds=plan.neighbour_s
+                )
             # Before the end of the server: the CPU time of a process that vLLM kills at its end counts nowhere.
             clock = CpuClock.read()
             after = replace(clock, own_s=clock.own_s + server.cpu_seconds())
     except (ServerFailed, EndpointError, psutil.Error) as error:
-        result.failures.append(Failure(name=f"{contestant.title}, round {number}", reason=str(error)))
+        result.failures.append(Failure(name=f"{contestant.title}, round {plan.round_number}", reason=str(error)))
         return []
     turn.others_percent = others_percent(before, after, psutil.cpu_count() or 1)
     return [turn]
 
 
 def _measure_workload(
-    endpoint: Endpoint, contestant: Contestant, workload: Workload, seed: int, vocab_size: int, turn: Turn
+    endpoint: Endpoint, contestant: Contestant, workload: Workload, plan: TurnPlan, turn: Turn
 ) -> Sequence[Failure]:
     """Warms up with one batch of other prompts, then measures. Every round has prompts of its own."""
-    # llama-server closes connections after an answer, so every engine gets a new connection for each request.
-    options = RequestOptions(extra_fields=contestant.extra_fields, reuses_connections=False)
+    options = _options(contestant, workload)
     label = f"{contestant.name}, round {turn.round_number}"
     warm_up = workload.warm_up()
-    prompts = token_prompts(warm_up, seed=seed, vocab_size=vocab_size, purpose="warm-up")
+    prompts = token_prompts(warm_up, seed=plan.seed, vocab_size=plan.vocab_size, purpose="warm-up")
     outcome = run_workload(endpoint, warm_up, prompts, label=f"{label}, warm-up", options=options)
     if outcome.failures:
         return outcome.failures
-    prompts = token_prompts(workload, seed=seed, vocab_size=vocab_size)
+    prompts = token_prompts(workload, seed=plan.seed, vocab_size=plan.vocab_size)
     outcome = run_workload(endpoint, workload, prompts, label=label, options=options)
     if outcome.failures:
         return outcome.failures
     turn.figures[workload.name] = summarise(outcome.records)
     turn.records[workload.name] = outcome.records
     return ()
+
+
+def _options(contestant: Contestant, workload: Workload) -> RequestOptions:
+    # llama-server closes connections after an answer, so every engine gets a new connection for each request.
+    return RequestOptions(extra_fields=contestant.fields_of(workload), reuses_connections=False)

@@ -8,6 +8,8 @@ from pathlib import Path
 from rayloom_bench.workload import Workload
 from rayloom_engine.errors import ConfigError
 
+MOST_NEIGHBOUR_S = 600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersSettings:
@@ -21,6 +23,7 @@ class PeersSettings:
     seed: int
     cores: tuple[int, ...]  # those that this process may use; every engine gets all of them
     compares_answers: bool
+    neighbour_s: float  # seconds of a stream beside a busy process, and as many without it; 0: not measured
     is_install_only: bool
     page_folder: Path | None  # None: the page goes to the terminal only
     has_plots: bool
@@ -31,6 +34,8 @@ class PeersSettings:
         """Raises ConfigError for settings that cannot work."""
         if self.num_rounds < 1:
             raise ConfigError(f"--rounds: {self.num_rounds} given; use 1 or more")
+        if not 0 <= self.neighbour_s <= MOST_NEIGHBOUR_S:
+            raise ConfigError(f"--neighbour-seconds: {self.neighbour_s:g} given; use 0 to {MOST_NEIGHBOUR_S}")
         for flag, path in (("--page", self.page_folder), ("--json", self.json_file)):
             if path is not None and not path.absolute().parent.is_dir():
                 raise ConfigError(f"{flag}: the folder {path.absolute().parent} does not exist; make it first")

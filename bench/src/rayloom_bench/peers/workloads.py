@@ -7,6 +7,7 @@ import dataclasses
 from rayloom_bench.workload import WORKLOADS, Workload
 
 W1 = WORKLOADS[0]
+W3 = WORKLOADS[2]
 SAMPLED_W1 = dataclasses.replace(W1, name="W1s", temperature=0.8, top_p=0.95)
 COMPARED = (W1, SAMPLED_W1, *WORKLOADS[1:])
 

@@ -3,12 +3,14 @@
 Runs a decode step of a batch and the steps of one prompt, and prints a table for each: time of each phase, bytes that
 it must read, floating-point operations, and the share of the limit that this machine's memory bandwidth and FLOP/s set.
 Both are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part of these steps.
-With --plot also measures batches of 1 to 64, prompts of 128 to 8,192 tokens and decodes at 1,024 to 8,192 tokens.
+With --plot or --page also measures batches of 1 to 64, prompts of 128 to 8,192 tokens, and one decoded token after
+1,024 to 8,192 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayloom_bench.machine import busy_percent, processor_name
+from rayloom_bench.report import DISTURBED_PERCENT
+from rayloom_bench.settings import page_file
 
 if TYPE_CHECKING:
     from rayloom_bench.step.cost import Cost, StepShape
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from rayloom_bench.step.rank import StepRank
 
 INSTRUCTION_SET = "RAYLOOM_CPU_ISA"
+PAGE = "step.md"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +45,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=_positive, default=5, help="runs, of which the fastest counts (default 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="measure the sweeps, and draw them")
+    parser.add_argument(
+        "--page",
+        type=Path,
+        metavar="FOLDER",
+        help=f"measure the sweeps, and write {PAGE} and a plot into this folder",
+    )
     parser.set_defaults(run=run)
 
 
@@ -48,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from rayloom_engine.config import EngineConfig
     from rayloom_engine.worker.start import set_threads
 
+    target = page_file(args.page, PAGE)
     given = {"model": args.model} if args.model else {}
     config = EngineConfig(dtype=args.dtype, quantization=args.quantization, threads=args.threads, **given)
     busy = busy_percent()
@@ -64,25 +76,44 @@ def run(args: argparse.Namespace) -> int:
         f"{machine_line}; {busy:.0f} % busy before\n"
         f"limits: {limits.read_bytes_s / 1e9:.1f} GB/s, {limits.flop_s / 1e9:.1f} GFLOP/s\n"
     )
-    document = _tables(rank, limits, args)
-    if args.plot is not None:
+    tables, seconds = _tables(rank, limits, args)
+    document: dict[str, object] = {"read_bytes_s": limits.read_bytes_s, "flop_s": limits.flop_s, "seconds": seconds}
+    if args.plot is not None or target is not None:
+        from rayloom_bench.step.page import PLOT, growth, page
         from rayloom_bench.step.plot import draw
-        from rayloom_bench.step.sweeps import sweep
+        from rayloom_bench.step.sweeps import TOKEN_PANEL, sweep
 
         panels = sweep(rank, limits, args.context, args.chunk, lambda line: print(line, file=sys.stderr, flush=True))
-        args.plot.write_text(draw(panels, machine_line))
         document["sweeps"] = {panel.title: {line.label: line.points for line in panel.lines} for panel in panels}
+        drawing = draw(panels, machine_line)
+        print(next(growth(panel) for panel in panels if panel.title == TOKEN_PANEL))
+        if args.plot is not None:
+            args.plot.write_text(drawing, encoding="utf-8")
+        if target is not None:
+            today = datetime.datetime.now(datetime.UTC).date().isoformat()
+            distrust = " **DISTURBED: do not quote these figures.**" if busy > DISTURBED_PERCENT else ""
+            conditions = (
+                f"{machine_line}, {today}, {busy:.0f} % busy before the run.{distrust} The machine reads "
+                f"{limits.read_bytes_s / 1e9:.1f} GB/s and the library's large product computes "
+                f"{limits.flop_s / 1e9:.0f} GFLOP/s."
+            )
+            target.write_text(page(conditions, tables, panels), encoding="utf-8")
+            target.with_name(PLOT).write_text(drawing, encoding="utf-8")
     if args.json is not None:
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 0
 
 
-def _tables(rank: StepRank, limits: Limits, args: argparse.Namespace) -> dict[str, object]:
+def _tables(
+    rank: StepRank, limits: Limits, args: argparse.Namespace
+) -> tuple[dict[str, str], dict[str, Mapping[str, float]]]:
+    """Measures both steps and prints their tables. Returns title -> table, and title -> seconds of each phase."""
     from rayloom_bench.step.cost import phase_costs
     from rayloom_bench.step.rank import decode_step, fastest, prefill_steps
     from rayloom_bench.step.table import table
 
-    shown: dict[str, object] = {}
+    tables: dict[str, str] = {}
+    found: dict[str, Mapping[str, float]] = {}
     cases: dict[str, tuple[int, int, list[StepShape]]] = {
         f"decode, {args.batch} sequences of {args.context} tokens": (
             args.batch,
@@ -98,9 +129,10 @@ def _tables(rank: StepRank, limits: Limits, args: argparse.Namespace) -> dict[st
     for title, (num_sequences, num_positions, steps) in cases.items():
         seconds = fastest(rank.runner(num_sequences, num_positions), steps, args.repeats)
         costs = _sum([phase_costs(rank.shape, step, rank.element_bytes) for step in steps])
-        print(f"{title}\n{table(seconds, costs, limits)}\n")
-        shown[title] = seconds
-    return {"read_bytes_s": limits.read_bytes_s, "flop_s": limits.flop_s, "seconds": shown}
+        tables[title] = table(seconds, costs, limits)
+        found[title] = seconds
+        print(f"{title}\n{tables[title]}\n")
+    return tables, found
 
 
 def _sum(costs: list[dict[str, Cost]]) -> Mapping[str, Cost]:

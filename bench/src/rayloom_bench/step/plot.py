@@ -9,7 +9,7 @@ from html import escape
 from rayloom_bench.step.sweeps import LIMIT, Panel
 
 WIDTH, HEIGHT = 340, 280  # of a panel, in pixels
-LEFT, RIGHT, TOP, BOTTOM = 62, 12, 48, 66
+LEFT, RIGHT, TOP, BOTTOM = 62, 20, 48, 66
 COLORS = ("#1f6f8b", "#d1495b", "#66a182")
 LIMIT_COLOR = "#222222"
 
@@ -49,8 +49,9 @@ def _panel(panel: Panel) -> list[str]:
     xs = [x for line in panel.lines for x, _ in line.points]
     ys = [y for line in panel.lines for _, y in line.points]
     to_x = Scale(min(xs), max(xs), (LEFT, WIDTH - RIGHT), is_log=panel.is_log)
-    ticks = y_ticks(min(ys), max(ys), is_log=panel.is_log)
-    low, high = (min(*ys, ticks[0]), max(*ys, ticks[-1])) if panel.is_log else (0.0, max(*ys, ticks[-1]))
+    low, high = log_range(min(ys), max(ys)) if panel.is_log else (0.0, max(ys))
+    ticks = y_ticks(low, high, is_log=panel.is_log)
+    high = max(high, ticks[-1])
     to_y = Scale(low, high, (HEIGHT - BOTTOM, TOP), is_log=panel.is_log)
     parts = [f'<text x="{LEFT}" y="{TOP - 12}" font-weight="bold">{escape(panel.title)}</text>']
     for tick in ticks:
@@ -76,6 +77,13 @@ def _panel(panel: Panel) -> list[str]:
         parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 18}" y2="{y - 4}" stroke="{color}"{dash}/>')
         parts.append(f'<text x="{x + 23}" y="{y}">{escape(line.label)}</text>')
     return parts
+
+
+def log_range(low: float, high: float) -> tuple[float, float]:
+    """The nearest of 1, 2 and 5 times a power of ten at or below `low`, and at or above `high`."""
+    powers = [10.0**exponent for exponent in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)]
+    values = [factor * power for power in powers for factor in (1, 2, 5)]
+    return max(value for value in values if value <= low), min(value for value in values if value >= high)
 
 
 def y_ticks(low: float, high: float, *, is_log: bool) -> list[float]:

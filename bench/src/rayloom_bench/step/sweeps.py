@@ -15,6 +15,9 @@ PREFILLS = (128, 256, 512, 1024, 2048, 4096, 8192)
 CONTEXTS = (1024, 2048, 4096, 6144, 8192)
 REPEATS = 3
 LIMIT = "machine limit"
+MEASURED = "measured"
+EXPECTED = "first + KV bytes read"
+TOKEN_PANEL = "one decoded token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def sweep(rank: StepRank, limits: Limits, context: int, chunk: int, log: Callabl
             y_label="output tokens per second",
             is_log=True,
             lines=(
-                Line("measured", tuple((n, n / measured(n, context, steps)) for n, steps in decodes.items())),
+                Line(MEASURED, tuple((n, n / measured(n, context, steps)) for n, steps in decodes.items())),
                 Line(LIMIT, tuple((n, n / limit(steps)) for n, steps in decodes.items())),
             ),
         ),
@@ -68,18 +71,18 @@ def sweep(rank: StepRank, limits: Limits, context: int, chunk: int, log: Callabl
             y_label="prompt tokens per second",
             is_log=True,
             lines=(
-                Line("measured", tuple((n, n / measured(1, n, steps)) for n, steps in prefills.items())),
+                Line(MEASURED, tuple((n, n / measured(1, n, steps)) for n, steps in prefills.items())),
                 Line(LIMIT, tuple((n, n / limit(steps)) for n, steps in prefills.items())),
             ),
         ),
         Panel(
-            title="one decoded token",
+            title=TOKEN_PANEL,
             x_label="context",
             y_label="milliseconds",
             is_log=False,
             lines=(
-                Line("measured", tuple(token_ms.items())),
-                Line("first + KV bytes read", expected_token_ms(token_ms, rank, limits)),
+                Line(MEASURED, tuple(token_ms.items())),
+                Line(EXPECTED, expected_token_ms(token_ms, rank, limits)),
             ),
         ),
     )

@@ -14,7 +14,10 @@ from pydantic.fields import FieldInfo
 from rayloom_engine.config import EngineConfig, load_config, parse_config
 from rayloom_engine.errors import ConfigError
 
-_SERVING_ONLY = ("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins")
+_SERVING_ONLY = (
+    *("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins"),
+    *("root_path", "metrics_prefix", "ui"),
+)
 # Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",

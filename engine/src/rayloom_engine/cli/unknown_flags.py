@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Sequence
 
-_NO_TOOLS = "tools are not supported"
 _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
 # Flag of vLLM or SGLang -> what to use here instead, or why there is nothing.
@@ -48,9 +47,8 @@ _ELSEWHERE = {
     "--cpu-offload-gb": "weights stay on one device; --tensor-parallel-size shares them among several",
     "-q": "use --quantization",
     "--kv-cache-dtype": "the KV cache has the weights' type",
-    "--enable-auto-tool-choice": _NO_TOOLS,
-    "--tool-call-parser": _NO_TOOLS,
-    "--reasoning-parser": "thinking stays in the answer's text",
+    "--enable-auto-tool-choice": "models may always call tools; leave it out",
+    "--tool-call-parser": "use --tool-parser; without it the format is found from the chat template",
     "--enable-lora": "adapters are not supported; merge them into the weights",
     "--speculative-config": "there is no speculative decoding",
     "--ssl-keyfile": _BY_GATEWAY,

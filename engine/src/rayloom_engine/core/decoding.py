@@ -26,9 +26,15 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # 0 <= seed < 2**63; if the user gave none, the front draws one, so that a replay is exact
     stop_token_ids: tuple[int, ...] = ()  # end the sequence, besides EOS
     ignore_eos: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the generated tokens never contain
+    allowed_token_ids: tuple[int, ...] | None = None  # only these can be chosen; None = all; never empty
     # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
+    grammar: str = ""  # of the answer, in llguidance's Lark syntax; empty: any answer
+    grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
+    # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:

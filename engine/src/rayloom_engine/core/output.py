@@ -17,6 +17,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # Sent with the first token; the first prompt token has none. Long tuples come earlier, in parts: logprob_parts.py
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    finish_reason: str | None = None  # "stop" | "length" in the last output; "corrupt" only inside the EngineCore
+    finish_reason: str | None = None  # "stop" | "length" in the last output; in the EngineCore also another
+    message: str = ""  # of a broken form
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output

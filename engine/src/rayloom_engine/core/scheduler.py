@@ -39,7 +39,7 @@ from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fai
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -139,7 +139,7 @@ class Scheduler:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
         If plans are in flight, None means that the next plan has to wait for their results. `costs`: limit the tokens
-        of prompts beside decodes (prompt_time.py); None: only the token budget limits them.
+        of prompts beside decodes (backlog.py); None: only the token budget limits them.
         """
         if len(self._in_flight) == self.config.depth:
             return None
@@ -173,13 +173,21 @@ class Scheduler:
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        Corrupt sequences are ended first; everything else in this and later results is ignored for them.
+        Corrupt sequences and those with a broken form are ended first; everything else in this and later results is
+        ignored for them.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
+        for broken in result.broken_forms:
+            sequence = sequences[broken.slot]
+            if sequence.state is not SequenceState.FINISHED:
+                self._finish(sequence)
+                outputs.append(
+                    SequenceOutput(sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message)
+                )
         for part in result.prompt_logprobs:
             sequence = sequences[part.slot]
             if sequence.state is SequenceState.FINISHED:

@@ -17,6 +17,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
+BROKEN_FORM = "broken_form"  # finish reason of a sequence whose grammar cannot be followed; clients get an error
 
 
 class SequenceState(Enum):
@@ -158,16 +159,21 @@ class Sequence:
     def new_slot(self, known: KnownPrompt | None = None) -> NewSlot:
         """Describes this sequence to the ranks. `known`: a sequence with the same prompt that the ranks have."""
         assert self.slot is not None
+        params = self.params
         num_known_tokens = 0
         num_known_blocks = 0
+        has_known_grammar = False
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
+            has_known_grammar = bool(params.grammar) and params.grammar == known.sequence.params.grammar
             # Both tables can be equal only in blocks of a fork or of the prefix cache. Entries before `first` are never
             # read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
                 num_known_blocks = num
+        if has_known_grammar:
+            params = msgspec.structs.replace(params, grammar="")
         return NewSlot(
             slot=self.slot,
             request_id=self.request_id,
@@ -176,7 +182,8 @@ class Sequence:
             num_prompt_tokens=self.num_prompt_tokens,
             num_shared_blocks=num_known_blocks,
             block_table=tuple(self.block_ids[num_known_blocks:]),
-            params=self.params,
+            has_grammar_of_prompt=has_known_grammar,
+            params=params,
             eos_token_ids=self.eos_token_ids,
         )
 

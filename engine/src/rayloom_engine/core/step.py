@@ -26,6 +26,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     block_table: tuple[int, ...]
     prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
     num_shared_blocks: int = 0  # this many first entries of the block table of `prompt_of` precede block_table
+    has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos
 
@@ -79,6 +80,13 @@ class SampledToken(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
+class BrokenForm(msgspec.Struct, frozen=True):
+    """A slot whose grammar cannot be followed any further. No token is sampled for it."""
+
+    slot: int
+    message: str
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True):
     """Logprobs of the prompt tokens at positions start, start + 1, ... Position 0 has no logprobs."""
 
@@ -90,8 +98,11 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[SampledToken, ...] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt slots
+    sampled: tuple[
+        SampledToken, ...
+    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt or broken ones
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
+    broken_forms: tuple[BrokenForm, ...] = ()
     forward_s: float = 0.0  # seconds that the model's forward pass took
     sample_s: float = 0.0  # seconds that sampling took

@@ -22,6 +22,10 @@ _LEAST_PART = 0.01
 # A step lowers the seconds of an operation to at least this part. A few tokens more may cost little beside decodes and
 # many more a lot, so chunks must not grow faster than their costs are measured.
 _MOST_DROP = 0.9
+# After this many steps with prompts, and none of about as many decodes alone, the measured time of the decodes is old.
+_OLD_AFTER = 64
+# Only steps in which prompts take at most this many times as long as the decodes tell how long the decodes take.
+_MOST_PROMPTS = 2
 # A cost is the median of this many measurements, so that a step beside which the machine was busy changes nothing.
 _NUM_KEPT = 9
 
@@ -58,6 +62,7 @@ class StepMeter:
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
+        self._num_mixed: dict[int, int] = {}  # bit length, as above -> steps with prompts since the last one without
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
         self._flop_s = 0.0  # from these; 0 = unknown
         self._costs: StepSeconds | None = None
@@ -84,16 +89,39 @@ class StepMeter:
             return  # without a sampled token, an accelerator's work may not have ended
         self._costs = None
         if not flops:
-            length = num_decodes.bit_length()
-            steps = self._steps.setdefault(length, deque(maxlen=_NUM_KEPT))
-            steps.append((num_decodes, seconds))
-            self._decode_only[length] = _median([num for num, _ in steps]), _median([each_s for _, each_s in steps])
-            return
-        if num_decodes and self._decode_only:
-            nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-            flops += max(0, num_decodes - nearest) * self._work.flops_per_token
-            seconds = max(seconds - decode_s, _LEAST_PART * seconds)
-        self._flop_samples.append(seconds / flops)
+            self._num_mixed[num_decodes.bit_length()] = 0
+            self._add_decodes(num_decodes, seconds)
+        elif num_decodes and self._decode_only:
+            self._learn_mixed(num_decodes, flops, seconds)
+        else:
+            self._add_prompts(seconds / flops)
+
+    def _learn_mixed(self, num_decodes: int, flops: float, seconds: float) -> None:
+        """Learns from a step with decodes and tokens of prompts: what the prompts added to the time of the decodes.
+
+        If that time is old, the step does not show which of both became slower, so both costs change by one factor.
+        """
+        length = num_decodes.bit_length()
+        num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
+        nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
+        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes that were not measured
+        all_decodes_s = decode_s + more_flops * self._flop_s
+        prompts_s = flops * self._flop_s
+        if num_mixed > _OLD_AFTER and 0 < prompts_s <= _MOST_PROMPTS * all_decodes_s:
+            factor = seconds / (all_decodes_s + prompts_s)
+            self._add_decodes(num_decodes, factor * all_decodes_s)
+            self._add_prompts(factor * self._flop_s)
+        else:
+            self._add_prompts(max(seconds - decode_s, _LEAST_PART * seconds) / (flops + more_flops))
+
+    def _add_decodes(self, num_decodes: int, seconds: float) -> None:
+        length = num_decodes.bit_length()
+        steps = self._steps.setdefault(length, deque(maxlen=_NUM_KEPT))
+        steps.append((num_decodes, seconds))
+        self._decode_only[length] = _median([num for num, _ in steps]), _median([each_s for _, each_s in steps])
+
+    def _add_prompts(self, flop_s: float) -> None:
+        self._flop_samples.append(flop_s)
         self._flop_s = max(_median(self._flop_samples), _MOST_DROP * self._flop_s)
 
     def forget(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from rayloom_engine.core.engine import Engine
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
-from rayloom_engine.core.sequence import CORRUPT, Origin, Sequence
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Origin, Sequence
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.ranks.stillness import patience_s
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
@@ -229,6 +229,11 @@ class Core:
             if output.finish_reason == CORRUPT:
                 self._io.send(
                     int(connection), Refused(sequence_id=sequence_id, reason="corrupt", message=CORRUPT_LOGITS)
+                )
+                continue
+            if output.finish_reason == BROKEN_FORM:
+                self._io.send(
+                    int(connection), Refused(sequence_id=sequence_id, reason="invalid", message=output.message)
                 )
                 continue
             renamed = msgspec.structs.replace(output, sequence_id=sequence_id)

@@ -16,6 +16,7 @@ SAMPLING = np.dtype(
         ("token_ids", np.uintp),
         ("num_prompt_tokens", np.int64),
         ("num_tokens", np.int64),
+        ("allowed", np.uintp),
         ("banned_ids", np.uintp),
         ("bias_ids", np.uintp),
         ("biases", np.uintp),

@@ -1,6 +1,8 @@
 """The API server process ("front"): takes HTTP requests, sends sequences to the core, streams text.
 
-app         the API port's routes, behind gate (keys, request ids, drains)
+app         the API port's application, behind gate (keys, request ids, drains)
+routes      the table of its endpoints
+document/   the OpenAPI document: answer models, statuses, the page /docs
 openai/     OpenAI's endpoints: wire formats, prompts, answers, streams
 generation/ one HTTP request's sequences, from admission to the last delta
 operations/ lifecycle, metrics, health and the admin port

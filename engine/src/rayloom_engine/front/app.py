@@ -1,44 +1,101 @@
-"""The API port: routes, middleware, and the model list."""
+"""The API port: a FastAPI application with the endpoints of routes.py, middleware, and the OpenAPI document."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
-from rayloom_engine.front.openai.answer import check_model
-from rayloom_engine.front.openai.chat import chat_completions
-from rayloom_engine.front.openai.completions import completions
-from rayloom_engine.front.openai.tokens import detokenize, tokenize
-from rayloom_engine.front.operations.health import engine_version, health, metrics, ready
-from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.openai.wire_schema import extensions
+from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
+from rayloom_engine.front.routes import ROUTES
+from rayloom_engine.front.ui.routes import ui_routes
 
-Handler = Callable[[Request], Awaitable[Response]]
+TITLE = "Rayloom"
+DOCUMENT_PATH = "/openapi.json"
+PAGE_PATH = "/docs"
 
 
-def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
+class ApiApplication(FastAPI):
+    """FastAPI without its own reading of bodies: handlers read and check them, and the document is made of ROUTES.
+
+    A request passes only the middleware that Starlette has; FastAPI's would add telemetry, a second body limit and two
+    exit stacks.
+    """
+
+    def __init__(self, service: Service, middleware: list[Middleware]) -> None:
+        super().__init__(
+            title=TITLE,
+            version=ENGINE_VERSION,
+            openapi_url=None,
+            redirect_slashes=False,
+            middleware=middleware,
+            exception_handlers=ERROR_HANDLERS,
+        )
+        self.state.service = service
+        self._root = service.config.root_path
+        for route in ROUTES:
+            handler = _counted(route.handler) if route.is_generation else route.handler
+            self.router.routes.append(Route(route.path, handler, methods=[route.method]))
+        self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
+        self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
+        if service.config.has_ui:
+            self.router.routes.extend(ui_routes())
+        self._document: bytes | None = None
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return Starlette.build_middleware_stack(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request. A path below `root_path` is served as the path without it.
+
+        The path is cut here, in front of Gate, so that a prefix never decides whether a key is needed.
+        """
+        if self._root and scope["type"] == "http" and scope["path"].startswith(self._root + "/"):
+            scope["path"] = scope["path"].removeprefix(self._root)
+        await Starlette.__call__(self, scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document."""
+        # Import at the first request: the start of a front is part of a recovery, and few servers are asked for it.
+        from rayloom_engine.front.document.openapi import openapi_document
+
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi_document(
+                ROUTES, title=TITLE, version=ENGINE_VERSION, root_path=self._root, extensions=extensions()
+            )
+        return self.openapi_schema
+
+    async def _answer_document(self, _request: Request) -> Response:
+        """Answers GET /openapi.json. The first request takes about 0.1 s, in a thread, so that streams continue."""
+        if self._document is None:
+            from rayloom_engine.front.document.page import document_json
+
+            self._document = await asyncio.to_thread(lambda: document_json(self.openapi()))
+        return Response(self._document, media_type="application/json")
+
+    async def _answer_page(self, _request: Request) -> Response:
+        """Answers GET /docs: the document as a page that loads nothing else."""
+        from rayloom_engine.front.document.page import CONTENT_SECURITY_POLICY, html_page
+
+        page = await asyncio.to_thread(lambda: html_page(self.openapi()))
+        return HTMLResponse(page, headers={"Content-Security-Policy": CONTENT_SECURITY_POLICY})
+
+
+def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
     """Returns the ASGI application of the API port."""
-    routes = [
-        Route("/v1/chat/completions", _counted(chat_completions), methods=["POST"]),
-        Route("/v1/completions", _counted(completions), methods=["POST"]),
-        Route("/v1/models", list_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", get_model, methods=["GET"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/ready", ready, methods=["GET"]),
-        Route("/version", engine_version, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-    ]
     middleware = [
         Middleware(Gate, api_keys=api_keys, lifecycle=service.lifecycle),
         Middleware(AwaitReady, lifecycle=service.lifecycle, wait_s=service.waits.ready_s),
@@ -53,10 +110,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> Starlette:
             expose_headers=["X-Request-Id", "Retry-After"],
         )
         middleware.insert(0, cors)  # outermost, so that error answers carry CORS headers too and browsers can read them
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=ERROR_HANDLERS)
-    app.router.redirect_slashes = False
-    app.state.service = service
-    return app
+    return ApiApplication(service, middleware)
 
 
 def _counted(handler: Handler) -> Handler:
@@ -73,33 +127,3 @@ def _counted(handler: Handler) -> Handler:
             raise
 
     return handle
-
-
-async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.service)]})
-
-
-async def get_model(request: Request) -> Response:
-    check_model(request.app.state.service, request.path_params["model"])
-    return JSONResponse(_model_card(request.app.state.service))
-
-
-def _model_card(service: Service) -> dict[str, Any]:
-    core = service.client.status
-    return {
-        "id": service.config.api_model_name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "rayloom",
-        "root": model_root(service.config.model),
-        "parent": None,
-        "max_model_len": core.model.max_model_len if core is not None and core.model is not None else None,
-    }
-
-
-def model_root(model: str) -> str:
-    """Returns the model's hub id or path: its source without the scheme, as in the field `root` of vLLM's model list.
-
-    Clients that need the tokenizer load it from this source.
-    """
-    return model.partition("://")[2] or model

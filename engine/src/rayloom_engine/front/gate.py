@@ -21,7 +21,8 @@ from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 REST_OF_BODY_S = 5.0  # time for a refused client to send the rest of its body, before the connection is closed
-_GUARDED = ("/v1/", "/tokenize", "/detokenize")
+# /tokenizer_info begins like /tokenize.
+_GUARDED = ("/v1/", "/tokenize", "/detokenize", "/server_info", "/ui/status")
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
@@ -60,7 +61,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-            await refusal.response()(scope, body.receive, send_with_id)
+            await refusal.response(scope["path"])(scope, body.receive, send_with_id)
             return
         num_keys = len(set(self._api_keys.accepted))
         state["tenant"] = tenant_of_key(api_key(headers), num_keys)

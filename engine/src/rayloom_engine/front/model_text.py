@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rayloom_engine.config import EngineConfig
 from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from rayloom_engine.sampling_params import ContextTooLong
 from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.model_formats import ModelFormats, model_formats
 from rayloom_engine.text.tokenizer import Tokenizer
 
 # A shorter text is tokenised faster than the hop to a thread and back.
@@ -20,14 +23,21 @@ class ModelText:
     model: ServedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    formats: ModelFormats = field(default_factory=ModelFormats)
+    defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
+    kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 
     @classmethod
-    async def load(cls, model: ServedModel) -> ModelText:
+    async def load(cls, model: ServedModel, config: EngineConfig) -> ModelText:
         """Reads the files in a thread. Raises ModelError or OSError."""
         folder = Path(model.path)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
         template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-        return cls(model=model, tokenizer=tokenizer, template=template)
+        formats = await asyncio.to_thread(
+            model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser
+        )
+        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
+        return cls(model=model, tokenizer=tokenizer, template=template, formats=formats, defaults=defaults)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.

@@ -1,4 +1,4 @@
-"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 2.
+"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 3.
 
 Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello (with the token) and gets
 Welcome; if the core refuses the Hello, it closes the connection. A Submit is one sequence. A request with n > 1 is n
@@ -15,7 +15,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
 from rayloom_engine.core.stats import SchedulerStats
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -38,14 +38,21 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
-    """Several Submits with the same prompt, so that the prompt is sent once."""
+    """Several Submits with the same prompt and the same grammar, so that both are sent once."""
 
     prompt_ids: tuple[int, ...]
-    submits: tuple[Submit, ...]  # their own prompt_ids are empty
+    submits: tuple[Submit, ...]  # their own prompt_ids and grammars are empty
+    grammar: str = ""
 
     def with_prompt(self) -> list[Submit]:
-        """Returns the Submits, each with the same tuple of prompt ids."""
-        return [msgspec.structs.replace(submit, prompt_ids=self.prompt_ids) for submit in self.submits]
+        """Returns the Submits, each with the same tuple of prompt ids and the same grammar."""
+        submits = [msgspec.structs.replace(submit, prompt_ids=self.prompt_ids) for submit in self.submits]
+        if not self.grammar:
+            return submits
+        return [
+            msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, grammar=self.grammar))
+            for submit in submits
+        ]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -19,7 +19,7 @@ import msgspec
 
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 3
+RANK_PROTOCOL_VERSION = 4
 
 Role = Literal["steps", "control", "launch"]
 

@@ -22,6 +22,7 @@ from rayloom_engine.errors import ModelError, RequestError
 from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, TemplateTooSlow, spending
 from rayloom_engine.text.tokenizer import read_settings
+from rayloom_engine.text.tools.calls_in_messages import with_text_arguments
 
 MAX_RANGE_ITEMS = 100_000  # total length of all ranges in one rendering
 MAX_ADDED_CHARS = 1_000_000  # a prompt may have this many characters more than the messages' own text
@@ -57,6 +58,8 @@ class ChatTemplate:
         environment.add_filter("tojson", _to_json)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
+        self.source = source
+        self.with_tools: ChatTemplate | None = None  # the template for requests with tools, if there is one apart
         self._special_tokens = dict(special_tokens)
         self._num_slow_left = 0
         try:
@@ -77,8 +80,11 @@ class ChatTemplate:
             except (OSError, UnicodeDecodeError) as error:
                 raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
         source = read_settings(folder).get("chat_template")
+        with_tools = None
         if isinstance(source, list):  # several named templates
-            source = _named(source, folder).get("default")
+            named = _named(source, folder)
+            source = named.get("default")
+            with_tools = named.get("tool_use")
         if source is None:
             return None
         if not isinstance(source, str):
@@ -86,7 +92,10 @@ class ChatTemplate:
                 f"{folder}/tokenizer_config.json: chat_template is {type(source).__name__}; "
                 "it must be a string, or a list of objects with `name` and `template`"
             )
-        return cls(source, special_tokens)
+        template = cls(source, special_tokens)
+        if isinstance(with_tools, str):
+            template.with_tools = cls(with_tools, special_tokens)
+        return template
 
     @property
     def is_slow(self) -> bool:
@@ -108,17 +117,22 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
+        text_arguments: bool = False,
         cpu_s: float = MAX_CPU_S,
     ) -> str:
         """Returns the prompt for `messages`. `extra` (chat_template_kwargs): further variables for the template.
 
+        `text_arguments`: the template gets the arguments of tool calls as JSON text instead of objects.
         With continue_final_message the prompt ends inside the last message. Raises RequestError if the template refuses
         the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if that is less.
         """
         plain = plain_messages(messages)
+        if text_arguments:
+            plain = with_text_arguments(plain)
         if continue_final_message and add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other; set one to false",
@@ -126,7 +140,7 @@ class ChatTemplate:
             )
         names = {
             **self._special_tokens,
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             **(extra or {}),
             "messages": plain,
@@ -136,8 +150,9 @@ class ChatTemplate:
         room = sum(len(message["content"]) for message in plain) * 4 + MAX_ADDED_CHARS
         pieces: list[str] = []
         try:
+            template = self._template if self.with_tools is None or not tools else self.with_tools._template
             with spending(Budget(cpu_s, room)):
-                for piece in self._template.generate(names):
+                for piece in template.generate(names):
                     pieces.append(piece)
                     room -= len(piece)
                     if room < 0:

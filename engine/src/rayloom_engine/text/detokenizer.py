@@ -8,7 +8,7 @@ neighbours, so a short window of the last tokens is decoded again with each new 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
@@ -29,24 +29,35 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int] = (),
+    *,
+    skip_special_tokens: bool = True,
+    kept_ids: Collection[int] = (),
 ) -> Detokenizer:
-    """Returns a detokenizer for the text after `prompt_ids`, of which only the last few matter."""
+    """Returns a detokenizer for the text after `prompt_ids`, of which only the last few matter.
+
+    `kept_ids`: special tokens that are not skipped, because a parser reads them.
+    """
+
+    def is_skipped(token_id: int) -> bool:
+        return skip_special_tokens and tokenizer.is_special(token_id) and token_id not in kept_ids
+
     if tokenizer.is_byte_level:
-        return ByteDetokenizer(tokenizer, skip_special_tokens)
-    return WindowDetokenizer(tokenizer, prompt_ids, skip_special_tokens)
+        return ByteDetokenizer(tokenizer, is_skipped)
+    return WindowDetokenizer(tokenizer, prompt_ids, is_skipped)
 
 
 class ByteDetokenizer:
     """Decodes byte-level vocabularies. All pieces joined equal Tokenizer.decode of all ids."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, is_skipped: Callable[[int], bool]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._is_skipped = is_skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._is_skipped(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.token_bytes(token_id))
 
@@ -61,17 +72,17 @@ class WindowDetokenizer:
     window  [start, read) was returned already, [read, end) is held back
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], is_skipped: Callable[[int], bool]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._is_skipped = is_skipped
         # A SentencePiece decoder strips the blank before a text's first word, so let the window begin with the prompt's
         # last tokens.
-        self._window = list(prompt_ids[-5:])
+        self._window = [token_id for token_id in prompt_ids[-5:] if not is_skipped(token_id)]
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)
 
     def add(self, token_id: int) -> str:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._is_skipped(token_id):
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
@@ -91,4 +102,4 @@ class WindowDetokenizer:
         return piece
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -7,18 +7,20 @@ from typing import Any
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
+from rayloom_engine.text.tools.calls_in_messages import plain_calls
 
 MAX_ROLE_CHARS = 64
 # Roles whose content may be null, as in OpenAI's API.
 _MAY_BE_EMPTY = ("assistant", "function")
+_CALLS = ("tool_calls", "function_call")
 
 
 def plain_messages(messages: object) -> list[dict[str, Any]]:
     """Returns messages with a role and a string as content. Other keys are passed on to the template.
 
     Joins content parts of type text. Replaces the role "developer", OpenAI's newer word, by "system". An assistant's
-    refusal becomes its content. Whether the model knows a role is left to the template. Raises RequestError that names
-    the wrong message and field.
+    refusal becomes its content. The arguments of tool calls become objects. Whether the model knows a role is left to
+    the template. Raises RequestError that names the wrong message and field.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise RequestError("messages must be a list of messages", "messages")
@@ -36,13 +38,18 @@ def _plain_message(message: object, where: str) -> dict[str, Any]:
             f'{where}.role must be a word of at most {MAX_ROLE_CHARS} characters, such as "user", given {shown(role)}',
             f"{where}.role",
         )
-    for name in ("tool_calls", "function_call", "audio"):
-        if message.get(name):
-            raise RequestError(
-                f"{where}.{name} is not supported by this server; leave it out, or write it into the content",
-                f"{where}.{name}",
-            )
-    plain = {key: value for key, value in message.items() if value is not None}
+    if message.get("audio"):
+        raise RequestError(
+            f"{where}.audio is not supported by this server; leave it out, or write it into the content",
+            f"{where}.audio",
+        )
+    plain = {key: value for key, value in message.items() if value is not None and key not in _CALLS}
+    calls = plain_calls(message, where)
+    if calls:
+        plain["tool_calls"] = calls
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):  # templates know it under either name
+        plain["reasoning"] = plain["reasoning_content"] = reasoning
     plain["role"] = "system" if role == "developer" else role
     content = message.get("content")
     if content is None and role == "assistant":

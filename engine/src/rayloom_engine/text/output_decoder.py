@@ -36,11 +36,17 @@ class OutputDecoder:
         eos_token_ids: Collection[int],
         prompt_ids: Sequence[int] = (),
         stops: StopAutomaton | None = None,
+        kept_ids: Collection[int] = (),
     ) -> None:
-        """`stops`: the automaton of `params.stop_strings`, if several sequences share one."""
+        """`stops`: the automaton of `params.stop_strings`, if several sequences share one.
+
+        `kept_ids`: special tokens that stay in the text, because a parser reads them.
+        """
         self._params = params
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._detokenizer = make_detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        self._detokenizer = make_detokenizer(
+            tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens, kept_ids=kept_ids
+        )
         self._stops = StopStrings(
             StopAutomaton(params.stop_strings) if stops is None else stops,
             include_in_output=params.include_stop_str_in_output,

@@ -17,6 +17,7 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.cpu_library.sampling import SAMPLING, LogprobsStruct
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.sampler import Sampler
 from rayloom_engine.worker.slots import Slot
 
@@ -34,7 +35,7 @@ class CpuSampler:
         sampling_N = np.zeros(len(slots), dtype=SAMPLING)
         arrays: list[npt.NDArray[np.generic]] = []  # keeps alive what `sampling_N` points to
         for row, slot in enumerate(slots):
-            sampling_N[row] = _sampling(slot, arrays)
+            sampling_N[row] = _sampling(slot, self._vocab_size, arrays)
         ids = self._library.sample(logits_NV, sampling_N)
         return [None if token_id < 0 else token_id for token_id in ids]
 
@@ -83,7 +84,7 @@ def choose_sampler(vocab_size: int, target: Target) -> Sampler | CpuSampler:
     return CpuSampler(target.library, vocab_size)
 
 
-def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:
+def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:
     """Returns an element of SAMPLING. Adds the arrays that it points to to `arrays`."""
     params = slot.params
 
@@ -93,9 +94,9 @@ def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | 
 
     has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     banned_ids = bias_ids = biases = num_banned = 0
-    if slot.num_generated < params.min_tokens:
-        banned = (*slot.eos_token_ids, *params.stop_token_ids)
-        banned_ids = address(np.array(banned, dtype=np.int64))
+    banned = None if slot.allowed is not None else all_banned_ids(slot, vocab_size)  # `allowed` is without them
+    if banned is not None:
+        banned_ids = address(banned)
         num_banned = len(banned)
     if params.logit_bias:
         ids, values = zip(*params.logit_bias, strict=True)
@@ -106,6 +107,7 @@ def _sampling(slot: Slot, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | 
         address(slot.token_ids) if has_penalty else 0,
         slot.num_prompt_tokens,
         slot.num_tokens,
+        0 if slot.allowed is None else address(slot.allowed),
         banned_ids,
         bias_ids,
         biases,

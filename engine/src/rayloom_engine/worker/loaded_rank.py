@@ -17,6 +17,7 @@ from rayloom_engine.parallel.stage_link import HiddenStates, ProcessGroupLink, S
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.device import DeviceChoice
+from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.runner import Runner
 
 
@@ -29,7 +30,9 @@ class LoadedRank:
         quantization: Quantization,
         kv: KvPlan,
         num_step_tokens: int,
+        forms: Forms | None = None,
     ) -> None:
+        """`forms`: only of the rank that samples."""
         self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens
         self.device_type = choice.device.type
@@ -44,6 +47,7 @@ class LoadedRank:
         self.activity = Activity(lambda: loaded.model.progress)
         self._model = loaded.model
         self._choice = choice
+        self._forms = forms
         self._cache: KvPages | None = None
 
     @property
@@ -92,7 +96,7 @@ class LoadedRank:
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)
-        return Runner(self._model, self._cache, epoch, watched, group)
+        return Runner(self._model, self._cache, epoch, watched, group, self._forms)
 
     def _allocate(self, num_blocks: int) -> KvPages:
         try:

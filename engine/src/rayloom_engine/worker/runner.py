@@ -11,15 +11,25 @@ import torch
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.probe import is_probe
-from rayloom_engine.core.step import PromptLogprobs, SampledToken, SlotStep, StepPlan, StepResult, TokenLogprobs
-from rayloom_engine.errors import CorruptRank
+from rayloom_engine.core.step import (
+    BrokenForm,
+    PromptLogprobs,
+    SampledToken,
+    SlotStep,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from rayloom_engine.errors import CorruptRank, GrammarFault
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
+from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
-from rayloom_engine.worker.sampler import are_finite
+from rayloom_engine.worker.forms import Forms
+from rayloom_engine.worker.sampler import are_finite, with_tokens
 from rayloom_engine.worker.slots import Slot, SlotTable
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
@@ -36,8 +46,12 @@ class Runner:
         epoch: int,
         link: StageLink | None = None,
         group: TensorGroup | None = None,
+        forms: Forms | None = None,
     ) -> None:
-        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one."""
+        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one.
+
+        `forms`: to follow the grammars of sequences; only the rank that samples needs it.
+        """
         stage = model.part.stage
         shard = model.part.shard
         assert link is not None or stage.count == 1, f"stage {stage.index} needs a link to its neighbours"
@@ -48,7 +62,7 @@ class Runner:
         self._group = group or OneRank()
         self._cache = cache
         self._device = model.kernels.target.device
-        self._slots = SlotTable(epoch)
+        self._slots = SlotTable(epoch, forms if self.answers else None)
         self._sampler = choose_sampler(model.shape.vocab_size, model.kernels.target)
 
     @torch.inference_mode()  # small calls take a fifth less time than with no_grad
@@ -84,29 +98,35 @@ class Runner:
         prompt_logprobs, corrupt = self._prompt_logprobs(batch, hidden_TD)
         rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
         sampled: dict[int, SampledToken] = {}
+        broken: dict[int, BrokenForm] = {}
         forward_end = time.perf_counter()
         if rows:
             last_N = torch.tensor([batch.ends[row] - 1 for row in rows], device=self._device)
             logits_NV = self._logits(hidden_TD[last_N])
             forward_end = time.perf_counter()
             if logits_NV is not None:
-                sampled = self._sample(logits_NV, [batch.steps[row] for row in rows], corrupt)
+                steps_N = [batch.steps[row] for row in rows]
+                broken = self._fill_masks(steps_N)  # after the call that starts the head: a GPU computes meanwhile
+                sampled = self._sample(logits_NV, steps_N, corrupt)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
             # An earlier position of the prompt may be corrupt although a token could be sampled at the last position.
             sampled=tuple(
-                sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in corrupt
+                sampled[step.slot]
+                for step in plan.slots
+                if step.slot in sampled and step.slot not in corrupt and step.slot not in broken
             ),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
+            broken_forms=tuple(form for slot, form in sorted(broken.items()) if slot not in corrupt),
             forward_s=forward_end - started,
             sample_s=time.perf_counter() - forward_end,
         )
 
     def forget_all(self) -> None:
         """Empties every slot. No sequence refers to the content of the KV cache any more."""
-        self._slots = SlotTable(self._slots.epoch)
+        self._slots = SlotTable(self._slots.epoch, self._slots.forms)
 
     def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
@@ -142,8 +162,9 @@ class Runner:
         if wanted:
             chosen = [token_ids[row] or 0 for row in wanted]  # 0 for a row without a token: its logprobs are not used
             found = self._sampler.describe(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
-            for row, entry in zip(wanted, found, strict=True):
-                entries[row] = entry
+            for number, (row, entry) in enumerate(zip(wanted, found, strict=True)):
+                token_ids_wanted = slots[row].params.logprob_token_ids
+                entries[row] = with_tokens(entry, raw_NV[number], token_ids_wanted) if token_ids_wanted else entry
         return token_ids, entries
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:
@@ -173,6 +194,20 @@ class Runner:
             if self.answers and step.slot not in corrupt:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts, corrupt
+
+    def _fill_masks(self, steps_N: list[tuple[SlotStep, Slot]]) -> dict[int, BrokenForm]:
+        """Sets the tokens that each slot's form allows next. Returns the slots whose form cannot continue."""
+        broken = {}
+        for step, slot in steps_N:
+            if slot.form is None:
+                continue
+            try:
+                banned = all_banned_ids(slot, self._model.shape.vocab_size)
+                slot.allowed = slot.form.allowed(() if banned is None else banned)
+            except GrammarFault as fault:
+                slot.allowed = None
+                broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
+        return broken
 
 
 def _wanted_rows(batch: InputBatch) -> list[int] | None:

@@ -1,7 +1,8 @@
 """Sampler: chooses the next token of each sequence from logits, seed, position and the sequence's own ids alone.
 
-It works in vLLM's order: logprobs of the raw logits; min_tokens mask, logit_bias, penalties; temperature; min_p, top_k,
-top_p; Gumbel-max. Each row is sampled alone, so that its token does not depend on the rest of the batch.
+It works in vLLM's order: logprobs of the raw logits; mask of the form, bans (bans.py), logit_bias, penalties;
+temperature; min_p, top_k, top_p; Gumbel-max. Each row is sampled alone, so its token does not depend on the rest of
+the batch.
 
 Legend: N rows, V vocabulary, G distinct generated ids.
 """
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.slots import Slot
 
@@ -63,8 +66,11 @@ def _is_plain_greedy(slot: Slot) -> bool:
     params = slot.params
     return (
         params.is_greedy
+        and slot.allowed is None
         and not params.logit_bias
         and slot.num_generated >= params.min_tokens
+        and not params.bad_words
+        and params.allowed_token_ids is None
         and params.repetition_penalty == 1.0
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
@@ -72,12 +78,13 @@ def _is_plain_greedy(slot: Slot) -> bool:
 
 
 def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
-    """Applies min_tokens, logit_bias and penalties, in place."""
+    """Applies the form's mask, bans, logit_bias and penalties, in place."""
     params = slot.params
-    if slot.num_generated < params.min_tokens:
-        ends = [*slot.eos_token_ids, *params.stop_token_ids]
-        if ends:
-            logits_V[torch.tensor(ends, device=logits_V.device)] = -torch.inf
+    banned = None if slot.allowed is not None else all_banned_ids(slot, logits_V.numel())
+    if slot.allowed is not None:  # without the banned tokens
+        _mask_logits(logits_V, slot.allowed)
+    elif banned is not None:
+        logits_V[torch.from_numpy(banned).to(logits_V.device)] = -torch.inf
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)
         logits_V.index_add_(
@@ -96,6 +103,14 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
         unique, counts = np.unique(generated, return_counts=True)
         ids_G, counts_G = (torch.from_numpy(values).to(logits_V.device) for values in (unique, counts))
         logits_V[ids_G] -= params.presence_penalty + params.frequency_penalty * counts_G
+
+
+def _mask_logits(logits_V: torch.Tensor, allowed: Mask) -> None:
+    """Sets the logits of tokens that are not allowed to -infinity."""
+    words = torch.from_numpy(allowed).to(logits_V.device)  # the copy to a GPU has 1 bit per token
+    bits = torch.arange(32, dtype=torch.int32, device=logits_V.device)
+    is_allowed_V = ((words[:, None] >> bits) & 1).view(-1)[: logits_V.numel()].bool()
+    logits_V.masked_fill_(~is_allowed_V, -torch.inf)
 
 
 def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:
@@ -162,3 +177,12 @@ def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list
         TokenLogprobs(token_id, logprob, rank, tuple(top[:num]))
         for token_id, logprob, rank, top, num in zip(token_ids, chosen, ranks, tops, num_tops, strict=True)
     ]
+
+
+def with_tokens(entry: TokenLogprobs, logits_V: torch.Tensor, token_ids: tuple[int, ...]) -> TokenLogprobs:
+    """Returns `entry` with other alternatives: its own token first, then `token_ids`, in their order."""
+    log_sum = float(logits_V[entry.token_id]) - entry.logprob
+    logits = logits_V[torch.tensor(token_ids, device=logits_V.device)].tolist()
+    others = zip(token_ids, logits, strict=True)
+    top = ((token_id, logit - log_sum) for token_id, logit in others if token_id != entry.token_id)
+    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ((entry.token_id, entry.logprob), *top))

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.grammar.matcher import Mask
 from rayloom_engine.worker.block_tables import BlockTables
+from rayloom_engine.worker.forms import Form, Forms
 
 
 class Slot:
     """A sequence on a rank. `token_ids[:num_tokens]` is valid. Its KV blocks are in `SlotTable.block_tables`."""
 
     __slots__ = (
+        "allowed",
         "eos_token_ids",
+        "form",
         "newest",
         "num_prompt_tokens",
         "num_tokens",
+        "other_ids",
         "params",
         "request_id",
         "token_ids",
     )
 
-    def __init__(self, new: NewSlot, known: Slot | None = None) -> None:
-        """`known`: the slot that `new.prompt_of` names."""
+    def __init__(self, new: NewSlot, known: Slot | None = None, forms: Forms | None = None) -> None:
+        """`known`: the slot that `new.prompt_of` names. `forms`: None on a rank that does not sample."""
         self.request_id = new.request_id
         self.params: DecodingParams = new.params
+        if new.has_grammar_of_prompt:
+            assert known is not None
+            self.params = msgspec.structs.replace(new.params, grammar=known.params.grammar)
+        self.form: Form | None = None
+        self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
+        self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens
@@ -37,6 +49,19 @@ class Slot:
             assert num_known_tokens <= known.num_tokens, f"slot of {known.request_id} knows fewer tokens than it shares"
             self.token_ids[:num_known_tokens] = known.token_ids[:num_known_tokens]
         self.newest = int(self.token_ids[self.num_tokens - 1])  # the last token id, as a Python int
+        if self.params.grammar and forms is not None:
+            self.form = forms.begin(self.params)
+            self.form.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
+        words: tuple[int, ...] = ()
+        if self.params.bad_words:
+            words = completed_words(self.params.bad_words, self.token_ids[self.num_prompt_tokens : self.num_tokens])
+        if self.num_generated >= self.params.min_tokens:
+            return words
+        return (*self.eos_token_ids, *self.params.stop_token_ids, *words)
 
     @property
     def num_generated(self) -> int:
@@ -45,6 +70,8 @@ class Slot:
     def append_tokens(self, token_ids: tuple[int, ...]) -> None:
         """Appends at least one token id."""
         end = self.num_tokens + len(token_ids)
+        if self.form is not None:
+            self.form.append(token_ids)
         while end > len(self.token_ids):
             self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
         self.newest = token_ids[-1]
@@ -55,11 +82,20 @@ class Slot:
         self.num_tokens = end
 
 
+def completed_words(bad_words: tuple[tuple[int, ...], ...], generated: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Returns the last token of each word of which all other tokens stand at the end of `generated`."""
+    longest = max(map(len, bad_words)) - 1
+    end = tuple(generated[len(generated) - min(longest, len(generated)) :].tolist())
+    return tuple(word[-1] for word in bad_words if end[len(end) - len(word) + 1 :] == word[:-1] or len(word) == 1)
+
+
 class SlotTable:
     """Slot number -> Slot. `apply` applies a plan's changes to slots; the runner executes the rest of the plan."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, forms: Forms | None = None) -> None:
+        """`forms`: on the rank that samples, to follow the grammars of its sequences."""
         self.epoch = epoch
+        self.forms = forms
         self.block_tables = BlockTables()
         self._slots: dict[int, Slot] = {}
 
@@ -86,11 +122,11 @@ class SlotTable:
 
     def _add(self, new: NewSlot) -> None:
         if new.prompt_of is None:
-            self._slots[new.slot] = Slot(new)
+            self._slots[new.slot] = Slot(new, forms=self.forms)
             self.block_tables.begin(new.slot, new.block_table)
             return
         known = self._slots[new.prompt_of]
         num_known_blocks = len(self.block_tables.of(new.prompt_of))
         assert new.num_shared_blocks <= num_known_blocks, f"slot of {known.request_id} has fewer blocks than it shares"
-        self._slots[new.slot] = Slot(new, known)
+        self._slots[new.slot] = Slot(new, known, self.forms)
         self.block_tables.begin(new.slot, new.block_table, new.prompt_of, new.num_shared_blocks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rayloom_engine.common.process import without_garbage_collection
@@ -14,6 +15,7 @@ from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder, resolve
@@ -114,8 +116,12 @@ def load_rank(
         from rayloom_engine.models.loader import load_model
         from rayloom_engine.worker.cpu_backend import LibraryChoice, ModelOnCpu, check_quantization, choose_cpu_library
         from rayloom_engine.worker.device import choose_device
+        from rayloom_engine.worker.forms import Forms
         from rayloom_engine.worker.loaded_rank import LoadedRank
 
+    forms = None
+    if part.stage.is_last and part.shard.is_first:  # this rank samples
+        forms = Forms(partial(Vocabulary.load, resolved.path, shape.vocab_size, shape.eos_token_ids))
     torch.set_num_threads(threads)
     quantization = config.quantization
     choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
@@ -154,7 +160,14 @@ def load_rank(
     )
     kv = _plan_cache(config, loaded.model, choice, num_step_tokens, ranks_on_host)
     logger.info("%s", kv.explanation)
-    return LoadedRank(loaded=loaded, choice=choice, quantization=quantization, kv=kv, num_step_tokens=num_step_tokens)
+    return LoadedRank(
+        loaded=loaded,
+        choice=choice,
+        quantization=quantization,
+        kv=kv,
+        num_step_tokens=num_step_tokens,
+        forms=forms,
+    )
 
 
 def _plan_cache(

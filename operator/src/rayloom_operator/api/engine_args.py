@@ -40,6 +40,27 @@ class EngineArgs(Part):
     )
     max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    generation_config: Literal["auto", "none"] | None = Field(
+        None,
+        description="auto, the default: settings that a request leaves out have the values of the model's "
+        "generation_config.json. none: those of the API.",
+    )
+    tool_parser: Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"] | None = Field(
+        None, description="Format of the model's tool calls. Default: found from the chat template."
+    )
+    reasoning_parser: Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"] | None = Field(
+        None,
+        description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "
+        "template.",
+    )
+    root_path: str | None = Field(
+        None,
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path in front of the API, such as /llm, behind a proxy that does not remove it.",
+    )
+    metrics_prefix: Literal["rayloom", "vllm"] | None = Field(
+        None, description="vllm: metrics that vLLM has, too, get its names, for dashboards and autoscalers."
+    )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None, description="Lowest level that is logged."
     )

@@ -150,7 +150,7 @@ def _print_summary(
         facts += f", {model.architecture}, {model.num_parameters / 1e6:.1f} M parameters, {weights}{computed}, "
         facts += f"{model.max_model_len} tokens of context"
     body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
-    print(f"\nModel:  {service.served_name} ({facts})\nURL:    {url}/v1\n\nTry it:")
+    print(f"\nModel:  {service.served_name} ({facts})\nURL:    {url}/v1\nPage:   {url}/ui\n\nTry it:")
     print(f"  curl -N {url}/v1/chat/completions \\\n    -H 'Content-Type: application/json' \\")
     if _api_key(environment) is not None:
         print("    -H 'Authorization: Bearer YOUR_KEY' \\")

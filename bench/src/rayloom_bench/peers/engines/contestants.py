@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_bench.machine import processor_name
@@ -16,14 +16,26 @@ from rayloom_bench.peers.engines.shown_command import shown
 from rayloom_bench.peers.names import LLAMA_BF16, OURS, OURS_FP32, VLLM, Dialect
 from rayloom_bench.peers.workloads import COMPARED, DECODE_SWEEP, PREFILL_SWEEP
 from rayloom_bench.server import ServerProcess, free_ports, running_process, running_server
+from rayloom_bench.workload import Workload
 from rayloom_engine import __version__
 from rayloom_engine.models.checkpoint.source import resolve
 
 MODEL = "builtin://smollm2-135m"
-# W1 shows llama.cpp with many users and W3 with one. W2 and W4 would need a KV cache several times as large.
-LLAMA_WORKLOADS = ("W1", "W1s", "W3")
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
+F16_WORKLOADS = ("W1", "W3")  # show whether f16 is faster than bf16, with many users and with one
+# Those for which llama.cpp has slots, and slots that are long enough.
+LLAMA_SWEEPS = tuple(
+    workload.name
+    for workload in (*DECODE_SWEEP, *PREFILL_SWEEP)
+    if workload.concurrency <= llama_cpp.NUM_SLOTS
+    and workload.num_prompt + workload.num_output <= llama_cpp.SLOT_TOKENS
+)
+
+
+def no_fields(workload: Workload) -> Mapping[str, object]:
+    """No field: the server samples as the request's temperature and top_p say."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +46,7 @@ class Contestant:
     title: str  # with version and type of the weights
     workload_names: tuple[str, ...]  # empty: only its answers are compared
     dialect: Dialect = "vllm"
-    extra_fields: Mapping[str, object] = field(default_factory=dict)  # of every request
+    fields_of: Callable[[Workload], Mapping[str, object]] = no_fields  # added to the workload's requests
     shown_command: str  # without ports and folders
     start: Callable[[], AbstractContextManager[ServerProcess]]
 
@@ -103,9 +115,9 @@ def _llama_cpp(name: str, parent: Path, cores: Sequence[int], log: Log) -> Conte
     return Contestant(
         name=name,
         title=f"llama.cpp {kind} (llama-cpp-python {llama_cpp.VERSION})",
-        workload_names=LLAMA_WORKLOADS,
+        workload_names=(*ALL_COMPARED, *LLAMA_SWEEPS) if kind == "bf16" else F16_WORKLOADS,
         dialect="llama.cpp",
-        extra_fields=llama_cpp.sampling_fields(),
+        fields_of=llama_cpp.sampling_fields,
         shown_command=shown(llama_cpp.command(folder, model, num_threads=len(cores), port=0)),
         start=start,
     )

@@ -16,10 +16,11 @@ from rayloom_bench.peers.engines.installation import (
     require_tools,
     run_step,
 )
+from rayloom_bench.workload import Workload
 
 VERSION = "0.3.36"  # of llama-cpp-python, which holds the sources of one version of llama.cpp
 NUM_SLOTS = 16  # the concurrency of W1
-SLOT_TOKENS = 512  # W1, W3 and the prompts of the agreement need at most 470 tokens
+SLOT_TOKENS = 2304  # W4 needs 2080; llama.cpp divides its KV cache evenly
 
 BUILD_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -55,9 +56,15 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_", "LLAMA_"))}
 
 
-def sampling_fields() -> dict[str, object]:
-    """Fields of a request that turn off llama.cpp's own defaults, so that it samples from the same distribution."""
-    return {"top_k": 0, "min_p": 0.0}
+def sampling_fields(workload: Workload) -> dict[str, object]:
+    """Fields of a request that make llama.cpp sample from the workload's distribution, at the least cost.
+
+    The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
+    for every token, which a greedy request does not need: its chain is the choice of the largest logit.
+    """
+    if workload.temperature == 0:
+        return {"samplers": ["top_k"], "top_k": 1}
+    return {"samplers": ["temperature", "top_p"]}
 
 
 def _binary(folder: Path) -> Path:

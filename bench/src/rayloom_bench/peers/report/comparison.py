@@ -12,16 +12,8 @@ from dataclasses import dataclass
 from rayloom_bench.figures import percentile
 from rayloom_bench.limit import output_tok_s
 from rayloom_bench.peers.result import PeersResult
+from rayloom_bench.spread import Spread, quotients, spread
 from rayloom_bench.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """The smallest, the middle and the largest value of the rounds."""
-
-    smallest: float
-    median: float
-    largest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +24,6 @@ class Latency:
     ttft_p99_ms: float
     itl_p50_ms: float | None  # None, as itl_p99_ms, if every answer arrived at once
     itl_p99_ms: float | None
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    """The spread of the values, or None if there is none."""
-    listed = list(values)
-    if not listed:
-        return None
-    return Spread(smallest=min(listed), median=statistics.median(listed), largest=max(listed))
 
 
 def tok_s_by_round(result: PeersResult, engine: str, workload: str) -> dict[int, float]:
@@ -55,12 +39,12 @@ def ratio(result: PeersResult, engine: str, others: Sequence[str], workload: str
     """The engine's tokens per second divided by those of the fastest of `others` in the same round."""
     numerators = tok_s_by_round(result, engine, workload)
     of_others = [tok_s_by_round(result, other, workload) for other in others]
-    return spread(_quotients(numerators, _largest_by_key(of_others)))
+    return spread(quotients(numerators, _largest_by_key(of_others)))
 
 
 def workload_ratio(result: PeersResult, engine: str, workload: str, other_workload: str) -> Spread | None:
     """The engine's tokens per second in one workload divided by those in another workload of the same round."""
-    return spread(_quotients(tok_s_by_round(result, engine, workload), tok_s_by_round(result, engine, other_workload)))
+    return spread(quotients(tok_s_by_round(result, engine, workload), tok_s_by_round(result, engine, other_workload)))
 
 
 def share_of_limit(result: PeersResult, engine: str, workload: Workload) -> Spread | None:
@@ -103,14 +87,28 @@ def pss_bytes(result: PeersResult, engine: str) -> Spread | None:
     return spread(sum(turn.pss_bytes.values()) for turn in result.turns_of(engine) if turn.pss_bytes)
 
 
+def memory_bytes(result: PeersResult, engine: str, workload: str) -> dict[str, float]:
+    """Process -> median over the rounds of its memory after the workload; processes of one name are added up."""
+    by_process: dict[str, list[int]] = {}
+    for turn in result.turns_of(engine):
+        of_turn: dict[str, int] = {}
+        for process, size in turn.pss_after.get(workload, {}).items():
+            name = process.rpartition(" ")[0]  # without its pid
+            of_turn[name] = of_turn.get(name, 0) + size
+        for name, size in of_turn.items():
+            by_process.setdefault(name, []).append(size)
+    return {name: statistics.median(sizes) for name, sizes in by_process.items()}
+
+
+def neighbour_share(result: PeersResult, engine: str) -> Spread | None:
+    """Tokens per second of one stream beside a busy process, divided by those without it in the same round."""
+    found = [turn.neighbour for turn in result.turns_of(engine) if turn.neighbour is not None]
+    return spread(each.beside_tok_s / each.alone_tok_s for each in found if each.alone_tok_s)
+
+
 def _largest_by_key(maps: Iterable[Mapping[int, float]]) -> dict[int, float]:
     largest: dict[int, float] = {}
     for each in maps:
         for key, value in each.items():
             largest[key] = max(value, largest.get(key, value))
     return largest
-
-
-def _quotients(numerators: Mapping[int, float], denominators: Mapping[int, float]) -> list[float]:
-    """The quotients of the rounds that both maps have."""
-    return [numerators[key] / denominators[key] for key in sorted(numerators.keys() & denominators.keys())]

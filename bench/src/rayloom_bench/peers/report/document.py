@@ -30,6 +30,8 @@ def _turn(turn: Turn) -> dict[str, object]:
         "round": turn.round_number,  # 0: the sweeps
         "start_to_first_token_s": turn.start_to_first_token_s,
         "pss_bytes": dict(turn.pss_bytes),
+        "pss_bytes_after": {workload: dict(sizes) for workload, sizes in turn.pss_after.items()},
+        "neighbour": None if turn.neighbour is None else dataclasses.asdict(turn.neighbour),
         "others_percent": turn.others_percent,
         "figures": {workload: dataclasses.asdict(figures) for workload, figures in turn.figures.items()},
     }

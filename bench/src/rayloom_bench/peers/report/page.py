@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rayloom_bench.markdown import NO_VALUE, number, spread_text, table
 from rayloom_bench.peers.names import OURS, PEERS
 from rayloom_bench.peers.report import comparison
-from rayloom_bench.peers.report.comparison import Spread
 from rayloom_bench.peers.report.goals import Goal, goals, peer_checks
 from rayloom_bench.peers.report.roofline import Curve, decode_curves, prefill_curves
 from rayloom_bench.peers.result import PeersResult
+from rayloom_bench.spread import spread
 from rayloom_bench.workload import Workload
 
 THROUGHPUT_PLOT = "peers-throughput.svg"
 ROOFLINE_PLOT = "peers-roofline.svg"
 DISTURBED_PERCENT = 5
-NO_VALUE = "-"
+NEIGHBOUR_NOTE = (
+    "Tokens per second of one stream with the lengths of W3, first alone and then while another process computes "
+    "without a pause on the same cores, at the same priority. *Share*: of the speed alone, within a round."
+)
 
 
 def page(result: PeersResult, *, has_plots: bool) -> str:
@@ -41,7 +45,12 @@ def page(result: PeersResult, *, has_plots: bool) -> str:
         "*Answers*: greedy answers that are equal to those of transformers in float32, and the mean number of tokens "
         "before the first difference or the end. *Memory*: PSS of all processes after the last workload.",
         engine_table(result),
+        "## Memory after each workload",
+        "PSS in MB, median of all rounds; the workloads run in this order.",
+        memory_table(result),
     ]
+    if any(turn.neighbour is not None for turn in result.turns):
+        parts += ["## One stream beside a busy process", NEIGHBOUR_NOTE, neighbour_table(result)]
     if result.sweep_turns:
         parts += ["## Batch sizes and prompt lengths", "Tokens per second of one run of each engine."]
         parts += [*([f"![Decode and prefill beside the limit]({ROOFLINE_PLOT})"] if has_plots else [])]
@@ -81,7 +90,7 @@ def conditions(result: PeersResult) -> str:
 
 
 def goal_table(found: Sequence[Goal]) -> str:
-    return _table(("goal", "value", ""), ((each.text, each.value or NO_VALUE, each.verdict) for each in found))
+    return table(("goal", "value", ""), ((each.text, each.value or NO_VALUE, each.verdict) for each in found))
 
 
 def throughput_table(result: PeersResult) -> str:
@@ -89,28 +98,28 @@ def throughput_table(result: PeersResult) -> str:
         (
             result.engines[engine].title,
             *(
-                _spread(comparison.spread(comparison.tok_s_by_round(result, engine, workload.name).values()))
+                spread_text(spread(comparison.tok_s_by_round(result, engine, workload.name).values()))
                 for workload in result.workloads
             ),
         )
         for engine in _measured(result)
     ]
     limits = [comparison.limit_tok_s(result, workload) for workload in result.workloads]
-    rows.append(("machine limit", *(NO_VALUE if limit is None else _number(limit) for limit in limits)))
-    return _table(("", *_names(result.workloads)), rows)
+    rows.append(("machine limit", *(NO_VALUE if limit is None else number(limit) for limit in limits)))
+    return table(("", *_names(result.workloads)), rows)
 
 
 def ratio_table(result: PeersResult) -> str:
     def row(title: str, others: Sequence[str]) -> tuple[str, ...]:
         ratios = (comparison.ratio(result, OURS, others, workload.name) for workload in result.workloads)
-        return (title, *(_spread(each, unit="x") for each in ratios))
+        return (title, *(spread_text(each, unit="x") for each in ratios))
 
     rows = [row(f"rayloom / {result.engines[peer].title}", [peer]) for peer in PEERS if peer in result.engines]
     rows.append(row("rayloom / best peer", [peer for peer in PEERS if peer in result.engines]))
     for engine in _measured(result):
         shares = (comparison.share_of_limit(result, engine, workload) for workload in result.workloads)
-        rows.append((f"share of the limit, {result.engines[engine].title}", *(_spread(each) for each in shares)))
-    return _table(("", *_names(result.workloads)), rows)
+        rows.append((f"share of the limit, {result.engines[engine].title}", *(spread_text(each) for each in shares)))
+    return table(("", *_names(result.workloads)), rows)
 
 
 def latency_table(result: PeersResult) -> str:
@@ -120,9 +129,9 @@ def latency_table(result: PeersResult) -> str:
             found = comparison.latency(result, engine, workload.name)
             if found is not None:
                 values = (found.ttft_p50_ms, found.ttft_p99_ms, found.itl_p50_ms, found.itl_p99_ms)
-                numbers = (NO_VALUE if value is None else _number(value) for value in values)
+                numbers = (NO_VALUE if value is None else number(value) for value in values)
                 rows.append((workload.name, result.engines[engine].title, *numbers))
-    return _table(("", "", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"), rows)
+    return table(("", "", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"), rows)
 
 
 def engine_table(result: PeersResult) -> str:
@@ -133,13 +142,40 @@ def engine_table(result: PeersResult) -> str:
         rows.append(
             (
                 facts.title,
-                _spread(comparison.start_s(result, engine)),
+                spread_text(comparison.start_s(result, engine)),
                 NO_VALUE if pss is None else f"{pss.largest / 1e9:.2f}",
                 NO_VALUE if agreement is None else f"{agreement.num_equal} of {agreement.num_prompts}",
                 NO_VALUE if agreement is None else f"{agreement.mean_length:.1f}",
             )
         )
-    return _table(("", "start to first token, s", "memory, GB", "answers equal", "equal tokens, mean"), rows)
+    return table(("", "start to first token, s", "memory, GB", "answers equal", "equal tokens, mean"), rows)
+
+
+def memory_table(result: PeersResult) -> str:
+    """A row for each process of this engine, and one for each engine's sum."""
+    columns = _names(result.workloads)
+    rows = []
+    for engine in _measured(result):
+        by_workload = [comparison.memory_bytes(result, engine, name) for name in columns]
+        title = result.engines[engine].title
+        if engine == OURS:
+            processes = list(dict.fromkeys(name for found in by_workload for name in found))
+            rows += [(f"{title}, {name}", *_megabytes(found.get(name) for found in by_workload)) for name in processes]
+        rows.append((f"{title}, all", *_megabytes(sum(found.values()) or None for found in by_workload)))
+    return table(("", *columns), rows)
+
+
+def neighbour_table(result: PeersResult) -> str:
+    """A row for each engine that was measured beside a busy process."""
+    rows = []
+    for engine in _measured(result):
+        found = [turn.neighbour for turn in result.turns_of(engine) if turn.neighbour is not None]
+        if found:
+            alone = spread(each.alone_tok_s for each in found)
+            beside = spread(each.beside_tok_s for each in found)
+            share = comparison.neighbour_share(result, engine)
+            rows.append((result.engines[engine].title, *(spread_text(each) for each in (alone, beside, share))))
+    return table(("", "alone, tok/s", "beside it, tok/s", "share"), rows)
 
 
 def sweep_table(x_name: str, curves: Sequence[Curve]) -> str:
@@ -147,8 +183,8 @@ def sweep_table(x_name: str, curves: Sequence[Curve]) -> str:
     rows = []
     for x in xs:
         by_curve = (dict(zip(curve.x, curve.tok_s, strict=True)).get(x) for curve in curves)
-        rows.append((str(x), *(NO_VALUE if value is None else _number(value) for value in by_curve)))
-    return _table((x_name, *(curve.label for curve in curves)), rows)
+        rows.append((str(x), *(NO_VALUE if value is None else number(value) for value in by_curve)))
+    return table((x_name, *(curve.label for curve in curves)), rows)
 
 
 def commands(result: PeersResult) -> str:
@@ -166,22 +202,8 @@ def _names(workloads: Iterable[Workload]) -> list[str]:
     return [workload.name for workload in workloads]
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def _spread(spread: Spread | None, unit: str = "") -> str:
-    if spread is None:
-        return NO_VALUE
-    if spread.smallest == spread.largest:
-        return _number(spread.median) + unit
-    return f"{_number(spread.median)}{unit} ({_number(spread.smallest)} to {_number(spread.largest)})"
-
-
-def _number(value: float) -> str:
-    """Three significant digits, and all digits before the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _megabytes(sizes: Iterable[float | None]) -> list[str]:
+    return [NO_VALUE if size is None else f"{size / 1e6:.0f}" for size in sizes]
 
 
 def _first_line(text: str) -> str:

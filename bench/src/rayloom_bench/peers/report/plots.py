@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rayloom_bench.peers.report import comparison
 from rayloom_bench.peers.report.page import ROOFLINE_PLOT, THROUGHPUT_PLOT
 from rayloom_bench.peers.report.roofline import LIMIT, Curve, decode_curves, prefill_curves
+from rayloom_bench.spread import spread
+from rayloom_bench.step.plot import log_range, y_ticks
 from rayloom_engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,11 +59,11 @@ def _throughput(result: PeersResult, pyplot: Any) -> Any:
     for axis, workload in zip(axes[0], result.workloads, strict=True):
         for position, (engine, facts) in enumerate(result.engines.items()):
             values = comparison.tok_s_by_round(result, engine, workload.name).values()
-            spread = comparison.spread(values)
-            if spread is None:
+            found = spread(values)
+            if found is None:
                 continue
-            axis.bar(position, spread.median, color=COLORS[position % len(COLORS)], label=facts.title)
-            axis.vlines(position, spread.smallest, spread.largest, color=LIMIT_COLOR, linewidth=1)
+            axis.bar(position, found.median, color=COLORS[position % len(COLORS)], label=facts.title)
+            axis.vlines(position, found.smallest, found.largest, color=LIMIT_COLOR, linewidth=1)
         limit = comparison.limit_tok_s(result, workload)
         if limit is not None:
             axis.axhline(limit, color=LIMIT_COLOR, linestyle="--", linewidth=1, label=LIMIT)
@@ -75,13 +77,15 @@ def _throughput(result: PeersResult, pyplot: Any) -> Any:
 
 def _rooflines(result: PeersResult, pyplot: Any) -> Any:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 4))
-    _curves(axes[0], decode_curves(result), "batch size", "output tokens per second")
-    _curves(axes[1], prefill_curves(result), "prompt tokens", "prompt tokens per second")
+    _curves(axes[0], decode_curves(result), "decode", "batch size", "output tokens per second")
+    _curves(axes[1], prefill_curves(result), "prefill", "prompt tokens", "prompt tokens per second")
     _legend(figure, axes)
     return figure
 
 
-def _curves(axis: Any, curves: tuple[Curve, ...], x_label: str, y_label: str) -> None:
+def _curves(axis: Any, curves: tuple[Curve, ...], title: str, x_label: str, y_label: str) -> None:
+    if not curves:
+        return
     for number, curve in enumerate(curves):
         is_limit = curve.label == LIMIT
         axis.plot(
@@ -92,8 +96,14 @@ def _curves(axis: Any, curves: tuple[Curve, ...], x_label: str, y_label: str) ->
             linestyle="--" if is_limit else "-",
             marker="" if is_limit else "o",
         )
+    axis.set_title(title)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    axis.set_yscale("log", subs=())  # without ticks between the powers of ten, which are set below
+    ys = [tok_s for curve in curves for tok_s in curve.tok_s]
+    low, high = log_range(min(ys), max(ys))
+    axis.set_ylim(low, high * 1.1)
+    axis.set_yticks(y_ticks(low, high, is_log=True))
+    axis.yaxis.set_major_formatter("{x:.0f}")
     axis.set_xticks(sorted({x for curve in curves for x in curve.x}))
     axis.xaxis.set_major_formatter("{x:.0f}")
     axis.set_xlabel(x_label)

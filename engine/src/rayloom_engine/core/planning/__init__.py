@@ -5,7 +5,8 @@ step_builder   makes the StepPlan
 running        the sequences that have a slot
 waiting_queue  the sequences that wait for a slot
 chunking       limits the tokens of a long prompt in one step
-prompt_time    limits the tokens of prompts in a step with decodes
+backlog        the time that prompts may take in a step with decodes
+prompt_time    limits the tokens of prompts in a step by their time
 overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
 """

@@ -20,10 +20,12 @@ class StepBuilder:
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
+    leaves_last_tokens: bool = False  # a prompt that could end in this step ends in the next one (backlog.py)
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
+    _chunks: dict[Sequence, list[tuple[int, int]]] = field(default_factory=dict)  # prompts' (start, tokens)
 
     @property
     def is_full(self) -> bool:
@@ -42,14 +44,20 @@ class StepBuilder:
         self.num_tokens[sequence] = num_before + num
         self.budget -= num
         if is_prompt:
+            start = sequence.num_computed + num_before
             self._prompt_tokens[sequence.tenant] = self._prompt_tokens.get(sequence.tenant, 0) + num
+            self._chunks.setdefault(sequence, []).append((start, num))
             if self.prompt_time is not None:
-                self.prompt_time.spend(sequence.num_computed + num_before, num)
+                self.prompt_time.spend(start, num)
 
     def drop(self, sequence: Sequence) -> None:
-        """Removes the sequence from the step and returns its tokens to the budget."""
+        """Removes the sequence from the step and returns its tokens to the budget, and to the limits of prompts."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
+        for start, num in self._chunks.pop(sequence, ()):
+            self._prompt_tokens[sequence.tenant] -= num
+            if self.prompt_time is not None:
+                self.prompt_time.give_back(start, num)
 
     def to_plan(
         self,

@@ -6,12 +6,13 @@ running sequences, then the other waiting sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from rayloom_engine.core.planning.backlog import Backlog, Prompt
 from rayloom_engine.core.planning.chunking import chunk_size
 from rayloom_engine.core.planning.overtaking import Line
-from rayloom_engine.core.planning.prompt_time import PromptTime, crowd_of
+from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
@@ -46,7 +47,7 @@ class StepPlanner:
     def fill(self, builder: StepBuilder, costs: StepSeconds | None = None) -> None:
         """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now.
 
-        With `costs`, prompts get only a part of the time of the decodes beside which they are computed.
+        With `costs`, the time that prompts take beside decodes is limited (backlog.py).
         """
         allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
@@ -54,10 +55,10 @@ class StepPlanner:
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         num_prompt_tokens = max(1, builder.budget - num_decodes)
-        has_prompts = bool(prefills or self._waiting)
-        if costs and num_decodes and has_prompts and not self._is_crowd(len(prefills), crowd_of(num_decodes)):
-            builder.prompt_time = PromptTime(costs, num_decodes, self._config.window)
-            num_prompt_tokens = min(num_prompt_tokens, builder.prompt_time.most(0))
+        if costs and (prefills or self._waiting):
+            self._limit_prompts(builder, costs, decodes[:num_decodes], prefills)
+            if builder.prompt_time is not None:
+                num_prompt_tokens = min(num_prompt_tokens, builder.prompt_time.most(0))
         tenants = {s.tenant for s in prefills} | set(self._waiting.tenants())
         if len(tenants) > 1:
             builder.share = -(-num_prompt_tokens // len(tenants))
@@ -76,19 +77,31 @@ class StepPlanner:
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
 
-    def _is_crowd(self, num_prefills: int, least: int) -> bool:
-        """True if at least `least` prompts could be computed now: of running sequences, or of waiting ones with room.
+    def _limit_prompts(
+        self, builder: StepBuilder, costs: StepSeconds, decodes: list[Sequence], prefills: list[Sequence]
+    ) -> None:
+        """Sets the limits of prompts in the step by their backlog. `decodes`, `prefills`: running sequences."""
+        prompts = [Prompt(s.num_tokens - s.num_computed, s.num_tokens) for s in prefills]
+        prompts += [Prompt(s.num_tokens, s.num_tokens) for s in self._waiting_with_room()]
+        if not prompts:
+            return
+        num_streams = sum(1 for s in decodes if s.num_generated)
+        backlog = Backlog(num_streams=num_streams, num_decodes=len(decodes), prompts=tuple(prompts))
+        seconds = backlog.seconds(costs) if decodes else None
+        if seconds is not None:
+            builder.prompt_time = PromptTime(costs, seconds, self._config.window)
+        builder.leaves_last_tokens = backlog.leaves_last_tokens(builder.budget)
+
+    def _waiting_with_room(self) -> Iterator[Sequence]:
+        """Yields the waiting sequences whose prompts could be computed now.
 
         The answer is an estimate, because prefix hits and the line's order are left out.
         """
-        num_prompts = num_prefills
         num_free = self._running.pool.num_free
         for sequence in islice(self._waiting, self._running.num_free_slots):
-            if num_prompts >= least:
-                break
             num_free -= self._config.most_blocks(sequence.num_tokens)
-            num_prompts += num_free >= 0 and sequence.fork_of is None  # a fork shares the prompt of its leader
-        return num_prompts >= least
+            if num_free >= 0 and sequence.fork_of is None:  # a fork shares the prompt of its leader
+                yield sequence
 
     def _schedule_running(self, builder: StepBuilder, turns: list[Sequence]) -> None:
         for sequence in turns:
@@ -308,7 +321,11 @@ class StepPlanner:
         chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
         if builder.prompt_time is not None:
             chunk = min(chunk, builder.prompt_time.most(start))
-        return min(max_tokens, chunk)
+        chunk = min(max_tokens, chunk)
+        if builder.leaves_last_tokens and start + chunk == sequence.num_tokens and not sequence.num_generated:
+            least = 0 if sequence in builder.num_tokens else 1
+            return max(least, chunk - 1)
+        return chunk
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:

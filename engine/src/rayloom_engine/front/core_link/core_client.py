@@ -305,10 +305,11 @@ class CoreClient:
 
 
 def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
-    """Groups neighbouring sequences that have the same prompt: these are the choices of one request."""
+    """Groups neighbouring sequences that have the same prompt and grammar: these are the choices of one request."""
     groups: list[list[ClientSequence]] = []
     for sequence in sequences:
-        if groups and groups[-1][0].prompt_ids is sequence.prompt_ids:
+        first = groups[-1][0] if groups else None
+        if first is not None and first.prompt_ids is sequence.prompt_ids and _grammar(first) == _grammar(sequence):
             groups[-1].append(sequence)
         else:
             groups.append([sequence])
@@ -320,11 +321,13 @@ def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None
 
     `known`: ids of sequences that the core knows. A `fork_of` that is not among them is left out. None: keep all.
     """
+    is_alone = len(choices) == 1
+    grammar = choices[0].params.grammar
     submits = [
         Submit(
             sequence_id=sequence.sequence_id,
-            prompt_ids=sequence.prompt_ids if len(choices) == 1 else (),
-            params=sequence.params,
+            prompt_ids=sequence.prompt_ids if is_alone else (),
+            params=sequence.params if is_alone else _without_grammar(sequence.params),
             generated_ids=tuple(sequence.generated_ids),
             priority=sequence.priority,
             arrival=sequence.arrival,
@@ -336,9 +339,17 @@ def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None
         for sequence in choices
     ]
     try:
-        return frame(submits[0] if len(submits) == 1 else SubmitChoices(choices[0].prompt_ids, tuple(submits)))
+        return frame(submits[0] if is_alone else SubmitChoices(choices[0].prompt_ids, tuple(submits), grammar))
     except _ENCODING_ERRORS as error:
         raise RequestError(f"the request cannot be handed to the engine: {error}") from error
+
+
+def _grammar(sequence: ClientSequence) -> str:
+    return sequence.params.grammar
+
+
+def _without_grammar(params: DecodingParams) -> DecodingParams:
+    return msgspec.structs.replace(params, grammar="") if params.grammar else params
 
 
 def _refusal(refused: Refused) -> Exception:

@@ -23,8 +23,10 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
+from rayloom_engine.grammar.validate import validate
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
@@ -36,6 +38,7 @@ TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a tu
 class _Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
+    first_output_s: float | None = None
     last_output_s: float | None = None
     has_begun: bool = False  # an output has arrived
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
@@ -67,6 +70,7 @@ class Generation:
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
+        self.warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
 
@@ -87,6 +91,8 @@ class Generation:
         Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
+        if params.structured_outputs is not None:
+            generation.warnings = await validate(params.grammar, params.structured_outputs.field)
         num_choices = len(generation.prompts) * params.n
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)
@@ -97,6 +103,8 @@ class Generation:
             generation._unfinished = set(range(num_choices))
             await generation._submit()
             service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
+            service.metrics.request_n.observe(params.n)
+            service.metrics.request_max_tokens.observe(generation._lanes[0].sequence.params.max_tokens, num_choices)
             for prompt in generation.prompts:
                 service.metrics.request_prompt_tokens.observe(len(prompt))
         except BaseException:
@@ -112,7 +120,7 @@ class Generation:
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
 
-    def usage(self, num_output_tokens: int | None = None) -> dict[str, Any]:
+    def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
@@ -120,9 +128,8 @@ class Generation:
             "completion_tokens": num_output,
             "total_tokens": self.num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens, "audio_tokens": 0},
-            # All generated tokens count as text, reasoning included.
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": num_reasoning_tokens,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -189,6 +196,7 @@ class Generation:
         model = text.model
         arrival = time.time()
         stops = StopAutomaton(self.params.stop_strings)
+        bad_words = bad_word_ids(text.tokenizer, self.params.bad_word_strings)
         lane = 0
         for prompt in self.prompts:
             decoding = self.params.decoding(
@@ -210,6 +218,7 @@ class Generation:
                     params=msgspec.structs.replace(
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
+                        bad_words=bad_words,
                         # Only the first choice of a prompt computes the prompt's logprobs; the other choices share
                         # them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
@@ -223,7 +232,9 @@ class Generation:
                 leader = leader or sequence.sequence_id
                 yield _Lane(
                     sequence=sequence,
-                    decoder=OutputDecoder(text.tokenizer, self.params, model.eos_token_ids, prompt, stops),
+                    decoder=OutputDecoder(
+                        text.tokenizer, self.params, model.eos_token_ids, prompt, stops, text.kept_ids
+                    ),
                 )
                 lane += 1
             if lane % LANES_AT_ONCE < self.params.n:
@@ -304,6 +315,8 @@ class Generation:
             self._service.client.abort(lane.sequence.sequence_id)  # the core knows no stop strings and may continue
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
+            if lane.first_output_s is not None:
+                self._service.metrics.request_decode_s.observe(now_s - lane.first_output_s)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
 
     def _observe(self, lane: _Lane, num_tokens: int, now_s: float) -> None:
@@ -315,6 +328,7 @@ class Generation:
             self._is_silent = False
             metrics.request_first_token_s.observe(now_s - self._started_s)
         if lane.last_output_s is None:
+            lane.first_output_s = now_s
             metrics.first_token_s.observe(now_s - self._started_s)
             if num_tokens > 1:
                 metrics.token_gap_s.observe(0.0, num_tokens - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -16,6 +17,17 @@ logger = logging.getLogger(__name__)
 
 
 DRAINING = "engine_draining"  # error code of requests that a drain refuses
+ANTHROPIC_PATH = "/v1/messages"  # paths that begin with this answer errors as Anthropic's API does
+# Error types of Anthropic's API by status; for every other status: "invalid_request_error".
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -41,8 +53,16 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """Returns the body in the form of Anthropic's API, with `param` and `code` besides."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        details = {"type": kind, "message": str(self), "param": self.param, "code": self.code}
+        return {"type": "error", "error": details}
+
+    def response(self, path: str) -> JSONResponse:
+        """Returns the answer to a request for `path`, in the form of that path's API."""
+        body = self.anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body()
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
 
 
 class ClientGone(Exception):
@@ -91,7 +111,7 @@ def is_fault(error: Exception) -> bool:
     return known is None or (known.status >= 500 and known.code != DRAINING)
 
 
-async def answer_error(_request: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler for the project's own exceptions."""
     if isinstance(error, ClientGone):
         return Response(status_code=499)  # a placeholder: the connection is closed, so it is never sent
@@ -100,18 +120,18 @@ async def answer_error(_request: Request, error: Exception) -> Response:
             error.status_code, error.detail
         )
         headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, message, headers=headers).response()
+        return ApiError(error.status_code, message, headers=headers).response(request.url.path)
     known = api_error(error)
     assert known is not None, error
-    return known.response()
+    return known.response(request.url.path)
 
 
-async def answer_crash(_request: Request, _error: Exception) -> Response:
+async def answer_crash(request: Request, _error: Exception) -> Response:
     """Exception handler for a bug. The traceback is only in the server's log."""
-    return ApiError(500, "internal error; the server's log says more", type="server_error").response()
+    return ApiError(500, "internal error; the server's log says more", type="server_error").response(request.url.path)
 
 
-ERROR_HANDLERS = {
+ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     ApiError: answer_error,
     RequestError: answer_error,
     QueueFull: answer_error,

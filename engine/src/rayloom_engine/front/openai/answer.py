@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +22,7 @@ from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fingerprint import fingerprint
-from rayloom_engine.front.openai.stream import EventStream
+from rayloom_engine.front.openai.stream import DONE, PING, EventStream, EventWriter
 from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
@@ -31,12 +31,25 @@ PART_BYTES = 64 * 1024  # size of the parts of a large answer; each waits until 
 WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
-class Answer(ABC):
+class AnswerWriter(EventWriter, Protocol):
     """Writes the response documents of one request. Set `generation` before the first of them is written."""
+
+    request_id: str
+    generation: Generation
+
+    def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
+        """Returns the whole document, for a request that does not stream."""
+
+
+class Answer(ABC):
+    """Writes the documents of an endpoint that answers with choices. An AnswerWriter."""
 
     id_prefix: str
     full_object: str
     chunk_object: str
+    has_event_names = False
+    ping = PING
+    end = DONE
     generation: Generation
 
     def __init__(self, service: Service, text: ModelText, wire: GenerationRequest, request_id: str) -> None:
@@ -48,6 +61,7 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
+        self._has_warned = False  # a chunk has the warnings
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
@@ -63,23 +77,47 @@ class Answer(ABC):
         choices = (self.choice(generation, result) for result in results)
         document = self._head(self.full_object)
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
-        document["usage"] = generation.usage()
+        document["usage"] = generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
+        if generation.warnings:
+            document["warnings"] = list(generation.warnings)
         return document
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of the tokens written so far that belong to the model's reasoning."""
+        return 0
 
     def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Returns a chunk with one choice. With include_usage it has the key `usage`, as in OpenAI's API."""
         document = {**self._head(self.chunk_object), "choices": [choice]}
         if self.include_usage:
-            document["usage"] = self.generation.usage(self._num_written) if self.continuous_usage else None
+            usage = (
+                self.generation.usage(self._num_written, self.num_reasoning_tokens) if self.continuous_usage else None
+            )
+            document["usage"] = usage
+        if self.generation.warnings and not self._has_warned:
+            self._has_warned = True
+            document["warnings"] = list(self.generation.warnings)
         return document
 
     def count(self, delta: ChoiceDelta) -> None:
         """Counts the tokens of `delta` in the usage that chunks report."""
         self._num_written += len(delta.text.token_ids)
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Returns the last chunk of a stream with include_usage."""
-        return {**self._head(self.chunk_object), "choices": [], "usage": usage}
+    def opening(self) -> list[dict[str, Any]]:
+        """Returns no chunk: a stream of choices begins with the first delta."""
+        return []
+
+    def closing(self) -> list[dict[str, Any]]:
+        """Returns the last chunk of a stream with include_usage, which has the usage and no choices."""
+        if not self.include_usage:
+            return []
+        usage = self.generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
+        return [{**self._head(self.chunk_object), "choices": [], "usage": usage}]
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """Returns the error object as the last chunk."""
+        return [error.body()]
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -152,12 +190,13 @@ async def answer(
     request: Request,
     service: Service,
     text: ModelText,
-    writer: Answer,
+    writer: AnswerWriter,
     wire: GenerationRequest,
     prompts: list[tuple[int, ...]],
     params: SamplingParams,
 ) -> Response:
     """Generates and returns the response. Raises the errors that happen before the response begins."""
+    params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read
@@ -191,7 +230,6 @@ async def answer(
             first,
             writer,
             watcher,
-            include_usage=writer.include_usage,
         )
     finally:
         if not is_handed_over:

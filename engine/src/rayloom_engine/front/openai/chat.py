@@ -11,14 +11,14 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
-from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
+from rayloom_engine.front.openai.chat_call import ChatCall, prepare_chat
+from rayloom_engine.front.openai.chat_message import message_deltas, message_document
 from rayloom_engine.front.openai.logprobs import LogprobWriter
 from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.prompts import chat_prompt
 from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.front.operations.service import Service
-from rayloom_engine.sampling_params import check_token_ids
+from rayloom_engine.text.message_parsing.message import Message
 
 
 async def chat_completions(request: Request) -> Response:
@@ -26,11 +26,9 @@ async def chat_completions(request: Request) -> Response:
     text = service.model_text()
     wire = parse_request(ChatRequest, await read_json(request, service.config.max_body_bytes))
     check_model(service, wire.model)
-    params = wire.sampling()
-    prompt_ids = await chat_prompt(text, wire.messages, wire)
-    check_token_ids(prompt_ids, text.model.vocab_size, "messages")
-    writer = ChatAnswer(service, text, wire, request_id_of(request, wire))
-    return await answer(request, service, text, writer, wire, [tuple(prompt_ids)], params)
+    call = await prepare_chat(text, wire)
+    writer = ChatAnswer(service, call, wire, request_id_of(request, wire))
+    return await answer(request, service, call.text, writer, wire, [call.prompt_ids], call.params)
 
 
 class ChatAnswer(Answer):
@@ -40,10 +38,13 @@ class ChatAnswer(Answer):
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, service: Service, text: ModelText, wire: ChatRequest, request_id: str) -> None:
-        super().__init__(service, text, wire, request_id)
+    def __init__(self, service: Service, call: ChatCall, wire: ChatRequest, request_id: str) -> None:
+        super().__init__(service, call.text, wire, request_id)
         self._wants_logprobs = bool(wire.logprobs)
-        self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._echo = wire.echoed()
+        self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
+        self._messages: list[Message] = []  # of a whole answer
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         chunks = []
@@ -52,25 +53,46 @@ class ChatAnswer(Answer):
             chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
             if self.returns_ids:
                 chunks[0]["prompt_token_ids"] = lazy_ids(self.generation.prompts[0])
+            if self._echo:
+                echo: dict[str, Any] = {"index": delta.index, "delta": {"content": self._echo}}
+                chunks.append(self.chunk({**echo, "logprobs": None, "finish_reason": None}))
         self.count(delta)
-        text = delta.text
-        logprobs = self._logprobs.chat(text.logprobs) if self._wants_logprobs and text.logprobs else None
-        if not text.text and logprobs is None and text.finish_reason is None and not self.returns_ids:
-            return chunks
-        choice: dict[str, Any] = {
-            "index": delta.index,
-            "delta": {"content": text.text} if text.text else {},
-            "logprobs": logprobs,
-            "finish_reason": text.finish_reason,
-        }
-        if text.finish_reason is not None:
-            choice["stop_reason"] = text.stop_reason
-        if self.returns_ids:
-            choice["token_ids"] = list(text.token_ids)
-        chunks.append(self.chunk(choice))
+        chunks += [self.chunk(choice) for choice in self._choices(delta)]
         return chunks
 
+    def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """Returns the choices of the chunks for one delta: one for each part of the message, at least one if there is
+        anything else to write.
+
+        The first has the delta's logprobs and token ids, the last its finish reason.
+        """
+        text = delta.text
+        reader = self._readers[delta.index]
+        parts = message_deltas(reader.add(text))
+        logprobs = self._logprobs.chat(text.logprobs) if self._wants_logprobs and text.logprobs else None
+        if not parts:
+            if logprobs is None and text.finish_reason is None and not self.returns_ids:
+                return []
+            parts = [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
+        ]
+        choices[0]["logprobs"] = logprobs
+        if text.finish_reason is not None:
+            choices[-1]["finish_reason"] = reader.finish_reason(text.finish_reason)
+            choices[-1]["stop_reason"] = text.stop_reason
+        if self.returns_ids:
+            for choice in choices:
+                choice["token_ids"] = []
+            choices[0]["token_ids"] = list(text.token_ids)
+        return choices
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(reader.num_reasoning_tokens for reader in self._readers)
+
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
+        self._messages = [self._readers[result.index].message(result) for result in results]
         document = super().full(generation, results)
         wants_prompt = generation.params.prompt_logprobs is not None
         document["prompt_logprobs"] = self._logprobs.prompt(results[0].prompt_logprobs) if wants_prompt else None
@@ -78,11 +100,15 @@ class ChatAnswer(Answer):
         return document
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
+        reader = self._readers[result.index]
+        message = message_document(self._messages[result.index])
+        if self._echo:
+            message["content"] = self._echo + (message["content"] or "")
         return {
             "index": result.index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
-            "finish_reason": result.finish_reason,
+            "finish_reason": reader.finish_reason(result.finish_reason),
             "stop_reason": result.stop_reason,
             "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
         }

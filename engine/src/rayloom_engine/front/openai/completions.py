@@ -33,17 +33,20 @@ async def completions(request: Request) -> Response:
     text = service.model_text()
     wire = parse_request(CompletionRequest, await read_json(request, service.config.max_body_bytes))
     check_model(service, wire.model)
-    params = wire.sampling()
+    params = wire.sampling(text.defaults)
     given = parse_prompts(wire.prompt)
     # Check the number of prompts before tokenising any of them.
     check_num_choices(service.config, len(given) * params.n, request.state.tenant)
     add_special_tokens = wire.add_special_tokens is not False
     prompts = []
-    for prompt in given:
+    for number, prompt in enumerate(given):
         if isinstance(prompt, str):
             ids = await text_prompt(text, prompt, add_special_tokens=add_special_tokens)
         else:
             ids = prompt
+        kept = tuple(wire.cut_prompt(ids, params, text.model.max_model_len))
+        if len(kept) < len(ids):
+            given[number] = ids = kept  # echoed as the ids that remain
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)

@@ -30,6 +30,10 @@ class LogprobWriter:
         """Returns the `logprobs` object of a chat choice."""
         return {"content": lazy(map(self._chat_entry, entries), len(entries), _width(entries)), "refusal": None}
 
+    def chat_entries(self, entries: Sequence[TokenLogprobs]) -> list[Any]:
+        """Returns the entries of `content` in that object, for a few tokens."""
+        return [self._chat_entry(entry) for entry in entries]
+
     def completion(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
-from rayloom_engine.front.openai.wire import ENDPOINTS, StreamOptions, Wire
+from rayloom_engine.front.openai.wire import ENDPOINTS, Wire
 
 MAX_NAMED = 5  # at most this many unknown fields are named in a message
 MAX_NAME_CHARS = 64  # a longer name is hardly a misspelling, and looking for similar names would take time
@@ -22,13 +22,22 @@ Request = TypeVar("Request", bound=Wire)
 def parse_request(model: type[Request], document: dict[str, Any]) -> Request:
     """Converts a JSON object to a request. Raises RequestError that names the first wrong field."""
     check_names(document, model.model_fields, model)
-    options = document.get("stream_options")
-    if isinstance(options, dict) and "stream_options" in model.model_fields:
-        check_names(options, StreamOptions.model_fields, StreamOptions, "stream_options.")
+    for name, nested in nested_models(model):
+        value = document.get(name)
+        if isinstance(value, dict):
+            check_names(value, nested.model_fields, nested, f"{name}.")
     try:
         return model.model_validate(document)
     except ValidationError as error:
         raise _request_error(error) from error
+
+
+def nested_models(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yields the fields whose values are objects with fields of their own."""
+    for name, field in model.model_fields.items():
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield name, kind
 
 
 def check_names(document: dict[str, Any], declared: Iterable[str], model: type[object], prefix: str = "") -> None:
@@ -83,6 +92,8 @@ def _request_error(error: ValidationError) -> RequestError:
         return RequestError(f"{field} has too many entries, at most {first['ctx']['max_length']} are allowed", field)
     given = shown(first["input"])
     expected = _EXPECTED.get(first["type"])
+    if first["type"] == "literal_error":
+        expected = first["ctx"]["expected"].replace("'", '"')
     if expected is None:
         return RequestError(f"{field}: {first['msg'].lower()}, given {given}", field)
     return RequestError(f"{field} must be {expected}, given {given}", field)

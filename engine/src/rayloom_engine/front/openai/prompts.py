@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.model_text import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
-from rayloom_engine.front.openai.wire import whole_items
+from rayloom_engine.front.openai.field_types import whole_items
 from rayloom_engine.text.chat_template import MAX_CPU_S
+from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
+from rayloom_engine.text.tools.tool import ToolUse
+from rayloom_engine.text.tools.written import written_messages
 
 CPU_S_IN_LOOP = 0.05  # after this CPU time, a rendering on the event loop is stopped and repeated in a thread
 
@@ -24,9 +28,20 @@ class TemplateOptions(Protocol):
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the template."""
 
+    def tool_use(self) -> ToolUse:
+        """Returns the tools of the request."""
 
-async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> list[int]:
-    """Returns the token ids of a conversation.
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it."""
+
+    text: str
+    ids: list[int]
+
+
+async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> ChatPrompt:
+    """Returns the prompt of a conversation.
 
     Raises RequestError if the model has no template, or the template refuses.
     """
@@ -34,9 +49,19 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions with a prompt", "messages")
 
+    formats = text.formats
+    tools = options.tool_use().shown
+    if formats.writes_tools and (tools or any(map(_has_calls, messages))):
+        messages = written_messages(
+            plain_messages(messages), tools, formats.tools, has_system=formats.abilities.has_system
+        )
+        tools = ()
+
     def render(cpu_s: float) -> str:
         return template.render(
             messages,
+            tools=tools,
+            text_arguments=formats.abilities.takes_text_arguments,
             add_generation_prompt=options.add_generation_prompt is not False,
             continue_final_message=bool(options.continue_final_message),
             extra=options.template_names(),
@@ -55,7 +80,7 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
     if prompt is None:
         prompt = await asyncio.to_thread(render, MAX_CPU_S)
     # Templates write the special tokens themselves, so the tokenizer adds none unless the request asks for it.
-    return await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens))
+    return ChatPrompt(prompt, await text.encode(prompt, add_special_tokens=bool(options.add_special_tokens)))
 
 
 def parse_prompts(prompt: object) -> list[str | tuple[int, ...]]:
@@ -92,6 +117,10 @@ async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool)
     if not ids and not prompt and add_special_tokens:
         ids = text.tokenizer.document_start()
     return tuple(ids)
+
+
+def _has_calls(message: object) -> bool:
+    return isinstance(message, dict) and bool(message.get("tool_calls") or message.get("function_call"))
 
 
 def _num_chars(message: object) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -19,14 +20,24 @@ DONE = b"data: [DONE]\n\n"
 PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
 
 
-class ChunkWriter(Protocol):
-    """The part of streaming that differs between endpoints."""
+class EventWriter(Protocol):
+    """The part of streaming that differs between endpoints. Every event is one JSON document."""
+
+    has_event_names: bool  # each event has a line `event:` with the document's `type`
+    ping: bytes  # sent when nothing arrives for a while
+    end: bytes  # sent after the last event of a complete answer
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Returns the events before the first delta. They are sent even if no delta has arrived yet."""
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """Returns the chunks for one delta."""
+        """Returns the events for one delta."""
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """Returns the last chunk, which has the usage and no choices."""
+    def closing(self) -> list[dict[str, Any]]:
+        """Returns the events after the last delta."""
+
+    def failure(self, error: ApiError) -> list[dict[str, Any]]:
+        """Returns the last events of a stream that ends in an error."""
 
 
 class EventStream(Response):
@@ -39,10 +50,8 @@ class EventStream(Response):
         generation: Generation,
         deltas: AsyncIterator[list[ChoiceDelta]],
         first: list[ChoiceDelta],
-        writer: ChunkWriter,
+        writer: EventWriter,
         watcher: asyncio.Task[None],
-        *,
-        include_usage: bool,
     ) -> None:
         """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
@@ -53,7 +62,6 @@ class EventStream(Response):
         self._first = first
         self._writer = writer
         self._watcher = watcher
-        self._include_usage = include_usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -70,11 +78,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
         try:
-            for part in self._parts(self._first):
+            for part in chain(self._parts(self._writer.opening()), self._delta_parts(self._first)):
                 await send_part(part)
                 await asyncio.sleep(0)  # let other streams run before the next part is encoded
             async for deltas in self._deltas:
-                for number, part in enumerate(self._parts(deltas) if deltas else (PING,)):
+                for number, part in enumerate(self._delta_parts(deltas) if deltas else (self._writer.ping,)):
                     if number:
                         await asyncio.sleep(0)  # let other streams run before the next part is encoded
                     await send_part(part)
@@ -86,36 +94,36 @@ class EventStream(Response):
             if known is None:
                 # The client gets a last event; the log gets the traceback.
                 crash = ApiError(500, "internal error; the server's log says more", type="server_error")
-                await send_part(_event(crash.body()), is_last=True)
+                await send_part(b"".join(self._parts(self._writer.failure(crash))), is_last=True)
                 raise
-            await send_part(_event(known.body()), is_last=True)
+            await send_part(b"".join(self._parts(self._writer.failure(known))), is_last=True)
             return
-        usage = _event(self._writer.usage_chunk(self._generation.usage())) if self._include_usage else b""
-        await send_part(usage + DONE, is_last=True)
+        for part in self._parts(self._writer.closing()):
+            await send_part(part)
+        await send_part(self._writer.end, is_last=True)
         self._generation.answered()
 
-    def _parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
+    def _delta_parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
         """Yields the events of `deltas`, as one part if they are small."""
+        return self._parts(event for delta in deltas for event in self._writer.chunks(delta))
+
+    def _parts(self, events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         held: list[bytes] = []
         num_bytes = 0
-        for delta in deltas:
-            for chunk in self._writer.chunks(delta):
-                for piece in _event_pieces(chunk):
-                    held.append(piece)
-                    num_bytes += len(piece)
-                    if num_bytes > PART_BYTES:
-                        yield b"".join(held)
-                        held = []
-                        num_bytes = 0
+        for event in events:
+            for piece in self._event_pieces(event):
+                held.append(piece)
+                num_bytes += len(piece)
+                if num_bytes > PART_BYTES:
+                    yield b"".join(held)
+                    held = []
+                    num_bytes = 0
         if held:
             yield b"".join(held)
 
-
-def _event(document: dict[str, Any]) -> bytes:
-    return b"".join(_event_pieces(document))
-
-
-def _event_pieces(document: dict[str, Any]) -> Iterator[bytes]:
-    yield b"data: "
-    yield from pieces(document)
-    yield b"\n\n"
+    def _event_pieces(self, event: dict[str, Any]) -> Iterator[bytes]:
+        if self._writer.has_event_names:
+            yield f"event: {event['type']}\n".encode()
+        yield b"data: "
+        yield from pieces(event)
+        yield b"\n\n"

@@ -1,8 +1,9 @@
-"""POST /tokenize and /detokenize, in vLLM's formats."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's formats."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.body import read_json
+from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answer import check_model
 from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import chat_prompt
@@ -26,7 +28,7 @@ async def tokenize(request: Request) -> Response:
     if (wire.prompt is None) == (wire.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if wire.messages is not None:
-        ids = await chat_prompt(text, wire.messages, wire)
+        ids = (await chat_prompt(text, wire.messages, wire)).ids
     else:
         assert wire.prompt is not None
         ids = await text.encode(wire.prompt, add_special_tokens=wire.add_special_tokens is not False)
@@ -45,3 +47,31 @@ async def detokenize(request: Request) -> Response:
     prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
     # JSONResponse's encoder would block the streams, as a million tokens can be 16 MB of text. msgspec is faster.
     return Response(msgspec.json.encode({"prompt": prompt}), media_type="application/json")
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Answers the model's tokenizer_config.json, with each special token as its text."""
+    service: Service = request.app.state.service
+    text = service.model_text()
+    # Not msgspec: such files may hold integers of more than 64 bits.
+    return JSONResponse(await asyncio.to_thread(_info, text))
+
+
+def _info(text: ModelText) -> dict[str, Any]:
+    left_out = ("vocab_file", "merges_file")
+    info = {name: _plain(value) for name, value in text.tokenizer.settings.items() if name not in left_out}
+    info["tokenizer_class"] = str(info.get("tokenizer_class") or "PreTrainedTokenizerFast")
+    # Files write "no limit" as 1e30. The model's own limit says more.
+    info["model_max_length"] = text.model.max_model_len
+    if text.template is not None:
+        info["chat_template"] = text.template.source
+    return info
+
+
+def _plain(value: Any) -> Any:
+    """Returns `value` with the objects that describe a token replaced by the token's text."""
+    if isinstance(value, dict):
+        if isinstance(value.get("content"), str):
+            return value["content"]
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

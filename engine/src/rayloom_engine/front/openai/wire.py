@@ -6,13 +6,29 @@ and ranges here. fields.py lists fields of other APIs; any other field is refuse
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
+from rayloom_engine.front.openai.field_types import (
+    LISTS_OF_IDS,
+    MAX_DETOKENIZED,
+    MESSAGE,
+    TOOL,
+    either,
+    list_of,
+)
+from rayloom_engine.front.openai.field_types import StopTokenIds as StopTokenIds
+from rayloom_engine.front.openai.field_types import TokenIds as TokenIds
+from rayloom_engine.front.openai.field_types import Whole as Whole
+from rayloom_engine.front.openai.form_fields import FormFields
+from rayloom_engine.front.openai.sampling_fields import SamplingFields
+from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.front.openai.wire_schema import complete_schema
+from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARS,
@@ -20,42 +36,21 @@ from rayloom_engine.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     SamplingParams,
 )
-
-MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
-
-
-def whole(value: object) -> object:
-    """Returns a number without a fraction, such as 4.0 or 1e2, as int, because JSON Schema counts it as an integer.
-
-    Returns anything else unchanged.
-    """
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def whole_items(values: object) -> object:
-    """Applies `whole` to the items of a list. A list too long for any field is returned unchanged, to save time."""
-    if not isinstance(values, list) or len(values) > MAX_DETOKENIZED or float not in set(map(type, values)):
-        return values
-    return [whole(value) for value in values]
-
-
-Whole = Annotated[int, BeforeValidator(whole)]
-# fail_fast: pydantic stops at the first bad element. Without it, pydantic makes an error object for each bad element,
-# and a body can hold millions of them.
-StopTokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True), BeforeValidator(whole_items)]
-TokenIds = Annotated[list[int], Field(max_length=MAX_DETOKENIZED, fail_fast=True), BeforeValidator(whole_items)]
+from rayloom_engine.text.tools.tool import ToolUse
 
 
 class Wire(BaseModel):
     """The fields of every request."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), json_schema_extra=complete_schema)
+
+    least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
     model: str | None = Field(None, description="The served model's name. Default: the served model.")
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
 
     include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
     continuous_usage_stats: bool | None = Field(
@@ -64,7 +59,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
-class GenerationRequest(Wire):
+class GenerationRequest(FormFields, SamplingFields, Wire):
     """The fields that chat and completions have in common."""
 
     n: Whole | None = Field(None, description="Choices per prompt.")
@@ -97,7 +92,7 @@ class GenerationRequest(Wire):
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
         "characters; an empty one ends nothing.",
-        json_schema_extra={"type": "string or list of strings"},
+        json_schema_extra=either({"type": "string"}, list_of("string")),
     )
     stop_token_ids: StopTokenIds | None = Field(
         None, description=f"Ids that end the answer; at most {MAX_STOP_TOKEN_IDS}."
@@ -144,11 +139,10 @@ class GenerationRequest(Wire):
         None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
     )
 
-    def _sampling(self, names: dict[str, str], least_tokens: int, **settings: Any) -> SamplingParams:
-        """Builds SamplingParams from the request's fields. `settings` take precedence over them.
+    def _sampling(self, names: dict[str, str], defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
+        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` take precedence over them.
 
-        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError if
-        `max_tokens` is 0 and `least_tokens` is above 0.
+        `names`: setting -> the name of its field in this request, for error messages. Raises RequestError.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -157,10 +151,12 @@ class GenerationRequest(Wire):
             value = getattr(self, name)
             if value is not None:
                 settings.setdefault(name, value)
+        for name, value in defaults.settings.items():
+            settings.setdefault(name, value)
         try:
-            if settings.get("max_tokens") == 0 and least_tokens > 0:
-                raise RequestError(f"max_tokens must be at least {least_tokens} here, given 0", "max_tokens")
-            return SamplingParams(**settings)
+            if settings.get("max_tokens") == 0 and self.least_tokens > 0:
+                raise RequestError(f"max_tokens must be at least {self.least_tokens} here, given 0", "max_tokens")
+            return SamplingParams(**settings, structured_outputs=self.form())
         except RequestError as error:
             raise _renamed(error, names) from error
 
@@ -198,6 +194,9 @@ _SAMPLING_FIELDS = (
     "seed",
     "stop",
     "stop_token_ids",
+    "bad_words",
+    "allowed_token_ids",
+    "logprob_token_ids",
     "min_tokens",
     "max_tokens",
     "ignore_eos",
@@ -216,45 +215,83 @@ class TemplateFields(BaseModel):
     continue_final_message: bool | None = Field(
         None, description="The prompt ends inside the last message; needs add_generation_prompt false. Default: false."
     )
+    documents: list[dict[str, Any]] | None = Field(
+        None, description="Documents for the chat template, which reads them as the variable `documents`."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further variables for the chat template, such as `enable_thinking`."
+    )
+    tools: list[Any] | None = Field(
+        None,
+        description=f"Functions that the model may call, at most {MAX_TOOLS}: objects with `type` (function) and "
+        "`function`, an object with name, description, parameters (a JSON schema) and strict.",
+        json_schema_extra=either({"type": "array", "items": TOOL, "maxItems": MAX_TOOLS}),
     )
 
 
 class ChatRequest(TemplateFields, GenerationRequest):
+    least_tokens: ClassVar[int] = 1
+
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are system, developer, user, "
         "assistant, tool and function; any other role is passed to the chat template. Content is a string or a list of "
-        "text parts."
+        "text parts.",
+        json_schema_extra={"items": MESSAGE},
     )
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens. Default: false.")
     top_logprobs: Whole | None = Field(
         None, description="This many alternatives for each token; needs logprobs. Default: 0."
     )
-    reasoning_effort: str | None = Field(
+    tool_choice: Any = Field(
         None,
-        description='"none" sets the template\'s `enable_thinking` to false, unless chat_template_kwargs has it. '
-        "Every other value is refused.",
+        description='"none": no call. "auto": the model chooses. "required": at least one call. '
+        '{"type": "function", "function": {"name": NAME}}: a call of this function. Default: auto if there are tools.',
+        json_schema_extra=either({"type": "string"}, {"type": "object"}),
     )
+    parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None,
+        description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
+        "`enable_thinking` to false, unless chat_template_kwargs has it.",
+    )
+    echo: bool | None = Field(
+        None,
+        description="The answer's text begins with the last message, if that is the assistant's. Default: false.",
+    )
+    include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs; set logprobs to true", "top_logprobs")
-        if self.reasoning_effort not in (None, "none"):
-            raise RequestError(
-                f"reasoning_effort {shown(self.reasoning_effort)} is not supported by this server; leave it out or set "
-                'it to "none"',
-                "reasoning_effort",
-            )
+        if self.logprob_token_ids and not self.logprobs:
+            raise RequestError("logprob_token_ids needs logprobs; set logprobs to true", "logprob_token_ids")
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling({"logprobs": "top_logprobs"}, 1, max_tokens=self.max_tokens, logprobs=num_top)
+        return self._sampling({"logprobs": "top_logprobs"}, defaults, max_tokens=self.max_tokens, logprobs=num_top)
+
+    def echoed(self) -> str:
+        """Returns the text in front of the answer: with `echo`, that of the assistant's last message."""
+        last = self.messages[-1] if self.echo and self.messages else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            return ""
+        content = last.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        names: dict[str, Any] = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        names: dict[str, Any] = {} if self.documents is None else {"documents": self.documents}
+        if self.reasoning_effort is not None:
+            names["reasoning_effort"] = self.reasoning_effort
+        if self.reasoning_effort == "none":
+            names["enable_thinking"] = False
         return {**names, **(self.chat_template_kwargs or {})}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools and how the model may use them. Raises RequestError that names the field."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class CompletionRequest(GenerationRequest):
@@ -264,7 +301,7 @@ class CompletionRequest(GenerationRequest):
         "no prompt, stands for the beginning of a document: the tokens that the tokenizer puts in front of a text. If "
         "there are none, it stands for the first of these that exists: `<|endoftext|>`, the model's beginning token, "
         "its end token.",
-        json_schema_extra={"type": "string or list"},
+        json_schema_extra=either({"type": "string"}, list_of("string"), list_of("integer"), LISTS_OF_IDS),
     )
     logprobs: Whole | None = Field(
         None, description="Log-probabilities of the answer's tokens, with this many alternatives each. Default: none."
@@ -274,7 +311,7 @@ class CompletionRequest(GenerationRequest):
     )
     best_of: Whole | None = Field(None, description="If given, must be equal to n.")
 
-    def sampling(self) -> SamplingParams:
+    def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""
         self.check_stream()
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -290,14 +327,18 @@ class CompletionRequest(GenerationRequest):
                     "prompt_logprobs",
                 )
             settings["prompt_logprobs"] = self.logprobs
-        return self._sampling({}, 0, **settings)
+        return self._sampling({}, defaults, **settings)
 
 
 class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Any] | None = Field(None, description="A conversation instead of a prompt, as in a chat.")
+    messages: list[Any] | None = Field(
+        None,
+        description="A conversation instead of a prompt, as in a chat.",
+        json_schema_extra=either({"type": "array", "items": MESSAGE}),
+    )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
@@ -307,7 +348,12 @@ class TokenizeRequest(TemplateFields, Wire):
 
     def template_names(self) -> dict[str, Any]:
         """Returns further variables for the chat template."""
-        return self.chat_template_kwargs or {}
+        names = {} if self.documents is None else {"documents": self.documents}
+        return {**names, **(self.chat_template_kwargs or {})}
+
+    def tool_use(self) -> ToolUse:
+        """Returns the tools. Raises RequestError that names the field."""
+        return tool_use(self.tools, None, None)
 
 
 class DetokenizeRequest(Wire):

@@ -28,6 +28,11 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready", "state": service.state()[0]})
 
 
+async def load(request: Request) -> Response:
+    """Answers the number of requests in flight, under the name that vLLM gives it."""
+    return JSONResponse({"server_load": request.app.state.service.lifecycle.num_in_flight})
+
+
 async def engine_version(_request: Request) -> Response:
     return JSONResponse({"version": ENGINE_VERSION})
 

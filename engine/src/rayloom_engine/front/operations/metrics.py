@@ -1,5 +1,5 @@
-"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`. Only recovery
-metrics have names of their own.
+"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`, or `vllm:` by
+the setting metrics_prefix. Metrics that vLLM lacks are always `rayloom:`.
 
 prometheus_client writes the text format; the values come from figures.py.
 https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.front.core_link.recoveries import RecoveryRecord
 from rayloom_engine.front.http.errors import is_fault
@@ -24,6 +25,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_CHOICES = (1, 2, 5, 10, 20)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 # Counters of the core, which start at zero with each core: field of SchedulerStats -> (metric, meaning).
@@ -36,19 +38,50 @@ _CORE_COUNTERS = {
         "Sequences that ended in an error because their logits were not finite.",
     ),
 }
+# The metrics that vLLM has under the same name, with the same meaning and labels.
+OF_VLLM = frozenset(
+    (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "cache_config_info",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "request_success_total",
+        "num_preemptions_total",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_decode_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_params_n",
+        "request_params_max_tokens",
+    )
+)
 
 
 class Metrics:
     """All metrics of one engine. Handlers count, `observe_core` adds the core's report, and `text` writes them."""
 
-    def __init__(self, model_name: str) -> None:
-        self._common = {"model_name": model_name}
+    def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
+        """`prefix`: that of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
+        self._common = {"model_name": model_name, **({"engine": "0"} if prefix == "vllm" else {})}
+        self._prefix = prefix
+        self._prefix_caching = prefix_caching
         self._families: dict[str, Family] = {}
         gauge = self._gauge
         counter = self._counter
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
+        self._cache_config = gauge(
+            "cache_config_info",
+            "Always 1; the labels describe the KV cache of a rank.",
+            *("block_size", "num_gpu_blocks", "enable_prefix_caching"),
+        )
         self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.", "rank")
         self._communication = gauge(
             "rank_communication_seconds", "Seconds that each rank has waited for other ranks.", "rank"
@@ -79,8 +112,15 @@ class Metrics:
         self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
+        self.request_decode_s = self._histogram(
+            "request_decode_time_seconds", "Seconds from a sequence's first token to its last.", _REQUEST_S
+        )
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
         self.request_output_tokens = self._histogram("request_generation_tokens", "Tokens per sequence.", _TOKENS)
+        self.request_n = self._histogram("request_params_n", "The field `n` of requests.", _CHOICES)
+        self.request_max_tokens = self._histogram(
+            "request_params_max_tokens", "Most tokens that a sequence may have.", _TOKENS
+        )
         self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
         own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
         for family in (*own, *self._core_counters.values()):
@@ -99,6 +139,13 @@ class Metrics:
         self._waiting.set(stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
+        self._cache_config.clear()
+        self._cache_config.set(
+            1,
+            block_size=str(BLOCK_SIZE),
+            num_gpu_blocks=str(stats.num_blocks),
+            enable_prefix_caching=str(self._prefix_caching),
+        )
         before = self._last_stats if core_pid == self._core_pid else SchedulerStats()
         for field, counter in self._core_counters.items():
             counter.add(getattr(stats, field) - getattr(before, field))
@@ -160,15 +207,18 @@ class Metrics:
         return tuple(self._families.values())
 
     def _gauge(self, name: str, meaning: str, *label_names: str) -> Family:
-        return self._register(Family("gauge", f"rayloom:{name}", meaning, label_names))
+        return self._register(Family("gauge", self._full_name(name), meaning, label_names))
 
     def _counter(self, name: str, meaning: str, *label_names: str) -> Family:
-        return self._register(Family("counter", f"rayloom:{name}", meaning, label_names))
+        return self._register(Family("counter", self._full_name(name), meaning, label_names))
 
     def _histogram(self, name: str, meaning: str, bounds: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(f"rayloom:{name}", meaning, bounds)
+        histogram = Histogram(self._full_name(name), meaning, bounds)
         self._register(histogram)
         return histogram
+
+    def _full_name(self, name: str) -> str:
+        return f"{self._prefix if name in OF_VLLM else 'rayloom'}:{name}"
 
     def _register(self, family: Family) -> Family:
         self._families[family.name] = family

@@ -60,7 +60,9 @@ class Service:
         self.config = config
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
-        self.metrics = Metrics(config.api_model_name)
+        self.metrics = Metrics(
+            config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
+        )
         self.text: ModelText | None = None
         self._api_url = api_url
         now = time.time()
@@ -137,7 +139,7 @@ class Service:
 
     async def _load_text(self, model: ServedModel) -> None:
         try:
-            self.text = await ModelText.load(model)
+            self.text = await ModelText.load(model, self.config)
         except (ModelError, OSError) as error:
             self.lifecycle.fail(str(error))
             logger.error("cannot load the tokenizer: %s", error)
@@ -145,6 +147,12 @@ class Service:
             self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
             logger.exception("cannot load the tokenizer in %s", model.path)
         else:
+            if words := self.text.defaults.words():
+                logger.info(
+                    "requests that leave settings out get those of the model's generation_config.json: %s; "
+                    "--generation-config none turns this off",
+                    words,
+                )
             self._update()
 
     def _update(self) -> None:

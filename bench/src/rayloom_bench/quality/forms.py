@@ -1,27 +1,16 @@
-"""`rayloom-engine bench quality`: speed, memory and perplexity of a model with plain weights and with int8 weights.
-
-All forms of the weights are in the memory of this process at once. Rounds of the forms alternate, so that a busy moment
-of the machine slows all of them. The engine is called directly, without HTTP.
-"""
+"""Weights of a model in several forms: their bytes, speed and perplexity, measured in one process without HTTP."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.resources
-import json
 import math
 import random
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from rayloom_bench.machine import busy_percent, processor_name
-from rayloom_bench.report import DISTURBED_PERCENT
-from rayloom_bench.settings import positive
-from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.llm import LLM
 from rayloom_engine.sampling_params import SamplingParams
@@ -46,29 +35,6 @@ class FormFigures:
     prompt_tok_s: list[float] = field(default_factory=list)  # a prompt of 1024 tokens
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run)
-    parser.add_argument("--model", default=EngineConfig().model, help="the checkpoint")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="type of the weights")
-    parser.add_argument("--threads", type=int, help="compute threads; default: all usable cores")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="text to score; default: a text of this package")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of speed; 0 measures none (default 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 0. Raises ConfigError or ModelError."""
-    text = fixed_text() if args.text is None else _read(args.text)
-    busy = busy_percent()
-    found = measure(args.model, args.dtype, positive("--threads", args.threads), text, num_rounds=args.rounds)
-    warning = " (DISTURBED: do not quote the speeds)" if busy > DISTURBED_PERCENT else ""
-    print(f"{processor_name()}, {busy:.0f} % busy before the run{warning}", table(found), sep="\n\n")
-    if args.json is not None:
-        document = {form: asdict(figures) for form, figures in found.items()}
-        args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
 def fixed_text() -> str:
     """Returns a text of about 1700 tokens: paragraphs of Rayloom's pages. It stays as it is when the pages change."""
     return importlib.resources.files("rayloom_bench").joinpath("quality_text.txt").read_text(encoding="utf-8")
@@ -89,6 +55,8 @@ def measure(model: str, dtype: str, threads: int | None, text: str, *, num_round
         for form, llm in engines.items():
             print(f"round {number + 1} of {num_rounds}: {form}", file=sys.stderr, flush=True)
             _measure_speed(llm, number, found[form])
+    for llm in engines.values():
+        llm.shutdown()
     return found
 
 
@@ -160,10 +128,3 @@ def _seconds(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
     seconds = time.perf_counter() - start
     assert all(len(output.outputs[0].token_ids) == num_tokens for output in outputs)
     return seconds
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--text: {path} cannot be read as text: {error}") from error

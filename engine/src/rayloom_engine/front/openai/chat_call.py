@@ -1,0 +1,121 @@
+"""ChatCall: a chat request, prepared for the core, with the readers of its choices.
+
+The endpoints for chat, Responses and Messages prepare a ChatRequest here. They differ only in the documents that they
+write.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayloom_engine.front.generation.choice_reader import ChoiceReader
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
+from rayloom_engine.front.openai.wire import ChatRequest
+from rayloom_engine.sampling_params import SamplingParams, check_token_ids
+from rayloom_engine.structured_outputs import StructuredOutputs
+from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
+from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.model_formats import ModelFormats
+from rayloom_engine.text.tools.call_grammar import call_grammar
+from rayloom_engine.text.tools.call_ids import call_id
+from rayloom_engine.text.tools.tool import ToolUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """A prepared chat. Pass `text`, `prompt_ids` and `params` to the generation."""
+
+    text: ModelText  # its detokenizer keeps the special tokens that the parser needs
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    use: ToolUse
+    parsing: ParserSettings
+    has_reasoning: bool  # the client wants the reasoning
+
+    def reader(self, request_id: str, choice: int) -> ChoiceReader:
+        """Returns a new reader of the choice number `choice`.
+
+        For the same request with the same `request_id`, the ids of tool calls are the same again.
+        """
+        origin = f"{request_id}/{self._prompt_digest()}/{choice}"
+        is_short = self.text.formats.tools.short_ids
+        rules = CallRules(
+            schemas=self._schemas,
+            call_id=lambda index: call_id(origin, index, is_short=is_short),
+            max_calls=None if self.use.is_parallel and self.use.mode != "named" else 1,
+        )
+        return ChoiceReader(
+            TextParser(self.parsing, rules),
+            self.text,
+            skips_special_tokens=self.params.skip_special_tokens,
+            has_reasoning=self.has_reasoning,
+            has_named_call=self.use.mode == "named",
+        )
+
+    @property
+    def _schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        return {tool.name: tool.parameters for tool in self.use.tools}
+
+    def _prompt_digest(self) -> str:
+        """Returns a hash of the prompt: clients may send the same request id twice in one conversation."""
+        return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
+
+
+async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
+    """Returns the prepared request: messages and tools as token ids, the sampling parameters, the parser's settings.
+
+    Raises RequestError that names the field.
+    """
+    params = wire.sampling(text.defaults)
+    use = wire.tool_use()
+    prompt = await chat_prompt(text, wire.messages, wire)
+    check_token_ids(prompt.ids, text.model.vocab_size, "messages")
+    prompt_ids = wire.cut_prompt(prompt.ids, params, text.model.max_model_len)
+    parsing = _parser_settings(text, wire, use, prompt)
+    params = _constrained(params, use, text.formats, parsing)
+    if not parsing.is_plain:
+        text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
+    form = params.structured_outputs
+    if form is not None and parsing.is_open and parsing.reasoning is not None:
+        form = dataclasses.replace(form, after=parsing.reasoning.end)
+        params = dataclasses.replace(params, structured_outputs=form)
+    return ChatCall(
+        text=text,
+        prompt_ids=tuple(prompt_ids),
+        params=params,
+        use=use,
+        parsing=parsing,
+        has_reasoning=wire.include_reasoning is not False,
+    )
+
+
+def _constrained(
+    params: SamplingParams, use: ToolUse, formats: ModelFormats, parsing: ParserSettings
+) -> SamplingParams:
+    """Returns the parameters with the grammar of forced or strict calls, if there are any."""
+    after = parsing.reasoning.end if parsing.reasoning is not None and parsing.is_open else ""
+    lark = call_grammar(use, formats.tools, formats.special_ids, is_after_reasoning=bool(after))
+    if lark is None:
+        return params
+    return dataclasses.replace(params, structured_outputs=StructuredOutputs(lark=lark, after=after, field="tools"))
+
+
+def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:
+    formats = text.formats
+    reasoning = formats.reasoning
+    is_open = reasoning is not None and reasoning.is_open(
+        prompt.text, is_inside_message=bool(wire.continue_final_message)
+    )
+    return ParserSettings(
+        tools=formats.tools if use.mode != "none" else None,
+        reasoning=reasoning,
+        is_harmony=formats.is_harmony,
+        is_open=is_open,
+        hidden=tuple(formats.special_ids) if wire.skip_special_tokens is not False else (),
+    )

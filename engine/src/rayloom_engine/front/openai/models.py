@@ -1,0 +1,41 @@
+"""GET /v1/models and /v1/models/NAME: the served model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from rayloom_engine.front.openai.answer import check_model
+from rayloom_engine.front.operations.service import Service
+
+
+async def list_models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.service)]})
+
+
+async def get_model(request: Request) -> Response:
+    check_model(request.app.state.service, request.path_params["model"])
+    return JSONResponse(_model_card(request.app.state.service))
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    core = service.client.status
+    return {
+        "id": service.config.api_model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "rayloom",
+        "root": model_root(service.config.model),
+        "parent": None,
+        "max_model_len": core.model.max_model_len if core is not None and core.model is not None else None,
+    }
+
+
+def model_root(model: str) -> str:
+    """Returns the model's hub id or path: its source without the scheme, as in the field `root` of vLLM's model list.
+
+    Clients that need the tokenizer load it from this source.
+    """
+    return model.partition("://")[2] or model

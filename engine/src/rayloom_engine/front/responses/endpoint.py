@@ -1,0 +1,28 @@
+"""The handler of POST /v1/responses."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayloom_engine.front.http.body import read_json
+from rayloom_engine.front.openai.answer import answer, check_model, request_id_of
+from rayloom_engine.front.openai.chat_call import prepare_chat
+from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.responses.answer import ResponsesAnswer
+from rayloom_engine.front.responses.request import ResponsesRequest
+from rayloom_engine.front.responses.translation import translate
+
+
+async def responses(request: Request) -> Response:
+    service: Service = request.app.state.service
+    text = service.model_text()
+    wire = parse_request(ResponsesRequest, await read_json(request, service.config.max_body_bytes))
+    check_model(service, wire.model)
+    translated = translate(wire)
+    with translated.own_names():
+        chat = translated.request()
+        call = await prepare_chat(text, chat)
+        writer = ResponsesAnswer(service, call, wire, request_id_of(request, chat))
+        return await answer(request, service, call.text, writer, chat, [call.prompt_ids], call.params)

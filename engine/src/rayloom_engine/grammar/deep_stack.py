@@ -1,0 +1,22 @@
+"""Threads in which llguidance reads grammars: its recursion follows chains of rules and needs a large stack."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+_STACK_BYTES = 256 * 1024 * 1024  # of virtual memory; only the touched pages become resident
+_setting = threading.Lock()
+
+
+def deep_stack_pool(name: str) -> ThreadPoolExecutor:
+    """Returns a pool of one thread with a large stack. The thread is already started."""
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    # The size holds for all threads that this process starts meanwhile, to which it does no harm.
+    with _setting:
+        usual_bytes = threading.stack_size(_STACK_BYTES)
+        try:
+            pool.submit(int).result()
+        finally:
+            threading.stack_size(usual_bytes)
+    return pool

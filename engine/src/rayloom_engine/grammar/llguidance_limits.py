@@ -1,0 +1,27 @@
+"""The limits that llguidance gets: how much work it may do for a grammar, and for one mask."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance._lib import LLParserLimits
+
+
+@cache
+def parser_limits() -> LLParserLimits:
+    """Returns the limits. Beyond one of them a grammar is refused, or a matcher fails.
+
+    A lexer state takes 1 to 2 KB, so the lexer of a grammar takes at most about 40 MB.
+    """
+    from llguidance._lib import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=500_000,  # at most 10 ms of a grammar's construction
+        max_grammar_size=200_000,
+        max_lexer_states=25_000,
+        step_lexer_fuel=100_000,  # at most 7 ms of a mask
+        step_max_items=25_000,
+        verbose_errors=False,  # else a message contains the whole grammar
+    )

@@ -1,0 +1,88 @@
+"""Matcher: follows the tokens of one answer, and says which tokens its grammar allows next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.errors import GrammarFault
+from rayloom_engine.grammar.llguidance_limits import parser_limits
+from rayloom_engine.grammar.validate import shortened
+from rayloom_engine.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Mask = npt.NDArray[np.int32]  # bit i of word w is 1 if token 32 w + i is allowed
+
+
+class Matcher:
+    """The state of a grammar after the tokens that it was given."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        """Use `build` instead."""
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+
+    @classmethod
+    def build(cls, vocabulary: Vocabulary, grammar: str) -> Matcher:
+        """Returns a matcher at the beginning of an answer. Raises GrammarFault.
+
+        Call it on a thread with a deep stack. Construction does not hold the interpreter lock.
+        """
+        from llguidance import LLMatcher
+
+        matcher = cls(vocabulary, LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=parser_limits()))
+        matcher._check()
+        return matcher
+
+    def copy(self) -> Matcher:
+        """Returns an independent matcher in the same state."""
+        return Matcher(self._vocabulary, self._matcher.deep_copy())
+
+    @property
+    def is_accepting(self) -> bool:
+        """True if the answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer has to end here."""
+        return bool(self._matcher.is_stopped())
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Consumes tokens. Raises GrammarFault if one is not allowed. An end token after the end is ignored."""
+        ends = self._vocabulary.tokenizer.eos_tokens
+        for token_id in token_ids:
+            if self._matcher.is_stopped() and token_id in ends and not self._matcher.is_error():
+                continue
+            if not self._matcher.consume_token(token_id):
+                self._check()
+                raise GrammarFault("the grammar refused a token that it had allowed")
+
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
+        """Returns how many of the tokens, taken one after the other, the grammar accepts. Changes nothing."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last tokens. Raises GrammarFault if there were fewer."""
+        if not self._matcher.rollback(num_tokens):
+            self._check()
+            raise GrammarFault(f"{num_tokens} tokens cannot be taken back")
+
+    def fill(self, mask: Mask) -> None:
+        """Writes which tokens are allowed. An end token is allowed exactly if the answer may end here.
+
+        Raises GrammarFault if the grammar is too complex, or allows no token.
+        """
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._check()
+        if not mask.any():
+            raise GrammarFault("no token of the model's vocabulary fits the grammar here")
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFault(shortened(self._matcher.get_error()))

@@ -1,0 +1,79 @@
+"""Asks llguidance whether it can enforce a grammar, before a request is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.deep_stack import deep_stack_pool
+from rayloom_engine.grammar.llguidance_limits import parser_limits
+
+# The place of a JSON schema in the grammar that compile.py wrote around it.
+_JSON_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
+_MAX_MESSAGE = 500  # characters of llguidance's words in an error
+_MAX_KNOWN = 128  # answers kept; a grammar has at most 64 KB
+
+
+class GrammarRefused(RequestError):
+    """llguidance cannot enforce the grammar. The message has llguidance's words."""
+
+
+_known: dict[str, tuple[str, ...] | str] = {}  # grammar -> warnings, or the words of the refusal; oldest first
+
+
+async def validate(grammar: str, field: str) -> tuple[str, ...]:
+    """Returns llguidance's warnings about a grammar. Raises GrammarRefused.
+
+    A new grammar is read in a thread, which leaves the interpreter lock to the event loop.
+    """
+    if grammar not in _known:
+        await asyncio.wrap_future(_pool().submit(_remember, grammar))
+    return _verdict(grammar, field)
+
+
+def validate_here(grammar: str, field: str) -> tuple[str, ...]:
+    """Returns the same as `validate`, for code without an event loop."""
+    if grammar not in _known:
+        _pool().submit(_remember, grammar).result()
+    return _verdict(grammar, field)
+
+
+def _verdict(grammar: str, field: str) -> tuple[str, ...]:
+    known = _known.get(grammar)
+    if known is None:  # forgotten meanwhile
+        known = _asked(grammar)
+    if isinstance(known, str):
+        raise GrammarRefused(f"{field} cannot be enforced: {known}", field)
+    return known
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return deep_stack_pool("grammars")
+
+
+def _remember(grammar: str) -> None:
+    if grammar in _known:
+        return
+    _known[grammar] = _asked(grammar)
+    while len(_known) > _MAX_KNOWN:
+        del _known[next(iter(_known))]
+
+
+def _asked(grammar: str) -> tuple[str, ...] | str:
+    from llguidance import LLMatcher  # imported with the first grammar, in the thread: it takes 50 ms
+
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    # Names and ids of special tokens are checked where the grammar is used, with the model's vocabulary.
+    messages = [shortened(message) for message in messages if not message.startswith("no tokenizer")]
+    return messages[0] if is_error else tuple(messages)
+
+
+def shortened(message: str) -> str:
+    """Returns llguidance's words in one line, without the excerpt of the grammar that follows them."""
+    first = _JSON_SCHEMA.sub("", message.strip().partition("\n   1 |")[0])
+    line = " ".join(first.split())
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

@@ -1,0 +1,102 @@
+"""A call as Python writes it: get_weather(city="Paris", days=3)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
+from rayloom_engine.text.message_parsing.sink import PartSink
+
+MAX_CALL_CHARS = 65536  # of one call; parsing takes 100 ms for so many characters of nothing but brackets and commas
+MAX_DEPTH = 32  # of brackets in each other
+_NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
+_OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
+_STRING_END = {quote: re.compile(rf"(?:[^\\{quote}]|\\.)*{quote}", re.DOTALL) for quote in "'\""}
+_JSON_WORDS = {"true": True, "false": False, "null": None}
+
+
+def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
+    """Reads a call of one of the request's functions. The arguments are known when the call is complete."""
+    yield from blanks(incoming)
+    start = incoming.at
+    while (name := _NAME.match(incoming.text, start)) is None:
+        if incoming.is_ended or _OPEN_NAME.fullmatch(incoming.text, start) is None:
+            raise NoCall
+        yield
+    function = name[0][:-1]
+    if function not in sink.rules.schemas:
+        raise NoCall
+    finder = _EndFinder(name.end())
+    while not finder.find(incoming.text):
+        if incoming.is_ended or len(incoming.text) - start > MAX_CALL_CHARS:
+            raise NoCall
+        yield
+    if finder.at - start > MAX_CALL_CHARS:
+        raise NoCall
+    arguments = _arguments(incoming.text[name.end() : finder.at])
+    incoming.at = finder.at
+    incoming.release()
+    sink.start(function)
+    sink.arguments(arguments)
+
+
+class _EndFinder:
+    """Finds the bracket that closes a call, outside strings."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self._depth = 1
+
+    def find(self, text: str) -> bool:
+        """Returns True once `at` is behind the closing bracket. Raises NoCall if brackets are nested too deeply."""
+        while self._depth and self.at < len(text):
+            char = text[self.at]
+            if char in _STRING_END:
+                end = _STRING_END[char].match(text, self.at + 1)
+                if end is None:
+                    return False
+                self.at = end.end()
+                continue
+            self._depth += (char in "([{") - (char in ")]}")
+            if self._depth > MAX_DEPTH:
+                raise NoCall
+            self.at += 1
+        return self._depth == 0
+
+
+def _arguments(source: str) -> str:
+    """Returns the keyword arguments of a call as a JSON object. `source`: the text after the opening bracket."""
+    try:
+        call = ast.parse(f"f({source}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NoCall
+        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
+        if None in values:  # **arguments
+            raise NoCall
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        text.encode()  # raises ValueError for half of a surrogate pair
+        return text
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise NoCall from error
+
+
+def _value(node: ast.expr) -> Any:
+    """Returns the value of a literal. Raises NoCall for anything that JSON cannot have."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _JSON_WORDS:
+        return _JSON_WORDS[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _value(node.operand)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return -number
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) if key is not None else None for key in node.keys]
+        if all(isinstance(key, str) for key in keys):
+            return dict(zip(keys, map(_value, node.values), strict=True))
+    raise NoCall

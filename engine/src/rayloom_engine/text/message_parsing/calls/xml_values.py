@@ -1,0 +1,71 @@
+"""Values of arguments that a model writes as plain text, converted by the function's JSON schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_TYPE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (bool, ("boolean",)),
+    (int, ("integer", "number")),
+    (float, ("number",)),
+    (dict, ("object",)),
+    (list, ("array",)),
+    (type(None), ("null",)),
+)
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def is_text(schema: Mapping[str, Any]) -> bool:
+    """True if every value that `schema` allows is a string."""
+    return _types(schema) == {"string"}
+
+
+def converted(text: str, schema: Mapping[str, Any]) -> Any:
+    """Returns the value for which `text` stands: of the schema's types, any but string is preferred.
+
+    Returns `text` itself if it is no value of these types, so that the client sees what the model wrote.
+    """
+    types = _types(schema)
+    value = _parsed(text.strip())
+    if isinstance(value, str):
+        return text
+    names = next(names for kind, names in _TYPE_NAMES if type(value) is kind)
+    if types.intersection(names):
+        return value
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return int(value)
+    return value if not types else text
+
+
+def _parsed(text: str) -> Any:
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _refused(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity are no JSON
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the types that `schema` allows; empty if it allows all types, or has other keywords."""
+    given = schema.get("type")
+    if isinstance(given, str):
+        return {given}
+    if isinstance(given, list):
+        return {name for name in given if isinstance(name, str)}
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        if isinstance(options, list):
+            types = [_types(option) for option in options if isinstance(option, Mapping)]
+            return set().union(*types) if all(types) else set()
+    values = schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return {"string"}
+    return set()

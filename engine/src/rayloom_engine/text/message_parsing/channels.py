@@ -1,0 +1,74 @@
+"""Reads messages in the harmony format of gpt-oss: a header before each message says for whom it is.
+
+<|channel|>analysis<|message|>They ask for the weather.<|end|>
+<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
+<|start|>assistant<|channel|>final<|message|>It rains.<|return|>
+"""
+
+from __future__ import annotations
+
+import re
+
+from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, Reading, until
+from rayloom_engine.text.message_parsing.sink import PartSink
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+TAGS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+
+_HEADER_END = Markers((MESSAGE,))
+_BODY_END = Markers((END, CALL, RETURN, START))
+_FIRST = Markers((START, CHANNEL, MESSAGE))
+_RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
+
+
+class ChannelReader:
+    """Reads all messages of one answer. The channel "analysis" is reasoning; other text without a recipient is content.
+
+    Content and reasoning keep their blanks. A message to anything but a function is reasoning, because it is not for
+    the user.
+    """
+
+    def __init__(self, incoming: IncomingText, sink: PartSink) -> None:
+        self._incoming = incoming
+        self._sink = sink
+        self.reasoning_end: int | None = None  # position of the first message that is no reasoning
+
+    def read(self) -> Reading[None]:
+        # Text without a header is content: the prompt may end behind a header.
+        marker = yield from until(self._incoming, _FIRST, self._content)
+        while marker:
+            if marker != MESSAGE:
+                header: list[str] = []
+                if not (yield from until(self._incoming, _HEADER_END, header.append)):
+                    break
+                yield from self._read_body("".join(header))
+            else:
+                yield from self._read_body("final")
+            marker = yield from until(self._incoming, _FIRST, self._content)
+        self._sink.end()
+
+    def _read_body(self, header: str) -> Reading[None]:
+        channel = header.rpartition(CHANNEL)[2]
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None:
+            self._end_reasoning()
+            self._sink.start(recipient[1])
+            emit = self._sink.arguments
+        elif channel.strip().startswith("analysis") or "to=" in header:
+            emit = self._sink.reasoning
+        else:
+            emit = self._content
+        marker = yield from until(self._incoming, _BODY_END, emit)
+        self._sink.drop_blanks()
+        if marker == START:
+            self._incoming.at -= len(START)
+
+    def _content(self, text: str) -> None:
+        if text:
+            self._end_reasoning()
+        self._sink.content(text)
+
+    def _end_reasoning(self) -> None:
+        if self.reasoning_end is None:
+            self.reasoning_end = self._incoming.position

@@ -1,0 +1,88 @@
+"""PartSink: takes what readers find, and makes the parts of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_engine.text.message_parsing.incoming import BLANKS
+from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, ToolCallArguments, ToolCallStart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """The request's part in the parsing of tool calls."""
+
+    schemas: Mapping[str, Mapping[str, Any]]  # function name -> JSON schema of its arguments
+    call_id: Callable[[int], str]  # number of a call -> its id
+    max_calls: int | None = None  # further calls are dropped; None: no limit
+
+
+@dataclass(slots=True)
+class PartSink:
+    """Blanks at the end of the reasoning, and between content and a call, are no parts. So blanks are held back until
+    the next text.
+    """
+
+    rules: CallRules
+    holds_blanks: bool = True
+    num_started: int = 0
+    _parts: list[MessagePart] = field(default_factory=list)
+    _blanks: str = ""
+
+    def take(self) -> list[MessagePart]:
+        """Returns the parts since the last call."""
+        parts = self._parts
+        self._parts = []
+        return parts
+
+    def content(self, text: str) -> None:
+        if self.holds_blanks:
+            text = self._without_last_blanks(text)
+        if text:
+            self._parts.append(Content(text))
+
+    def reasoning(self, text: str) -> None:
+        text = self._without_last_blanks(text)
+        if text:
+            self._parts.append(Reasoning(text))
+
+    def drop_blanks(self) -> None:
+        """Drops blanks that are held back."""
+        self._blanks = ""
+
+    def end(self) -> None:
+        """Releases blanks at the end of the content."""
+        if self._blanks:
+            self._parts.append(Content(self._blanks))
+            self._blanks = ""
+
+    def start(self, name: str) -> None:
+        """Starts the next call."""
+        self._blanks = ""
+        self.num_started += 1
+        if self._is_kept:
+            index = self.num_started - 1
+            self._parts.append(ToolCallStart(index, self.rules.call_id(index), name))
+
+    def arguments(self, text: str) -> None:
+        """Adds to the arguments of the last started call."""
+        if text and self._is_kept:
+            self._parts.append(ToolCallArguments(self.num_started - 1, text))
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls that are parts of the message."""
+        limit = self.rules.max_calls
+        return self.num_started if limit is None else min(self.num_started, limit)
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.num_calls == self.num_started
+
+    def _without_last_blanks(self, text: str) -> str:
+        text = self._blanks + text
+        kept = text.rstrip(BLANKS)
+        self._blanks = text[len(kept) :]
+        return kept

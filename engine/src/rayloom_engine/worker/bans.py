@@ -1,0 +1,37 @@
+"""Bans: the tokens of a slot that cannot be chosen next, by min_tokens, bad_words and allowed_token_ids.
+
+Bans never leave a slot without a token: if they would, only allowed_token_ids counts, and without it nothing is banned.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.worker.slots import Slot
+
+Ids = npt.NDArray[np.int64]
+
+
+def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
+    """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen."""
+    allowed = slot.params.allowed_token_ids
+    banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
+    if allowed is None:
+        if not 0 < len(banned) < vocab_size:
+            return None
+        return np.array(list(banned), dtype=np.int64)
+    others = _other_ids(slot, vocab_size)
+    if not banned or banned.issuperset(allowed):
+        return others
+    both: Ids = np.concatenate([others, np.array(list(banned), dtype=np.int64)])
+    return both
+
+
+def _other_ids(slot: Slot, vocab_size: int) -> Ids:
+    """Returns all ids but those of allowed_token_ids. Computed at the slot's first call."""
+    if slot.other_ids is None:
+        is_other_V = np.ones(vocab_size, dtype=np.bool_)
+        is_other_V[list(slot.params.allowed_token_ids or ())] = False
+        slot.other_ids = np.flatnonzero(is_other_V).astype(np.int64)
+    return slot.other_ids

@@ -1,0 +1,128 @@
+"""Forms: the grammars of a rank's running sequences, on the rank that samples.
+
+A matcher follows the token ids that plans bring, as everything on a rank does. So it needs no message of its own: after
+a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher consumes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import GrammarFault
+from rayloom_engine.grammar.deep_stack import deep_stack_pool
+from rayloom_engine.grammar.matcher import Mask, Matcher
+from rayloom_engine.grammar.preamble import Endings, Preamble, clear
+from rayloom_engine.grammar.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+Ids = npt.NDArray[np.int64]
+
+_MAX_GRAMMARS = 32  # kept for later sequences, the most recently used ones
+
+
+class Forms:
+    """The vocabulary and the grammars of a rank. They stay when the engine is rebuilt."""
+
+    def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
+        """`load_vocabulary` may raise GrammarFault. It is called on a thread, at once: it takes 0.15 s and more."""
+        self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
+        self._vocabulary: Future[Vocabulary] = self._pool.submit(load_vocabulary)
+        self._matchers: OrderedDict[str, Future[Matcher]] = OrderedDict()
+        self._endings: OrderedDict[str, Future[Endings]] = OrderedDict()
+
+    def begin(self, params: DecodingParams) -> Form:
+        """Returns the form of a sequence, before its first generated token. Its grammar is built on a thread."""
+        matcher = _kept(self._matchers, params.grammar, lambda: self._pool.submit(self._build, params.grammar))
+        after = params.grammar_after
+        endings = _kept(self._endings, after, lambda: self._pool.submit(self._build_endings, after)) if after else None
+        return Form(self._vocabulary, matcher, endings)
+
+    def _build(self, grammar: str) -> Matcher:
+        return Matcher.build(self._vocabulary.result(), grammar)
+
+    def _build_endings(self, after: str) -> Endings:
+        return Endings(self._vocabulary.result(), after)
+
+
+class Form:
+    """The grammar of one sequence, after the token ids that it was given."""
+
+    def __init__(
+        self, vocabulary: Future[Vocabulary], matcher: Future[Matcher], endings: Future[Endings] | None
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._first = matcher
+        self._endings = endings
+        self._waiting: list[int] = []  # ids that came before the grammar was built
+        self._matcher: Matcher | None = None
+        self._preamble: Preamble | None = None
+        self._mask: Mask | None = None
+        self._fault: GrammarFault | None = None
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Adds generated ids."""
+        self._waiting += token_ids
+
+    def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
+        """Returns the tokens that may come next, without `banned_ids` unless only these are left; None: all may.
+
+        The mask is valid until the next call. Raises GrammarFault if the sequence cannot continue.
+        """
+        if self._fault is not None:
+            raise self._fault
+        try:
+            return self._next_mask(banned_ids)
+        except GrammarFault as fault:
+            self._fault = fault
+            raise
+        except Exception as error:  # the library's own exceptions, even for a bug, concern this sequence alone
+            logger.exception("a grammar cannot be followed")
+            self._fault = GrammarFault(f"the grammar library failed: {type(error).__name__}")
+            raise self._fault from error
+
+    def _next_mask(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
+        if self._matcher is None:
+            self._matcher = self._first.result().copy()
+            self._preamble = None if self._endings is None else Preamble(self._endings.result())
+            self._mask = np.empty(self._vocabulary.result().num_words, dtype=np.int32)
+        assert self._mask is not None
+        token_ids = self._waiting
+        self._waiting = []
+        if self._preamble is not None:
+            if not self._preamble.is_over:
+                token_ids = list(self._preamble.advance(tuple(token_ids)))
+            if not self._preamble.is_over:
+                return self._mask if self._preamble.fill(self._mask) else None
+        self._matcher.advance(token_ids)
+        self._matcher.fill(self._mask)
+        if len(banned_ids):
+            self._ban(self._mask, np.asarray(banned_ids, dtype=np.int64))
+        return self._mask
+
+    def _ban(self, mask: Mask, banned_ids: Ids) -> None:
+        whole = mask.copy()
+        clear(mask, banned_ids)
+        if not mask.any():
+            # The answer is complete, although it has fewer than min_tokens, or the form needs what the request bans.
+            mask[:] = whole
+
+
+def _kept(kept: OrderedDict[str, Future[_T]], key: str, make: Callable[[], Future[_T]]) -> Future[_T]:
+    """Returns the future of `key`, made by `make` if there is none. Forgets the one not used for the longest time."""
+    future = kept.get(key)
+    if future is None:
+        future = kept[key] = make()
+        if len(kept) > _MAX_GRAMMARS:
+            kept.popitem(last=False)
+    kept.move_to_end(key)
+    return future

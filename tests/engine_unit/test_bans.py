@@ -1,0 +1,165 @@
+"""bad_words, allowed_token_ids and logprob_token_ids: which tokens a rank may choose, and in LLM which ones it chooses.
+
+The C library's sampler is compared with the reference in test_cpu_sampler.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine import LLM, SamplingParams
+from rayloom_engine.errors import RequestError
+from rayloom_engine.text.bad_words import MAX_SEQUENCES, bad_word_ids
+from rayloom_engine.text.tokenizer import Tokenizer
+from rayloom_engine.worker.bans import all_banned_ids
+from rayloom_engine.worker.sampler import token_logprobs, with_tokens
+from rayloom_engine.worker.slots import completed_words
+from rt_byte_model import byte_model
+from rt_slots import make_slot
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
+
+VOCAB = 10
+IDS = st.lists(st.integers(0, 3), max_size=8)
+
+
+def banned(**params) -> list[int]:
+    ids = all_banned_ids(make_slot(**params), VOCAB)
+    return [] if ids is None else sorted(set(ids.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("generated", "expected"),
+    [
+        ((), (5,)),
+        ((7,), (5, 8)),
+        ((7, 8), (5, 9)),
+        ((7, 7), (5, 8)),
+        ((8, 7, 3), (5,)),
+    ],
+)
+def test_a_word_is_banned_at_its_last_token(generated: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    words = ((5,), (7, 8), (7, 8, 9))
+    assert completed_words(words, np.array(generated, dtype=np.int64)) == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5), IDS)
+def test_exactly_the_tokens_that_would_complete_a_word_are_banned(words: list[tuple[int, ...]], ids: list[int]) -> None:
+    found = set(completed_words(tuple(words), np.array(ids, dtype=np.int64)))
+    assert found == {new for new in range(4) if any((*ids, new)[-len(word) :] == word for word in words)}
+
+
+def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:
+    assert banned(prompt=(7,), generated=(), bad_words=((7, 8),)) == []
+    assert banned(prompt=(7,), generated=(7,), bad_words=((7, 8),)) == [8]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"allowed_token_ids": (2, 4)}, [0, 1, 3, 5, 6, 7, 8, 9]),
+        ({"allowed_token_ids": (2, 4), "bad_words": ((4,),)}, [0, 1, 3, 4, 5, 6, 7, 8, 9]),
+        ({"allowed_token_ids": (4,), "bad_words": ((4,),)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),  # else none would be left
+        ({"eos": (4,), "min_tokens": 1, "allowed_token_ids": (4,)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),
+        ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same
+        ({"eos": (4,), "min_tokens": 1, "bad_words": ((3,),)}, [3, 4]),
+        ({"eos": (4,), "min_tokens": 1, "generated": (1,)}, []),
+        ({"eos": (40,), "min_tokens": 1}, []),  # not in the vocabulary
+        ({}, []),
+    ],
+)
+def test_bans_leave_a_token(params: dict, expected: list[int]) -> None:
+    assert banned(**params) == expected
+
+
+def test_given_tokens_have_the_log_probabilities_of_the_whole_vocabulary() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0), math.log(4.0)]])  # probabilities 1/8, 3/8, 1/2
+    (entry,) = token_logprobs(logits, [2], [0])
+    assert with_tokens(entry, logits[0], (1, 2, 0)).top == (
+        (2, pytest.approx(math.log(1 / 2))),
+        (1, pytest.approx(math.log(3 / 8))),
+        (0, pytest.approx(math.log(1 / 8))),
+    )
+
+
+def test_words_are_banned_at_the_beginning_and_after_a_blank(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(byte_model(tmp_path))
+    # Every byte is a token, so the blank is one, and "cat" after it ends like "cat" alone.
+    assert bad_word_ids(tokenizer, ["cat", " cat"]) == (tuple(b"cat"),)
+    assert bad_word_ids(tokenizer, []) == ()
+    words = [chr(0x4E00 + number) for number in range(MAX_SEQUENCES + 1)]
+    with pytest.raises(RequestError, match="fewer words"):
+        bad_word_ids(tokenizer, words)
+
+
+def test_words_with_a_token_of_their_own_after_a_blank_are_banned_in_both_forms() -> None:
+    class Spelling:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return {"cat": [1, 2], " cat": [3], "": []}[text]
+
+    assert bad_word_ids(Spelling(), ["cat"]) == ((1, 2), (3,))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="no tokens"):
+        bad_word_ids(Spelling(), [" "])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"bad_words": "cat"}, "bad_words"),
+        ({"bad_words": ["cat", 1]}, "bad_words"),
+        ({"bad_words": [" "]}, "bad_words"),
+        ({"bad_words": ["x" * 20_000]}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": list(range(129)), "logprobs": 0}, "logprob_token_ids"),
+    ],
+)
+def test_bad_values_are_refused_with_the_name(settings: dict, field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**settings)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids"])
+def test_ids_outside_the_vocabulary_are_refused(name: str) -> None:
+    params = SamplingParams(logprobs=0, **{name: [3, 99]})
+    with pytest.raises(RequestError, match=f"{name} has token id 99"):
+        params.decoding(0, 1, 100, 50, 0)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny"), "LlamaForCausalLM")
+    tiny_tokenizer(folder)
+    with LLM(str(folder), dtype="float32", num_kv_blocks=100, threads=1) as llm:
+        yield llm
+
+
+def test_an_answer_obeys_the_bans(llm: LLM) -> None:
+    def ask(**settings) -> tuple[int, ...]:
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, **settings)
+        return llm.generate([[5, 17, 33]], params, use_tqdm=False)[0].outputs[0].token_ids
+
+    free = ask()
+    assert set(ask(allowed_token_ids=[60, 61])) <= {60, 61}
+    word = llm.tokenizer.decode(free[:1])
+    ids = bad_word_ids(llm.tokenizer, [word])
+    assert ids == (free[:1],)
+    assert free[0] not in ask(bad_words=[word])
+
+
+def test_given_tokens_are_the_alternatives_of_each_token(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[9, 200], ignore_eos=True)
+    (output,) = llm.generate([[5, 17, 33]], params, use_tqdm=False)
+    for entry in output.outputs[0].logprobs:
+        assert [token_id for token_id, _ in entry.top] == [entry.token_id, 9, 200]
+        assert all(logprob <= entry.logprob for _, logprob in entry.top)

@@ -1,0 +1,114 @@
+"""Small endpoints that vLLM has, too: /ping, /load, /server_info, /tokenizer_info; a path in front of the API; and
+metrics under vLLM's names.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.operations.metrics import OF_VLLM, Metrics
+from rayloom_engine.front.operations.server_info import shown_config, shown_environment
+from rt_byte_model import TEMPLATE
+from rt_fake_core import say
+from rt_front import MODEL, FrontUnderTest, running_front
+
+KEY = {"Authorization": "Bearer key-a"}
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    folder = tmp_path_factory.mktemp("front")
+    with running_front(folder, api_keys=("key-a",), root_path="/llm", metrics_prefix="vllm") as front:
+        front.do(lambda: setattr(front.core, "script", say("one")))
+        yield front
+
+
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_the_path_in_front_of_the_api_may_be_left_out_but_never_the_key(front: FrontUnderTest, prefix: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        assert front.http.post(prefix + path, json=body).status_code == 401
+        assert front.http.post(prefix + path, json=body, headers=KEY).status_code == 200
+    for path in ("/v1/models", "/server_info", "/tokenizer_info"):
+        assert front.http.get(prefix + path).status_code == 401
+        assert front.http.get(prefix + path, headers=KEY).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/llm", "/llm/", "/llmv1/models", "/llm/llm/v1/models"])
+def test_only_the_whole_prefix_is_removed_and_only_once(front: FrontUnderTest, path: str) -> None:
+    assert front.http.get(path, headers=KEY).status_code == 404
+
+
+def test_the_document_has_the_path_in_front(front: FrontUnderTest) -> None:
+    assert front.http.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_ping_answers_as_health_does(front: FrontUnderTest, method: str) -> None:
+    assert front.http.request(method, "/ping").json() == front.http.get("/health").json()
+
+
+def test_load_counts_requests_in_flight(front: FrontUnderTest) -> None:
+    assert front.http.get("/load").json() == {"server_load": 0}
+    front.do(lambda: setattr(front.core, "hold_after", 1))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    sender = threading.Thread(target=lambda: front.http.post("/v1/chat/completions", json=body, headers=KEY))
+    sender.start()
+    front.wait_until(lambda: front.service.lifecycle.num_in_flight == 1, "the request is in flight")
+    assert front.http.get("/load").json() == {"server_load": 1}
+    front.do(front.core.release)
+    sender.join()
+
+
+def test_server_info_has_the_settings_in_two_forms(front: FrontUnderTest) -> None:
+    as_json = front.http.get("/server_info", params={"config_format": "json"}, headers=KEY).json()
+    assert as_json["vllm_config"]["root_path"] == "/llm"
+    assert as_json["system_env"]["torch_version"]
+    as_text = front.http.get("/server_info", headers=KEY).json()
+    assert "root_path='/llm'" in as_text["vllm_config"]
+    refused = front.http.get("/server_info", params={"config_format": "yaml"}, headers=KEY)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "config_format")
+
+
+def test_server_info_has_no_secrets() -> None:
+    config = EngineConfig(ray_runtime_env={"env_vars": {"HF_TOKEN": "secret"}})
+    assert "secret" not in str(shown_config(config))
+    environment = {"RAYLOOM_API_KEYS": "secret", "RAYLOOM_CPU_ISA": "avx2", "HF_TOKEN": "secret", "PATH": "/bin"}
+    assert shown_environment(environment) == {"RAYLOOM_CPU_ISA": "avx2"}
+
+
+def test_tokenizer_info_is_the_models_own_file(front: FrontUnderTest) -> None:
+    info = front.http.get("/tokenizer_info", headers=KEY).json()
+    assert info["chat_template"] == TEMPLATE
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert info["tokenizer_class"]
+    length = front.http.post("/tokenize", json={"prompt": "Hi"}, headers=KEY).json()["max_model_len"]
+    assert info["model_max_length"] == length
+
+
+def test_vllm_names_replace_ours_where_vllm_has_the_metric() -> None:
+    usual = {family.name for family in Metrics("m").families}
+    renamed = {family.name for family in Metrics("m", "vllm").families}
+    assert {name.removeprefix("rayloom:") for name in usual - renamed} == OF_VLLM
+    assert renamed - usual == {f"vllm:{name}" for name in OF_VLLM}
+
+
+def test_metrics_of_the_server_have_vllms_names_and_labels(front: FrontUnderTest) -> None:
+    text = front.http.get("/metrics").text
+    samples = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
+    for name in (
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+        *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+        *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_sum"),
+        *("e2e_request_latency_seconds_count", "request_success_total", "request_decode_time_seconds_sum"),
+    ):
+        assert samples[f"vllm:{name}"].labels.items() >= {"model_name": MODEL, "engine": "0"}.items()
+    labels = samples["vllm:cache_config_info"].labels
+    assert (labels["block_size"], labels["num_gpu_blocks"]) == ("16", str(front.do(lambda: front.core.num_blocks)))
+    assert "rayloom:recoveries_total" in text
+    assert "rayloom:num_requests_running" not in text

@@ -1,0 +1,426 @@
+"""Tools and reasoning over HTTP against a fake core: prompts, whole and streamed answers, refusals.
+
+The formats are in test_message_parsing.py, the grammars in test_tool_grammars.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.model_formats import model_formats
+from rt_fake_core import say
+from rt_front import FrontUnderTest, running_front, text_of
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+STOP: dict[str, Any] = {"type": "function", "function": {"name": "stop"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+STOP_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+# A template in the manner of Qwen3's: it describes tools and opens no reasoning itself.
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n{% endif %}"
+    "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}"
+    "{{ call.function.arguments | tojson }}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}"
+    "[assistant]{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+OPEN_TEMPLATE = TEMPLATE.replace("{% if enable", "<think>\n{% if enable")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path_factory.mktemp("front")) as front:
+        yield front
+
+
+@pytest.fixture
+def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
+    """A front whose template cannot describe tools."""
+    text = running.do(lambda: running.service.text)
+    assert text is not None
+    roomy = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))
+    running.do(lambda: setattr(running.service, "text", roomy))
+    running.do(running.core.reset)
+    yield running
+    running.do(lambda: setattr(running.service, "text", text))
+
+
+@pytest.fixture
+def thinker(front: FrontUnderTest) -> FrontUnderTest:
+    use_template(front, TEMPLATE)
+    return front
+
+
+def use_template(front: FrontUnderTest, source: str) -> None:
+    text = front.do(lambda: front.service.text)
+    assert text is not None
+    template = ChatTemplate(source, {})
+    changed = replace(text, template=template, formats=model_formats(template, text.tokenizer))
+    front.do(lambda: setattr(front.service, "text", changed))
+
+
+def says(front: FrontUnderTest, text: str, tokens_per_output: int = 1) -> None:
+    def prepare() -> None:
+        front.core.script = say(text)
+        front.core.tokens_per_output = tokens_per_output
+
+    front.do(prepare)
+
+
+def prompt(front: FrontUnderTest) -> str:
+    """The prompt of the last request, without special tokens."""
+    ids = front.do(lambda: front.core.submits[-1]).prompt_ids
+    return bytes(each for each in ids if each < 256).decode()
+
+
+def message(front: FrontUnderTest, **fields: Any) -> dict[str, Any]:
+    """The message of a whole answer, with its finish reason; without the ids of its calls."""
+    response = front.chat(**fields)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    found = {**choice["message"], "finish_reason": choice["finish_reason"]}
+    if "tool_calls" in found:
+        found["tool_calls"] = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in found["tool_calls"]
+        ]
+    return {key: value for key, value in found.items() if key not in ("role", "refusal")}
+
+
+def test_a_call_is_no_content(front: FrontUnderTest) -> None:
+    says(front, f"I look.\n{CALL}\n{STOP_CALL}")
+    choice = front.chat(tools=[WEATHER, STOP]).json()["choices"][0]
+    ids = [call.pop("id") for call in choice["message"]["tool_calls"]]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "I look.",
+        "refusal": None,
+        "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}},
+            {"type": "function", "function": {"name": "stop", "arguments": "{}"}},
+        ],
+    }
+    assert len(set(ids)) == 2
+    assert all(each.startswith("call_") and len(each) == 29 for each in ids)
+
+
+def test_a_message_of_calls_alone_has_no_content(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    assert message(front, tools=[WEATHER])["content"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tool_choice": "auto"}, "tool_calls"),
+        ({"tool_choice": "required"}, "tool_calls"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "stop"),
+        ({"max_tokens": len(CALL) - 1}, "length"),
+    ],
+)
+def test_finish_reasons(front: FrontUnderTest, fields: dict[str, Any], expected: str) -> None:
+    says(front, CALL)
+    found = message(front, tools=[WEATHER], **fields)
+    assert found["finish_reason"] == expected
+    assert found["tool_calls"] == [("weather", '{"city": "Paris"}')]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_a_use_of_tools_everything_is_content(front: FrontUnderTest, fields: dict[str, Any]) -> None:
+    says(front, CALL)
+    assert message(front, **fields) == {"content": CALL, "finish_reason": "stop"}
+    assert "weather" not in prompt(front)
+
+
+def test_only_one_call_without_parallel_tool_calls(front: FrontUnderTest) -> None:
+    says(front, f"{CALL}\n{STOP_CALL}")
+    found = message(front, tools=[WEATHER, STOP], parallel_tool_calls=False)
+    assert found["tool_calls"] == [("weather", '{"city": "Paris"}')]
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 7, 1000])
+def test_a_stream_has_deltas_as_in_openais_api(front: FrontUnderTest, tokens_per_output: int) -> None:
+    says(front, f"I look.\n{CALL}\n{STOP_CALL}", tokens_per_output)
+    with front.chat_stream(tools=[WEATHER, STOP], stream_options={"include_usage": True}) as events:
+        *chunks, usage, done = list(events)
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(chunks) == "I look."
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    calls: dict[int, dict[str, Any]] = {}
+    for choice in choices:
+        for delta in choice["delta"].get("tool_calls", ()):
+            assert choice["delta"].get("content") is None
+            if delta["index"] not in calls:
+                assert delta["type"] == "function"
+                assert delta["function"]["arguments"] == ""
+                calls[delta["index"]] = {"id": delta["id"], **delta["function"]}
+            else:
+                assert set(delta) == {"index", "function"}
+                assert set(delta["function"]) == {"arguments"}
+                calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+    assert [(each["name"], each["arguments"]) for each in calls.values()] == [
+        ("weather", '{"city": "Paris"}'),
+        ("stop", "{}"),
+    ]
+    assert list(calls) == [0, 1]
+
+
+def test_ids_of_calls_repeat_with_the_request_and_differ_between_choices_and_prompts(front: FrontUnderTest) -> None:
+    says(front, CALL)
+
+    def ids(content: str) -> list[str]:
+        document = front.chat(content, tools=[WEATHER], n=2, request_id="r1").json()
+        return [choice["message"]["tool_calls"][0]["id"] for choice in document["choices"]]
+
+    first = ids("Hi")
+    assert len(set(first)) == 2
+    assert ids("Hi") == first
+    assert not set(ids("Ho")) & set(first)
+
+
+def test_logprobs_have_every_token_of_a_call(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    whole = front.chat(tools=[WEATHER], logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in whole) == f"{CALL}<|im_end|>"
+    with front.chat_stream(tools=[WEATHER], logprobs=True) as events:
+        pieces = [
+            entry["token"]
+            for event in events
+            if event != "[DONE]"
+            for choice in event["choices"]
+            for entry in (choice["logprobs"] or {"content": ()})["content"]
+        ]
+    assert "".join(pieces) == f"{CALL}<|im_end|>"
+
+
+HISTORY = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}},
+            {"id": "b", "type": "function", "function": {"name": "stop", "arguments": ""}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "stopped"}]},
+]
+
+
+def test_a_template_without_tools_gets_them_in_the_messages(front: FrontUnderTest) -> None:
+    assert front.chat(messages=HISTORY, tools=[WEATHER]).status_code == 200
+    text = prompt(front)
+    system, rest = text.split("user\nWeather?\n")
+    assert system.startswith("system\n# Tools\n")
+    assert f"<tools>\n{json.dumps(WEATHER)}\n</tools>" in system
+    assert '<tool_call>\n{"name": "FUNCTION", "arguments": {"PARAMETER": "VALUE"}}\n</tool_call>' in system
+    assert rest == (
+        f"assistant\n{CALL}\n{STOP_CALL}\n"
+        "user\n<tool_response>\nrain\n</tool_response>\n<tool_response>\nstopped\n</tool_response>\n"
+        "assistant\n"
+    )
+
+
+def test_a_system_message_keeps_its_text_before_the_tools(front: FrontUnderTest) -> None:
+    messages = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+    front.chat(messages=messages, tools=[WEATHER])
+    assert prompt(front).startswith("system\nBe short.\n\n# Tools\n")
+
+
+def test_history_with_calls_is_written_even_without_tools(front: FrontUnderTest) -> None:
+    front.chat(messages=HISTORY)
+    assert prompt(front).startswith(f"user\nWeather?\nassistant\n{CALL}\n")
+
+
+def test_a_template_with_tools_gets_them_as_objects(thinker: FrontUnderTest) -> None:
+    assert thinker.chat(messages=HISTORY, tools=[WEATHER]).status_code == 200
+    assert prompt(thinker) == (
+        f"<tools>{json.dumps(WEATHER)}</tools>\n[user]Weather?\n"
+        '[assistant]<tool_call>weather{"city": "Paris"}</tool_call><tool_call>stop{}</tool_call>\n'
+        "[tool]rain\n[tool]stopped\n[assistant]"
+    )
+
+
+def test_a_template_that_joins_texts_gets_arguments_as_text(front: FrontUnderTest) -> None:
+    use_template(front, TEMPLATE.replace("call.function.arguments | tojson", "'=' + call.function.arguments"))
+    assert front.chat(messages=HISTORY, tools=[WEATHER]).status_code == 200
+    assert '<tool_call>weather={"city": "Paris"}</tool_call>' in prompt(front)
+
+
+def test_a_template_without_system_messages_gets_tools_in_the_first_message(front: FrontUnderTest) -> None:
+    refusing = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}"
+    use_template(front, refusing + "{% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}")
+    assert front.chat(tools=[WEATHER]).status_code == 200
+    assert prompt(front).startswith("[user]# Tools\n")
+    assert prompt(front).endswith("\n\nHi")
+
+
+def test_tokenize_counts_tools(front: FrontUnderTest) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    document = front.http.post("/tokenize", json={"messages": messages, "tools": [WEATHER]}).json()
+    front.chat(messages=messages, tools=[WEATHER])
+    assert document["tokens"] == list(front.do(lambda: front.core.submits[-1]).prompt_ids)
+
+
+def test_reasoning_is_apart_from_the_content_and_counted(thinker: FrontUnderTest) -> None:
+    says(thinker, "<think>\nHm, ä.\n</think>\n\nYes.")
+    document = thinker.chat().json()
+    found = document["choices"][0]["message"]
+    assert found == {
+        "role": "assistant",
+        "content": "Yes.",
+        "refusal": None,
+        "reasoning": "Hm, ä.",
+        "reasoning_content": "Hm, ä.",
+    }
+    expected = len("<think>\nHm, ä.\n</think>".encode())
+    assert document["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+    assert document["usage"]["completion_tokens"] == expected + len("\n\nYes.") + 1
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 5, 1000])
+def test_a_stream_of_reasoning(thinker: FrontUnderTest, tokens_per_output: int) -> None:
+    says(thinker, f"<think>\nHm, ä.\n</think>\n\n{CALL}", tokens_per_output)
+    with thinker.chat_stream(tools=[WEATHER], stream_options={"include_usage": True}) as events:
+        *chunks, usage, _ = list(events)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, ä."
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, ä."
+    assert text_of(chunks) == ""
+    assert sum("tool_calls" in delta for delta in deltas) >= 2
+    expected = len("<think>\nHm, ä.\n</think>".encode())
+    assert usage["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+
+
+def test_reasoning_can_be_left_out(thinker: FrontUnderTest) -> None:
+    says(thinker, "<think>Hm.</think>Yes.")
+    assert message(thinker, include_reasoning=False) == {"content": "Yes.", "finish_reason": "stop"}
+
+
+def test_the_prompt_decides_whether_an_answer_begins_with_reasoning(front: FrontUnderTest) -> None:
+    use_template(front, OPEN_TEMPLATE)
+    says(front, "Hm.</think>Yes.")
+    assert message(front)["reasoning"] == "Hm."
+    says(front, "Yes.")
+    assert message(front, reasoning_effort="none") == {"content": "Yes.", "finish_reason": "stop"}
+    assert prompt(front).endswith("<think>\n<think>\n\n</think>\n\n")
+    assert message(front)["reasoning"] == "Yes."  # without an end tag, all is reasoning
+
+
+def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTest) -> None:
+    use_template(
+        front, "{% for message in messages %}{{ message.reasoning_content }}={{ message.reasoning }};{% endfor %}"
+    )
+    front.chat(messages=[{"role": "assistant", "content": "Yes.", "reasoning": "Hm."}])
+    assert prompt(front) == "Hm.=Hm.;"
+
+
+def grammar(front: FrontUnderTest) -> tuple[str, str]:
+    """The grammar that the last request's answer must follow, and the text before it."""
+    params = front.do(lambda: front.core.submits[-1]).params
+    return params.grammar, params.grammar_after
+
+
+def test_forced_and_strict_calls_have_a_grammar(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    for fields in ({"tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert front.chat(tools=[WEATHER], **fields).status_code == 200
+        assert grammar(front) == ("", "")
+    named = {"type": "function", "function": {"name": "weather"}}
+    for fields in ({"tool_choice": "required"}, {"tool_choice": named}, {"tool_choice": "auto", "tools": [strict]}):
+        assert front.chat(**{"tools": [WEATHER], **fields}).status_code == 200
+        assert "weather" in grammar(front)[0]
+
+
+def test_the_grammar_of_calls_begins_after_open_reasoning(front: FrontUnderTest) -> None:
+    use_template(front, OPEN_TEMPLATE)
+    says(front, f"Hm.</think>\n\n{CALL}")
+    assert message(front, tools=[WEATHER], tool_choice="required")["reasoning"] == "Hm."
+    assert grammar(front)[1] == "</think>"
+    front.chat(tools=[WEATHER], tool_choice="required", reasoning_effort="none")
+    assert grammar(front)[1] == ""
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_for_strict_tools_alone(front: FrontUnderTest) -> None:
+    says(front, CALL)
+    parameters = {"properties": {"a": {"type": "array", "uniqueItems": True}}}
+    assert front.chat(tools=[function(parameters=parameters)], tool_choice="required").status_code == 200
+    refused = front.chat(tools=[function(parameters=parameters, strict=True)]).json()["error"]
+    assert refused["param"] == "tools"
+    assert "uniqueItems" in refused["message"]
+
+
+def function(**changes: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **changes}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": "x"}, "tools"),
+        ({"tools": [5]}, "tools[0].type"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [function(name="a b")]}, "tools[0].function.name"),
+        ({"tools": [function(name="a" * 65)]}, "tools[0].function.name"),
+        ({"tools": [function(name="a\n")]}, "tools[0].function.name"),
+        ({"tools": [function(name=None)]}, "tools[0].function.name"),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
+        ({"tools": [function(description=5)]}, "tools[0].function.description"),
+        ({"tools": [function(strict="yes")]}, "tools[0].function.strict"),
+        ({"tools": [function(parameters=5)]}, "tools[0].function.parameters"),
+        ({"tools": [function(parameters={"type": "string"})]}, "tools[0].function.parameters.type"),
+        ({"tools": [function(name=f"f{number}") for number in range(MAX_TOOLS + 1)]}, "tools"),
+        ({"tools": [function(description="x" * 300_000)]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": 5}}]}, "messages[0].function_call.name"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bad_tools_are_refused_by_name(front: FrontUnderTest, fields: dict[str, Any], field: str) -> None:
+    response = front.chat(**fields)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+def test_a_tool_without_parameters_takes_none() -> None:
+    for given in (None, {}):
+        [tool] = tool_use([function(parameters=given)], None, None).tools
+        assert tool.parameters == {"type": "object", "properties": {}}
+
+
+def test_the_largest_number_of_tools_is_accepted(front: FrontUnderTest) -> None:
+    tools = [function(name=f"f{number}") for number in range(MAX_TOOLS)]
+    assert len(tool_use(tools, "required", False).callable) == MAX_TOOLS

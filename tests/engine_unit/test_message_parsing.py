@@ -1,0 +1,432 @@
+"""Parsers of generated text: every format, whole and cut at every place; odd texts; ids of calls.
+
+Grammars of tool calls are in test_tool_grammars.py, their way through the API in test_front_tools.py.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.text.message_parsing.message import Message
+from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
+from rayloom_engine.text.message_parsing.reasoning_formats import QWEN3, REASONING_FORMATS
+from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.message_parsing.tool_formats import (
+    HARMONY,
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    PYTHONIC,
+    QWEN3_XML,
+    TOOL_FORMATS,
+    ToolFormat,
+)
+from rayloom_engine.text.message_parts import Content, MessagePart, ToolCallArguments, ToolCallStart
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "near": {"type": "array", "items": {"type": "string"}},
+            "limit": {"type": ["number", "null"]},
+            "mode": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+    },
+    "stop": {"type": "object", "properties": {}},
+}
+
+
+def parser(format: ToolFormat | None, **given: Any) -> TextParser:
+    max_calls = given.pop("max_calls", None)
+    rules = CallRules(schemas=SCHEMAS, call_id=lambda index: f"id{index}", max_calls=max_calls)
+    return TextParser(ParserSettings(tools=format, is_harmony=format is HARMONY, **given), rules)
+
+
+def parts_of(made: TextParser, pieces: list[str]) -> list[MessagePart]:
+    return [part for piece in pieces for part in made.add(piece)] + made.finish()
+
+
+def parsed(format: ToolFormat | None, text: str, **given: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    """Content, reasoning, and (name, arguments) of each call; the same for the whole text and for single characters."""
+    found = []
+    for pieces in ([text], list(text)):
+        message = Message()
+        message.add(parts_of(parser(format, **given), pieces))
+        calls = [(call.name, call.arguments) for call in message.tool_calls]
+        found.append((message.content, message.reasoning, calls))
+    assert found[0] == found[1]
+    return found[0]
+
+
+PARIS = '{"city": "Paris", "days": 3}'
+WRITTEN = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
+    "qwen3_xml": "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "llama3_json": f'{{"name": "weather", "parameters": {PARIS}}}',
+    "pythonic": '[weather(city="Paris", days=3)]',
+    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {PARIS}}}]',
+    "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>",
+}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_one_call_of_each_format(name: str) -> None:
+    assert parsed(TOOL_FORMATS[name], WRITTEN[name]) == ("", "", [("weather", PARIS)])
+
+
+TWO = [("weather", PARIS), ("stop", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        (HERMES, WRITTEN["hermes"] + '\n<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'),
+        (HERMES, WRITTEN["hermes"] + '<tool_call>{"arguments": {}, "name": "stop"}'),
+        (QWEN3_XML, WRITTEN["qwen3_xml"] + "\n<tool_call>\n<function=stop>\n</function>\n</tool_call>"),
+        (QWEN3_XML, WRITTEN["qwen3_xml"] + "\n<function=stop></function>"),
+        (LLAMA3_JSON, WRITTEN["llama3_json"] + '; {"name": "stop", "parameters": {}}'),
+        (LLAMA3_JSON, "<|python_tag|>" + WRITTEN["llama3_json"] + ';{"parameters":{},"name":"stop"}'),
+        (PYTHONIC, WRITTEN["pythonic"][:-1] + ", stop()]"),
+        (PYTHONIC, "<|python_start|>" + WRITTEN["pythonic"][:-1] + ", stop()]<|python_end|>"),
+        (MISTRAL, WRITTEN["mistral"][:-1] + ', {"name": "stop", "arguments": {}}]'),
+        (MISTRAL, f"[TOOL_CALLS]weather{PARIS}[TOOL_CALLS]stop{{}}"),
+        (MISTRAL, f"[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{PARIS}[TOOL_CALLS]stop[ARGS]{{}}"),
+        (HARMONY, WRITTEN["harmony"] + "<|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}"),
+        (
+            HARMONY,
+            WRITTEN["harmony"] + "<|start|>assistant to=functions.stop<|channel|>commentary<|message|>{}<|call|>",
+        ),
+    ],
+)
+def test_two_calls(format: ToolFormat, text: str) -> None:
+    assert parsed(format, text) == ("", "", TWO)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "expected"),
+    [
+        (HERMES, "I look.\n\n" + WRITTEN["hermes"], ("I look.", "", TWO[:1])),
+        (HERMES, WRITTEN["hermes"] + "\nDone.", ("Done.", "", TWO[:1])),
+        (QWEN3_XML, "I look. " + WRITTEN["qwen3_xml"] + "\n", ("I look.", "", TWO[:1])),
+        (MISTRAL, "I look." + WRITTEN["mistral"], ("I look.", "", TWO[:1])),
+        (LLAMA3_JSON, "  " + WRITTEN["llama3_json"], ("", "", TWO[:1])),
+        (LLAMA3_JSON, "I look. " + WRITTEN["llama3_json"], ("I look. " + WRITTEN["llama3_json"], "", [])),
+        (HERMES, "Only text \n", ("Only text \n", "", [])),
+        (HERMES, "", ("", "", [])),
+        (HERMES, " \n", (" \n", "", [])),
+        (None, WRITTEN["hermes"], (WRITTEN["hermes"], "", [])),
+    ],
+)
+def test_content_next_to_calls(format: ToolFormat, text: str, expected: Any) -> None:
+    assert parsed(format, text) == expected
+
+
+NO_CALLS = [
+    (HERMES, "<tool_call>"),
+    (HERMES, "a <tool_call> tag"),
+    (HERMES, "<tool_cal"),
+    (HERMES, "1 < 2 <tool"),
+    (HERMES, "<tool_call>\nweather(Paris)\n</tool_call>"),
+    (HERMES, '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>'),
+    (HERMES, '<tool_call>{"name": "weather", "arguments"'),
+    (HERMES, '<tool_call>{"name" "weather"}'),
+    (HERMES, '<tool_call>{name: "weather"}'),
+    (HERMES, '<tool_call>{"name": "wea\\'),
+    (HERMES, '<tool_call>{"name": "stop", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>'),
+    (PYTHONIC, "[weather(city='\\ud800')]"),
+    (HERMES, '<tool_call>{"name": "\\ud800", "x": "\\u12"}'),
+    (QWEN3_XML, "<tool_call>\n{}\n</tool_call>"),
+    (QWEN3_XML, "<function=weather"),
+    (QWEN3_XML, "<function=>"),
+    (QWEN3_XML, "<function=a\nb>"),
+    (QWEN3_XML, "<function=" + "x" * 500 + ">"),
+    (LLAMA3_JSON, '{"name": "unknown", "parameters": {}}'),
+    (LLAMA3_JSON, '{"name": "weather"}'),
+    (LLAMA3_JSON, '{"temperature": 5}'),
+    (LLAMA3_JSON, "{"),
+    (LLAMA3_JSON, "{" * 2000),
+    (PYTHONIC, "[1, 2, 3]"),
+    (PYTHONIC, "[unknown(a=1)]"),
+    (PYTHONIC, "[weather(1)]"),
+    (PYTHONIC, "[weather(**x)]"),
+    (PYTHONIC, "[weather(city=open('x'))]"),
+    (PYTHONIC, "[weather(city=1e999)]"),
+    (PYTHONIC, "[weather(city=1j)]"),
+    (PYTHONIC, "[weather(city={1: 2})]"),
+    (PYTHONIC, "[weather(city='Paris'"),
+    (PYTHONIC, "[weather(city='Par"),
+    (PYTHONIC, "[weather(city=" + "[" * 100 + "]" * 100 + ")]"),
+    (PYTHONIC, "[weather(city=" + "-" * 3000 + "1)]"),
+    (PYTHONIC, "[weather(city='" + "x" * 70000 + "')]"),
+    (MISTRAL, "[TOOL_CALLS]"),
+    (MISTRAL, "[TOOL_CALLS] weather(Paris)"),
+    (MISTRAL, "[TOOL_CALLS]" + "x" * 300 + "{}"),
+    (MISTRAL, "[TOOL_CALLS][]"),
+]
+
+
+@pytest.mark.parametrize(("format", "text"), NO_CALLS, ids=[text[:40] for _, text in NO_CALLS])
+def test_a_text_that_is_no_call_stays_content(format: ToolFormat, text: str) -> None:
+    message = Message()
+    message.add(parts_of(parser(format), [text]))
+    assert (message.content, message.tool_calls) == (text, [])
+    if len(text) < 4000:
+        assert parsed(format, text) == (text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "expected"),
+    [
+        (HERMES, '<tool_call>{"name": "weather", "arguments": {"city": "Par', [("weather", '{"city": "Par')]),
+        (HERMES, '<tool_call>{"name": "stop", "arguments": {}', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"name": "stop", "arguments": {}}', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"name": "stop"}</tool_call>', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"name": "stop", "arguments": null}</tool_call>', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"name": "stop", "arguments": "{}"}</tool_call>', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"id": 7, "name": "stop", "arguments": {}, "x": [1]}</tool_call>', [("stop", "{}")]),
+        (HERMES, '<tool_call>{"name":"new","arguments":{"a":"</tool_call>"}}', [("new", '{"a":"</tool_call>"}')]),
+        (QWEN3_XML, "<function=stop>\n</function>", [("stop", "{}")]),
+        (QWEN3_XML, "<function=stop>\n", [("stop", "{}")]),
+        (QWEN3_XML, "<function=stop></tool_call>", [("stop", "{")]),
+        (QWEN3_XML, "<function=weather><parameter=city>\nPa", [("weather", '{"city": "Pa')]),
+        (QWEN3_XML, "<function=weather><parameter=days>\n3", [("weather", '{"days": ')]),
+        (QWEN3_XML, "<function=weather><parameter=ci", [("weather", "{")]),
+        (PYTHONIC, "[stop(), weather(city='Par", [("stop", "{}")]),
+        (MISTRAL, '[TOOL_CALLS]weather{"city": "Par', [("weather", '{"city": "Par')]),
+    ],
+)
+def test_a_call_that_is_cut_off(format: ToolFormat, text: str, expected: list[tuple[str, str]]) -> None:
+    assert parsed(format, text)[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "expected"),
+    [
+        ("city", "\n two  words\n\n", " two  words\n"),
+        ("city", "3", "3"),
+        ("city", '\na "b"\\\nc\n', 'a "b"\\\nc'),
+        ("city", "", ""),
+        ("city", "\n\n", ""),
+        ("days", "\n3\n", 3),
+        ("days", "3.0", 3),
+        ("days", "three", "three"),
+        ("exact", "True", True),
+        ("exact", "false", False),
+        ("near", '["a", "b"]', ["a", "b"]),
+        ("near", "['a']", "['a']"),
+        ("limit", "null", None),
+        ("limit", "2.5", 2.5),
+        ("limit", "NaN", "NaN"),
+        ("mode", "null", None),
+        ("mode", "5", "5"),
+        ("unknown", "5", "5"),
+    ],
+)
+def test_values_of_tags_have_the_types_of_the_schema(key: str, written: str, expected: object) -> None:
+    text = f"<tool_call><function=weather><parameter={key}>{written}</parameter></function></tool_call>"
+    [(name, arguments)] = parsed(QWEN3_XML, text)[2]
+    assert (name, json.loads(arguments)) == ("weather", {key: expected})
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("a=-1, b=[1, (2,)], c={'d': None}", {"a": -1, "b": [1, [2]], "c": {"d": None}}),
+        ("a=true, b=null, c=False", {"a": True, "b": None, "c": False}),
+        ("a='it\\'s )]', b=\"é\"", {"a": "it's )]", "b": "é"}),
+        ("a='x' 'y'", {"a": "xy"}),
+    ],
+)
+def test_literals_of_python(written: str, expected: object) -> None:
+    [(_, arguments)] = parsed(PYTHONIC, f"[weather({written})]")[2]
+    assert json.loads(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", False, ("Yes.", "Hm.", [])),
+        ("Hm.\n</think>\n\nYes.", True, ("Yes.", "Hm.", [])),
+        ("<think>Hm.</think>Yes.", True, ("Yes.", "Hm.", [])),
+        ("Hm.", True, ("", "Hm.", [])),
+        ("Hm.</thi", True, ("", "Hm.</thi", [])),
+        ("<think>", False, ("", "", [])),
+        ("<thin", False, ("<thin", "", [])),
+        ("\n\nYes. <think>", False, ("\n\nYes. <think>", "", [])),
+        ("</think>Yes.", True, ("Yes.", "", [])),
+        ("a <tool_call></think>Yes.", True, ("Yes.", "a <tool_call>", [])),
+        ("Hm.\n" + WRITTEN["hermes"], True, ("", "Hm.", TWO[:1])),
+        ("Hm.</think>\n" + WRITTEN["hermes"], True, ("", "Hm.", TWO[:1])),
+    ],
+)
+def test_reasoning(text: str, is_open: bool, expected: Any) -> None:
+    tools = HERMES if "name" in text else None
+    assert parsed(tools, text, reasoning=QWEN3, is_open=is_open) == expected
+
+
+def test_misplaced_special_tokens_are_no_content() -> None:
+    hidden = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    text = "a</think> b<tool_call>c</tool_call>d"
+    assert parsed(HERMES, text, reasoning=QWEN3, hidden=hidden) == ("a bcd", "", [])
+
+
+def test_channels_of_harmony() -> None:
+    text = (
+        "<|channel|>analysis<|message|>They ask.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        f"<|start|>assistant{WRITTEN['harmony']}"
+    )
+    assert parsed(HARMONY, text) == ("I look.", "They ask.", TWO[:1])
+    assert parsed(HARMONY, "<|channel|>final<|message|>Yes.<|return|>") == ("Yes.", "", [])
+    assert parsed(HARMONY, "<|channel|>analysis<|message|>Hm") == ("", "Hm", [])
+    assert parsed(HARMONY, "Yes.") == ("Yes.", "", [])
+    assert parsed(HARMONY, "<|channel|>fin") == ("", "", [])
+
+
+def test_the_end_of_the_reasoning_is_a_position() -> None:
+    made = parser(HERMES, reasoning=QWEN3)
+    made.add("<think>Hm.")
+    assert made.reasoning_end is None
+    made.add("</think>\nYes")
+    assert made.reasoning_end == len("<think>Hm.</think>")
+    assert parser(HERMES).reasoning_end == 0
+
+
+def test_calls_beyond_the_limit_are_dropped() -> None:
+    text = WRITTEN["hermes"] + '<tool_call>{"name": "stop"}</tool_call>Done.'
+    assert parsed(HERMES, text, max_calls=1) == ("Done.", "", TWO[:1])
+
+
+def test_a_start_has_the_id_and_comes_before_its_arguments() -> None:
+    assert parts_of(parser(HERMES), [WRITTEN["hermes"][:60], WRITTEN["hermes"][60:]]) == [
+        ToolCallStart(0, "id0", "weather"),
+        ToolCallArguments(0, PARIS[: 60 - WRITTEN["hermes"].index(PARIS)]),
+        ToolCallArguments(0, PARIS[60 - WRITTEN["hermes"].index(PARIS) :]),
+    ]
+
+
+def test_content_arrives_at_once_and_a_possible_tag_is_held_back() -> None:
+    made = parser(HERMES)
+    assert made.add("Hello") == [Content("Hello")]
+    assert made.add(" <tool") == []
+    assert made.add("box>") == [Content(" <toolbox>")]
+
+
+def test_arguments_of_tags_stream_within_a_text() -> None:
+    made = parser(QWEN3_XML)
+    made.add("<function=weather><parameter=city>\n")
+    assert made.add('Pa"r') == [ToolCallArguments(0, 'Pa\\"r')]
+    assert made.add("\n</para") == []
+    assert made.add("x") == [ToolCallArguments(0, "\\n</parax")]
+
+
+# Texts that contain tags, brackets and quotes more often than chance would have it.
+BITS = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>", "<function=weather>"),
+        *("<parameter=city>", "</parameter>", "</function>", '{"name": "weather", "arguments": {', '{"name": "stop"}'),
+        *("[stop()", "weather{", "<|channel|>analysis", "<|message|>", "<|end|>", "<|start|>assistant"),
+        *("{", "}", "[", "]", ",", ";", '"', "'", "\\", "\n", " ", "<", "a", "Hello", "é", "(", ")", "=", "1"),
+    ]
+)
+TEXTS = st.lists(BITS, max_size=14).map("".join)
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> list[str]:
+    text = draw(TEXTS)
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(cut_texts(), st.sampled_from([None, *TOOL_FORMATS.values()]), st.sampled_from([None, QWEN3]), st.booleans())
+def test_a_message_does_not_depend_on_where_its_text_is_cut(
+    pieces: list[str], format: ToolFormat | None, reasoning: Any, is_open: bool
+) -> None:
+    messages = []
+    for each in (pieces, ["".join(pieces)], list("".join(pieces))):
+        made = parser(format, reasoning=reasoning, is_open=is_open)
+        message = Message()
+        message.add(parts_of(made, each))
+        assert made.num_tool_calls == len(message.tool_calls)
+        messages.append(message)
+    assert messages[0] == messages[1] == messages[2]
+
+
+NAMES = st.sampled_from(sorted(SCHEMAS))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+CALLS = st.lists(st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=3)), min_size=1, max_size=3)
+
+
+def written(format: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """The text of calls in a format."""
+    texts = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
+    if format is HERMES:
+        return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+    if format is LLAMA3_JSON:
+        return "; ".join(texts)
+    if format is MISTRAL:
+        return f"[TOOL_CALLS][{', '.join(texts)}]"
+    assert format is HARMONY
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name}<|message|>{json.dumps(arguments, ensure_ascii=True)}<|call|>"
+        for name, arguments in calls
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([HERMES, LLAMA3_JSON, MISTRAL]), CALLS)
+def test_random_calls_in_json_are_read_back(format: ToolFormat, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    content, _, found = parsed(format, written(format, calls))
+    assert content == ""
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+PYTHON_KEYS = KEYS.filter(lambda key: not keyword.iskeyword(key))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(NAMES, st.dictionaries(PYTHON_KEYS, VALUES, max_size=3)), min_size=1, max_size=3))
+def test_random_calls_in_python_are_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    texts = [f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls]
+    _, _, found = parsed(PYTHONIC, f"[{', '.join(texts)}]")
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=20).filter(lambda text: "</parameter>" not in text), min_size=1, max_size=3))
+def test_random_texts_in_tags_are_read_back(cities: list[str]) -> None:
+    text = "".join(
+        f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n</function>\n</tool_call>\n"
+        for city in cities
+    )
+    _, _, found = parsed(QWEN3_XML, text)
+    assert [json.loads(arguments) for _, arguments in found] == [{"city": city} for city in cities]
+
+
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+def test_the_prompt_says_whether_the_reasoning_is_open(name: str) -> None:
+    format = REASONING_FORMATS[name]
+    assert format.is_open(f"user\nassistant\n{format.start}\n")
+    assert not format.is_open(f"assistant\n{format.start}\n\n{format.end}\n\n")
+    assert format.is_open(f"{format.start}earlier{format.end}answer\nuser\nassistant\n") is format.begins_open
+    assert parsed(None, f"{format.start}Hm.{format.end}\nYes.", reasoning=format) == ("Yes.", "Hm.", [])

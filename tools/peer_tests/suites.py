@@ -1,0 +1,40 @@
+"""The files of vLLM's tests that apply to any server of its API, and the tests among them that cannot apply."""
+
+from __future__ import annotations
+
+FILES = (
+    "entrypoints/openai/completion/test_completion.py",
+    "entrypoints/openai/completion/test_prompt_validation.py",
+    "entrypoints/openai/completion/test_token_in_token_out.py",
+    "entrypoints/openai/chat_completion/test_chat.py",
+    "entrypoints/openai/chat_completion/test_chat_completion.py",
+    "entrypoints/openai/chat_completion/test_chat_echo.py",
+    "entrypoints/openai/chat_completion/test_chat_logit_bias_validation.py",
+    "entrypoints/openai/chat_completion/test_completion_with_function_calling.py",
+    "entrypoints/openai/chat_completion/test_enable_force_include_usage.py",
+    "entrypoints/openai/chat_completion/test_extra_content_fields.py",
+    "entrypoints/openai/chat_completion/test_include_reasoning.py",
+    "entrypoints/openai/chat_completion/test_logprob_token_ids.py",
+    "entrypoints/openai/chat_completion/test_root_path.py",
+    "entrypoints/openai/chat_completion/test_thinking_token_budget.py",
+    "entrypoints/openai/models/test_models.py",
+    "entrypoints/openai/test_chunked_prompt.py",
+    "entrypoints/openai/test_return_token_ids.py",
+    "entrypoints/openai/test_return_tokens_as_ids.py",
+    "entrypoints/openai/responses",
+    "entrypoints/anthropic/test_messages.py",
+    "entrypoints/serve/instrumentator/test_basic.py",
+    "entrypoints/serve/instrumentator/test_metrics.py",
+    "entrypoints/serve/tokenize/test_tokenization.py",
+    "entrypoints/tool_parsers/test_hermes_tool_parser.py",
+    "tool_use",
+)
+
+# A part of a test's id -> the reason why its result says nothing about a server.
+NOT_APPLICABLE = {
+    "test_mcp_tools.py": "needs a server of tools in the network",
+    "test_harmony.py": "needs gpt-oss",
+    "test_parsable_context.py": "needs a server of tools in the network",
+    "stateful": "stored responses: this server keeps no state",
+    "lora": "adapters",
+}
