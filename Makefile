@@ -34,7 +34,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -48,6 +48,9 @@ run: $(LIBRARY) ## Serve the manifest FILE (default examples/smollm2.yaml) on th
 test: $(LIBRARY) ## Run all tests that need no cluster, on at least two cores; ARGS="-k name" adds pytest flags
 	@# Tests share the cores with the servers that they start, so idle compute threads must not spin.
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+client-tests: $(LIBRARY) ## Test popular clients of the API, which it installs into the cache, on a real server; ARGS="-k name"
+	@HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tools/run_client_tests.py $(ARGS)
 
 chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 _MEASURED = "measured"
+collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment with the clients
 # Parts of the paths of long tests, the longest first.
 _LONG = ("engine_real", "_machine.py")
 

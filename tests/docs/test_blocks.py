@@ -27,7 +27,7 @@ FILES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ON_A_
 BLOCKS = [block for path in FILES if path.exists() for block in blocks_of(ROOT, path)]
 SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", "console")]
 SERVERS = [block for block in SHELL if block.is_server]
-PYTHON = [block for block in BLOCKS if block.language == "python"]
+PYTHON = [block for block in BLOCKS if block.language == "python" and not block.installs]
 CLIENTS = [block for block in SHELL if block.is_client]
 START_S = 240  # the first start converts the model, on a slow machine that does other things as well
 STOP_S = 3

@@ -159,10 +159,10 @@ def test_refusals_are_the_clients_own_error_classes(client: openai.OpenAI) -> No
     with pytest.raises(openai.BadRequestError) as negative:
         client.completions.create(model=MODEL, prompt="a", max_tokens=-1)
     assert negative.value.param == "max_tokens"
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    tool = {"type": "function", "function": {"name": "a b", "parameters": {}}}
     with pytest.raises(openai.BadRequestError) as tools:
         client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[tool])
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools[0].function.name"
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model=MODEL, input="a")
 

@@ -64,6 +64,7 @@ def opened(page: Page, api_url: str, allowed: str | None = None) -> Iterator[Non
     assert {url for url in asked if not url.startswith((f"{api_url}/", "data:"))} == set()
     assert f"{api_url}/ui/status" in asked
     page.evaluate("sessionStorage.clear()")
+    page.open("about:blank")  # ends the readings of the status
 
 
 def ask(page: Page, question: str) -> None:
@@ -93,7 +94,7 @@ def test_the_settings_reach_the_engine_and_stay_in_the_tab(page: Page, front: Fr
     page.wait_for(f"{IS_IDLE} && document.querySelector('article.answer')")
 
     (submit,) = front.do(lambda: list(front.core.submits))
-    assert b"Be brief." in bytes(token for token in submit.prompt_token_ids if token < 256)
+    assert b"Be brief." in bytes(token for token in submit.prompt_ids if token < 256)
     assert page.text(ANSWER) == "Hell"
     assert "cut off at the limit of tokens" in page.text(".figures")
     page.open(f"{front.api_url}/ui")
@@ -113,7 +114,7 @@ def test_stop_ends_the_answer_and_the_sequence_and_regenerate_asks_again(page: P
     page.click("#regenerate")
     page.wait_for(f"{IS_IDLE} && document.querySelector('{ANSWER}').innerText === 'Hello there.'")
     assert page.count("article") == 2, "the new answer takes the place of the stopped one"
-    first, second = front.do(lambda: [submit.prompt_token_ids for submit in front.core.submits])
+    first, second = front.do(lambda: [submit.prompt_ids for submit in front.core.submits])
     assert first == second
 
 
@@ -130,7 +131,7 @@ def test_a_conversation_carries_its_answers(page: Page, front: FrontUnderTest) -
     for number, question in enumerate(("First", "Second"), 1):
         ask(page, question)
         page.wait_for(f"{IS_IDLE} && document.querySelectorAll('article.answer').length === {number}")
-    _, second = front.do(lambda: [bytes(t for t in s.prompt_token_ids if t < 256) for s in front.core.submits])
+    _, second = front.do(lambda: [bytes(t for t in s.prompt_ids if t < 256) for s in front.core.submits])
     assert second.index(b"First") < second.index(b"Hello there.") < second.index(b"Second")
 
     page.click("#clear")
@@ -265,7 +266,7 @@ def server(browser: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_an_answer_survives_a_killed_core_and_the_strip_shows_it(browser: Page, server: RunningServer) -> None:
     with opened(browser, server.api_url, allowed="401 (Unauthorized)"):
         browser.wait_for("document.querySelector('#state').innerText === 'needs an API key'")
-        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "120")):
+        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "90")):
             browser.fill(f"#{field}", text)
         browser.wait_for("document.querySelector('#model').value === 'smollm2'")
         assert browser.text("#counts") == "epoch 1 · 1 rank · 0 running · 0 waiting · 0 failed"

@@ -128,6 +128,8 @@ def test_a_grammar_that_breaks_ends_its_request_alone(server: RunningServer) -> 
     assert _chat(server, guided_choice=["still here"])["choices"][0]["message"]["content"] == "still here"
 
 
+# The vocabulary of the embedded model has no token for some bytes of rarer characters, so it cannot write these.
+_TEXTS = st.text(st.characters(max_codepoint=0x2FF, exclude_categories=["Cs"]), max_size=4)
 _SCALARS = st.one_of(
     st.sampled_from(
         [
@@ -141,7 +143,7 @@ _SCALARS = st.one_of(
             {"type": ["integer", "null"], "minimum": 0, "maximum": 99},
         ]
     ),
-    st.lists(st.one_of(st.integers(-9, 99), st.text(max_size=4), st.booleans()), min_size=1, max_size=3).map(
+    st.lists(st.one_of(st.integers(-9, 99), _TEXTS, st.booleans()), min_size=1, max_size=3).map(
         lambda values: {"enum": values}
     ),
     st.tuples(st.integers(2, 9), st.integers(10, 99)).map(

@@ -5,6 +5,7 @@ The library itself is compiled by `make venv`; in most tests a small one stands 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -151,6 +152,27 @@ def test_without_a_library_and_a_compiler_the_problem_is_named(tmp_path: Path) -
     assert found.path is None
     assert found.problem == "the package has no compiled library, and there is no C++ compiler here"
     assert not (tmp_path / "cache").exists()
+
+
+@needs_compiler
+def test_cxx_may_be_a_command_with_arguments(sources: Path, tmp_path: Path) -> None:
+    command = find_compiler({"CXX": f"env ANSWER=42 {COMPILER}", "PATH": os.environ["PATH"]})
+    assert command is not None and command.split()[1:] == ["ANSWER=42", COMPILER]
+    build_library(command, sources, tmp_path / "library.so")
+    assert ctypes.CDLL(str(tmp_path / "library.so")).answer() == 42
+
+
+def test_cxx_may_be_a_path_with_a_space(tmp_path: Path) -> None:
+    compiler = tmp_path / "my tools" / "c++"
+    compiler.parent.mkdir()
+    compiler.touch(0o755)
+    commands = compile_commands(find_compiler({"CXX": str(compiler)}) or "", tmp_path, tmp_path, tmp_path / "out.so")
+    assert commands.link[0] == str(compiler)
+
+
+@pytest.mark.parametrize("command", ["no-such-compiler -O2", '"c++', " "])
+def test_cxx_that_names_no_program_is_no_compiler(command: str) -> None:
+    assert find_compiler({"CXX": command, "PATH": os.environ["PATH"]}) is None
 
 
 @needs_compiler

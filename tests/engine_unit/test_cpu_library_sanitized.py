@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     build_library(COMPILER, source_folder(), library, FLAGS)
     preloaded = [
         subprocess.run(
-            [COMPILER, f"-print-file-name={name}"], check=True, capture_output=True, text=True
+            [*shlex.split(COMPILER), f"-print-file-name={name}"], check=True, capture_output=True, text=True
         ).stdout.strip()
         for name in ("libasan.so", "libstdc++.so.6")
     ]

@@ -176,7 +176,7 @@ def test_errors_have_anthropics_form(
     assert document["error"]["message"]
 
 
-def test_a_wrong_key_a_full_queue_and_a_drain_are_the_clients_own_errors(front: FrontUnderTest) -> None:
+def test_a_wrong_key_and_a_full_queue_are_the_clients_own_errors(front: FrontUnderTest) -> None:
     def ask(key: str) -> None:
         with anthropic.Anthropic(base_url=front.api_url, api_key=key, max_retries=0) as client:
             client.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": "Hi"}])

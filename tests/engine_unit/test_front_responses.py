@@ -132,6 +132,15 @@ def test_logprobs_are_those_of_the_text_without_reasoning(front: FrontUnderTest)
     assert streamed.items[1].logprobs == whole[:-1]  # the last token has no text
 
 
+def test_the_response_states_what_of_a_lenient_form_is_not_enforced(front: FrontUnderTest) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "array", "uniqueItems": True}}
+    strict = post(front, text={"format": {**form, "strict": True}})
+    assert (strict.status_code, strict.json()["error"]["param"]) == (400, "text.format.schema")
+    lenient = post(front, text={"format": {**form, "strict": False}})
+    assert "uniqueItems" in lenient.json()["warnings"][0]
+    assert "warnings" not in post(front).json()
+
+
 def test_items_of_an_earlier_turn_are_in_the_prompt(front: FrontUnderTest) -> None:
     answers(front, CALL)
     first = post(front, tools=[TOOL]).json()["output"]

@@ -14,31 +14,8 @@ import msgspec
 import pytest
 
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
-from rayloom_engine.text.chat_template import ChatTemplate
-from rayloom_engine.text.model_formats import model_formats
-from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front, text_of
-
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Tells the weather.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-STOP: dict[str, Any] = {"type": "function", "function": {"name": "stop"}}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-STOP_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-# A template in the manner of Qwen3's: it describes tools and opens no reasoning itself.
-TEMPLATE = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n{% endif %}"
-    "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}"
-    "{{ call.function.arguments | tojson }}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}"
-    "[assistant]{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-)
-OPEN_TEMPLATE = TEMPLATE.replace("{% if enable", "<think>\n{% if enable")
+from rt_tools import CALL, OPEN_TEMPLATE, STOP, STOP_CALL, TEMPLATE, WEATHER, message, prompt, says, use_template
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +40,6 @@ def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
 def thinker(front: FrontUnderTest) -> FrontUnderTest:
     use_template(front, TEMPLATE)
     return front
-
-
-def use_template(front: FrontUnderTest, source: str) -> None:
-    text = front.do(lambda: front.service.text)
-    assert text is not None
-    template = ChatTemplate(source, {})
-    changed = replace(text, template=template, formats=model_formats(template, text.tokenizer))
-    front.do(lambda: setattr(front.service, "text", changed))
-
-
-def says(front: FrontUnderTest, text: str, tokens_per_output: int = 1) -> None:
-    def prepare() -> None:
-        front.core.script = say(text)
-        front.core.tokens_per_output = tokens_per_output
-
-    front.do(prepare)
-
-
-def prompt(front: FrontUnderTest) -> str:
-    """The prompt of the last request, without special tokens."""
-    ids = front.do(lambda: front.core.submits[-1]).prompt_ids
-    return bytes(each for each in ids if each < 256).decode()
-
-
-def message(front: FrontUnderTest, **fields: Any) -> dict[str, Any]:
-    """The message of a whole answer, with its finish reason; without the ids of its calls."""
-    response = front.chat(**fields)
-    assert response.status_code == 200, response.text
-    choice = response.json()["choices"][0]
-    found = {**choice["message"], "finish_reason": choice["finish_reason"]}
-    if "tool_calls" in found:
-        found["tool_calls"] = [
-            (call["function"]["name"], call["function"]["arguments"]) for call in found["tool_calls"]
-        ]
-    return {key: value for key, value in found.items() if key not in ("role", "refusal")}
 
 
 def test_a_call_is_no_content(front: FrontUnderTest) -> None:
@@ -279,59 +221,6 @@ def test_tokenize_counts_tools(front: FrontUnderTest) -> None:
     document = front.http.post("/tokenize", json={"messages": messages, "tools": [WEATHER]}).json()
     front.chat(messages=messages, tools=[WEATHER])
     assert document["tokens"] == list(front.do(lambda: front.core.submits[-1]).prompt_ids)
-
-
-def test_reasoning_is_apart_from_the_content_and_counted(thinker: FrontUnderTest) -> None:
-    says(thinker, "<think>\nHm, ä.\n</think>\n\nYes.")
-    document = thinker.chat().json()
-    found = document["choices"][0]["message"]
-    assert found == {
-        "role": "assistant",
-        "content": "Yes.",
-        "refusal": None,
-        "reasoning": "Hm, ä.",
-        "reasoning_content": "Hm, ä.",
-    }
-    expected = len("<think>\nHm, ä.\n</think>".encode())
-    assert document["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
-    assert document["usage"]["completion_tokens"] == expected + len("\n\nYes.") + 1
-
-
-@pytest.mark.parametrize("tokens_per_output", [1, 5, 1000])
-def test_a_stream_of_reasoning(thinker: FrontUnderTest, tokens_per_output: int) -> None:
-    says(thinker, f"<think>\nHm, ä.\n</think>\n\n{CALL}", tokens_per_output)
-    with thinker.chat_stream(tools=[WEATHER], stream_options={"include_usage": True}) as events:
-        *chunks, usage, _ = list(events)
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, ä."
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, ä."
-    assert text_of(chunks) == ""
-    assert sum("tool_calls" in delta for delta in deltas) >= 2
-    expected = len("<think>\nHm, ä.\n</think>".encode())
-    assert usage["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
-
-
-def test_reasoning_can_be_left_out(thinker: FrontUnderTest) -> None:
-    says(thinker, "<think>Hm.</think>Yes.")
-    assert message(thinker, include_reasoning=False) == {"content": "Yes.", "finish_reason": "stop"}
-
-
-def test_the_prompt_decides_whether_an_answer_begins_with_reasoning(front: FrontUnderTest) -> None:
-    use_template(front, OPEN_TEMPLATE)
-    says(front, "Hm.</think>Yes.")
-    assert message(front)["reasoning"] == "Hm."
-    says(front, "Yes.")
-    assert message(front, reasoning_effort="none") == {"content": "Yes.", "finish_reason": "stop"}
-    assert prompt(front).endswith("<think>\n<think>\n\n</think>\n\n")
-    assert message(front)["reasoning"] == "Yes."  # without an end tag, all is reasoning
-
-
-def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTest) -> None:
-    use_template(
-        front, "{% for message in messages %}{{ message.reasoning_content }}={{ message.reasoning }};{% endfor %}"
-    )
-    front.chat(messages=[{"role": "assistant", "content": "Yes.", "reasoning": "Hm."}])
-    assert prompt(front) == "Hm.=Hm.;"
 
 
 def grammar(front: FrontUnderTest) -> tuple[str, str]:

@@ -34,6 +34,13 @@ def test_the_ranks_of_a_cpu_take_four_gib_together_at_most() -> None:
     assert "1.00 GiB (1 GiB cap on CPU, 16.00 GiB free)" in plan.explanation
 
 
+def test_a_cpu_keeps_half_or_the_memory_of_a_step() -> None:
+    assert _plan(step_bytes=1024 * MIB).num_blocks == 1024
+    plan = _plan(step_bytes=1500 * MIB)
+    assert plan.num_blocks == 548
+    assert "2.00 GiB free, less 1.46 GiB for a step" in plan.explanation
+
+
 def test_a_gpu_keeps_a_tenth_or_the_memory_of_a_step() -> None:
     free = 10 * 1024 * MIB
     assert _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=1000 * MIB).num_blocks == 9216

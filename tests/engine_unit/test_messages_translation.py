@@ -181,6 +181,7 @@ def test_the_prompt_to_count_is_that_of_the_request() -> None:
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", "runs in Anthropic's server"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "given null"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "name the tool"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", 'tool_choice "any" needs tools'),
         ({"tool_choice": {"type": "required"}}, "tool_choice.type", 'must be "auto", "any", "tool" or "none"'),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "is missing"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1023}}, "thinking.budget_tokens", "at least 1024"),

@@ -180,6 +180,12 @@ def test_every_field_beyond_openai_is_a_field_of_chats() -> None:
         ({"input": 3}, "input", "given 3"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", '"web_search" is not supported'),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", '"allowed_tools"'),
+        ({"tool_choice": "maybe"}, "tool_choice", 'given "maybe"'),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": 3}}},
+            "text.format.schema",
+            "text.format.schema must be a JSON schema",
+        ),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type", 'given "yaml"'),
         ({"text": {"verbosity": "chatty"}}, "text.verbosity", 'must be "low", "medium" or "high"'),
         ({"text": {"forma": {}}}, "text.forma", "format is"),

@@ -134,3 +134,9 @@ def test_long_lists_of_tokens_are_decoded_as_short_ones(bytewise: Tokenizer) -> 
     ids = bytewise.encode("aé\n" * 1000)
     assert len(ids) > DECODED_ALONE
     assert bytewise.decode(ids) == "aé\n" * 1000
+
+
+def test_special_tokens_that_a_parser_reads_are_kept(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(byte_model(tmp_path / "model"))
+    detokenizer = make_detokenizer(tokenizer, kept_ids=(START,))
+    assert "".join(detokenizer.add(token_id) for token_id in (START, 65, END, 66)) == "<|im_start|>AB"

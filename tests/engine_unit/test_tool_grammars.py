@@ -14,7 +14,9 @@ import jsonschema
 import llguidance
 import pytest
 
+from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.models.checkpoint.source import resolve
+from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.message import Message
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
@@ -29,7 +31,7 @@ from rayloom_engine.text.message_parsing.tool_formats import (
     ToolFormat,
 )
 from rayloom_engine.text.tokenizer import Tokenizer
-from rayloom_engine.text.tools.call_grammar import call_grammar
+from rayloom_engine.text.tools.call_grammar import call_grammar, calls_or_form
 from rayloom_engine.text.tools.closed_schemas import closed
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
@@ -183,6 +185,17 @@ def test_newer_models_of_mistral_write_a_name_and_a_tag() -> None:
     text = f"<repo_name>get_weather<reponame>{json.dumps(ARGUMENTS)}"
     assert is_legal(lark, text)
     assert is_legal(lark, text * 2)
+
+
+@pytest.mark.parametrize("format", [each for each in TOOL_FORMATS.values() if each is not LLAMA3_JSON])
+def test_an_answer_is_calls_or_has_the_form_of_the_request(format: ToolFormat) -> None:
+    form = grammar_of(StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}}))
+    lark = calls_or_form(use_of(STRICT, mode="auto"), format, {}, form)
+    assert is_legal(lark, '{"a": 1}')
+    assert is_legal(lark, written(format, ("get_weather", ARGUMENTS)))
+    assert not is_legal(lark, '{"a": "x"}')
+    assert not is_legal(lark, written(format, ("get_weather", {"town": "x"})))
+    assert not is_legal(lark, "Hello")
 
 
 @pytest.mark.parametrize("format", [HERMES, LLAMA3_JSON])

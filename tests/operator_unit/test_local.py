@@ -59,6 +59,7 @@ def test_local_shows_the_start_then_a_sample_then_serves(start):
         assert text in local.output
     url = local.output.split("URL:")[1].split()[0]
     assert f"  curl -N {url}/chat/completions \\\n" in local.output
+    assert f"Page:   {url.removesuffix('/v1')}/ui\n" in local.output
 
 
 def test_local_shows_that_weights_are_quantised(start):
@@ -75,6 +76,7 @@ def test_the_engine_gets_the_manifest_as_its_config_and_environment(start):
     log = (folder / "engine.log").read_text()
 
     assert '"drain_seconds": 7' in log
+    assert '"ui": true' in log
     assert '"served_model_name": "tiny"' in log
     assert '"temperature": 0' in log
     assert log.rstrip().endswith("Bearer first")

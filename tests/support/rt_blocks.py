@@ -42,6 +42,11 @@ class Block:
         """Whether it asks that server."""
         return "127.0.0.1:800" in self.text
 
+    @property
+    def installs(self) -> bool:
+        """Whether it begins with packages that `.venv` lacks; `make client-tests` runs it."""
+        return self.text.startswith("# pip install ")
+
 
 def blocks_of(root: Path, path: Path) -> list[Block]:
     """The fenced blocks of one file, in order."""

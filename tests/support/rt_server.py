@@ -34,7 +34,8 @@ class RunningServer:
     client: httpx.Client = field(repr=False)
 
     def status(self) -> dict[str, Any]:
-        return self.client.get(f"{self.admin_url}/status").json()
+        document: dict[str, Any] = self.client.get(f"{self.admin_url}/status").json()
+        return document
 
     def children(self) -> dict[str, psutil.Process]:
         """Processes of the server by role."""

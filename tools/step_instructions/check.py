@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         program = Path(work) / "steps"
         flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source_folder()}")
-        subprocess.run([compiler, *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"], check=True)
+        command = [*shlex.split(compiler), *flags, str(FOLDER / "steps.cpp"), "-o", str(program), "-ldl"]
+        subprocess.run(command, check=True)
         counted = {workload: instructions_of_step(program, found.path, workload) for workload in WORKLOADS}
     if record:
         numbers[built_by] = counted

@@ -5,10 +5,11 @@
 // A token at position p sees the positions (p - window, p], or [0, p] without a window.
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. For each segment a row
-// (a query token and a query head) gets its highest score m, the sum l of exp(score - m), and the sum o of
-// exp(score - m) V. Segments are combined in their order:
+// (a query token and a query head) gets its highest score m, the sum l of exp(scale (score - m)), and the sum o of
+// exp(scale (score - m)) V; a score is a plain product q . K. Segments are combined in their order:
 //
-//   m' = max(m, m_s),   l' = l exp(m - m') + l_s exp(m_s - m'),   o' = o exp(m - m') + o_s exp(m_s - m')
+//   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
+//   l' = l f + l_s f_s,   o' = o f + o_s f_s
 //
 // A tile is some query tokens of one sequence, with all query heads of one key/value head, so that keys and values are
 // read once for all of them. Neither the tile nor the place of the cut between threads changes the arithmetic of a row:
@@ -40,6 +41,13 @@ struct AttentionScratch {
     float total[kTileRows];
 };
 
+// m, l and o of rows, from one segment or from several.
+struct RowSums {
+    float* highest;  // [rows]
+    float* total;    // [rows]
+    float* values;   // [rows][d]
+};
+
 struct Positions {
     int64_t first, end;
 };
@@ -69,7 +77,8 @@ static void gather_queries(const AttentionTask& task, typename Operand::X* query
     }
 }
 
-// scores[row][block * 16 ..] = scale * q[row] . K for all rows and `num_columns` blocks from `block` on.
+// scores[row][block * 16 ..] = q[row] . K for all rows and `num_columns` blocks from `block` on. The first tile of the
+// rows fetches the values of these blocks, which lie behind the keys.
 template <class Operand>
 static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                          int64_t block, int64_t num_columns, int64_t most_rows) {
@@ -80,25 +89,45 @@ static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& s
         tile.w[c] = pages.keys(task.kv_head);
     }
     tile.num_steps = task.head_dim / Operand::depth;
-    tile.ahead = 0;
-    tile.factor = task.scale;
+    tile.factor = 1.0f;
     tile.addend = kZeros;
     tile.addend_stride = 0;
     tile.out_stride = kSegment;
     for_row_tiles(num_rows(task), most_rows, [&](int64_t row, int64_t height) {
         tile.x = scratch.query + row * task.head_dim;
+        tile.ahead = row == 0 ? kBlockSize * task.head_dim : 0;
         tile.out = scratch.scores + row * kSegment + block * kBlockSize;
         compute_tile(tile, height, num_columns);
     });
+}
+
+// Fetches the keys of the block at the same place in the next segment, if this task reads them.
+template <class Operand>
+RL_INLINE void fetch_next_keys(const AttentionTask& task, int64_t block) {
+    const int64_t next = block + kSegmentBlocks;
+    if (next >= task.end_block) {
+        return;
+    }
+    KvBlock<Operand> pages(task.pages, task.block_table[next], task.num_kv_heads, task.head_dim);
+    const char* keys = (const char*)pages.keys(task.kv_head);
+    const int64_t num_bytes = kBlockSize * task.head_dim * (int64_t)sizeof(typename Operand::W);
+    for (int64_t at = 0; at < num_bytes; at += 64) {
+        _mm_prefetch(keys + at, _MM_HINT_T1);
+    }
 }
 
 // values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns.
 template <class Operand, int R, int C>
 static void value_tile(const AttentionTask& task, const typename Operand::X* weights, int64_t first_block,
                        int64_t begin, int64_t end, int64_t column, float* values) {
+    // With few rows, the time to read keys and values from memory decides.
+    const bool fetches = column == 0 && num_rows(task) <= kWideRows;
     F16 sums[R][C];
     clear(sums);
     for (int64_t block = begin; block < end; block++) {
+        if (fetches) {
+            fetch_next_keys<Operand>(task, first_block + block);
+        }
         KvBlock<Operand> pages(task.pages, task.block_table[first_block + block], task.num_kv_heads, task.head_dim);
         const typename Operand::W* v[C];
 #pragma GCC unroll 8
@@ -135,14 +164,28 @@ static void value_columns(const AttentionTask& task, AttentionScratch<Operand>& 
     });
 }
 
-// weights[row] = exp(scores[row] - m) in blocks [begin, end) of the segment, 0 where the row's token sees nothing.
-// Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
+// exp(scale (score - m)) of 16 scores.
 template <class Operand>
-static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t row, int64_t segment,
-                       int64_t begin, int64_t end) {
-    float* scores = scratch.scores + row * kSegment;
-    typename Operand::X* weights = scratch.weights + row * kSegment;
-    Positions seen = visible(task, segment, task.first_position + row / group_size(task));
+struct Softmax {
+    static constexpr bool is_bf16 = sizeof(typename Operand::W) == 2;
+
+    F16 factor, shift;
+
+    RL_INLINE_MEMBER Softmax(float scale, float m)
+        : factor(splat(is_bf16 ? scale * kLog2E : scale)),
+          shift(m == -INFINITY ? zero() : zero() - splat(m) * factor) {}
+
+    RL_INLINE_MEMBER F16 weight(F16 score) const {
+        const F16 x = fma(score, factor, shift);
+        return is_bf16 ? power_for_bf16(x) : exp(x);
+    }
+};
+
+// Sets the scores of row in blocks [begin, end) of the segment to -infinity where the row's token sees nothing.
+template <class Operand>
+RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t row, int64_t segment, int64_t begin,
+                              int64_t end) {
+    const Positions seen = visible(task, segment, task.first_position + row / group_size(task));
     const int64_t first = seen.first - segment * kSegment;
     const int64_t last = seen.end - segment * kSegment;
     for (int64_t i = begin * kBlockSize; i < first && i < end * kBlockSize; i++) {
@@ -151,16 +194,25 @@ static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scr
     for (int64_t i = last > begin * kBlockSize ? last : begin * kBlockSize; i < end * kBlockSize; i++) {
         scores[i] = -INFINITY;
     }
+}
+
+// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 where the row's token sees
+// nothing. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
+template <class Operand>
+static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t row, int64_t segment,
+                       int64_t begin, int64_t end) {
+    float* scores = scratch.scores + row * kSegment;
+    typename Operand::X* weights = scratch.weights + row * kSegment;
+    hide_positions<Operand>(task, scores, row, segment, begin, end);
     F16 highest = splat(-INFINITY);
     for (int64_t block = begin; block < end; block++) {
         highest = max(highest, load(scores + block * kBlockSize));
     }
     const float m = maximum(highest);
-    F16 shift = splat(m == -INFINITY ? 0.0f : m);
+    const Softmax<Operand> softmax(task.scale, m);
     F16 total = zero();
     for (int64_t block = begin; block < end; block++) {
-        const F16 below = load(scores + block * kBlockSize) - shift;
-        const F16 weight = sizeof(typename Operand::W) == 2 ? exp_for_bf16(below) : exp(below);
+        const F16 weight = softmax.weight(load(scores + block * kBlockSize));
         Operand::store_x(weights + block * kBlockSize, weight);
         total = total + weight;
     }
@@ -202,24 +254,44 @@ static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operan
     return true;
 }
 
-// Adds a segment's m, l and o of one row to those of the earlier segments.
-RL_INLINE void combine_row(int64_t head_dim, float segment_highest, float segment_total, const float* segment_values,
-                           float* highest, float* total, float* values) {
-    // The highest score does not tell: lanes lose a NaN to the hidden positions after it, so m may be -infinity although
-    // the row sees positions. Their weights, and so the sum, are NaN then.
-    if (segment_total == 0.0f) {
-        return;  // the row sees nothing of this segment
+// Adds a segment's m, l and o of up to 16 rows to those of the earlier segments.
+RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segment, RowSums sums) {
+    const F16 old_highest = load_first(sums.highest, count);
+    const F16 new_highest = load_first(segment.highest, count);
+    const F16 m = max(old_highest, new_highest);
+    const F16 scale = splat(task.scale);
+    alignas(64) float highest[16];
+    alignas(64) float old_factors[16];
+    alignas(64) float new_factors[16];
+    store(highest, m);
+    store(old_factors, exp((old_highest - m) * scale));
+    store(new_factors, exp((new_highest - m) * scale));
+    for (int row = 0; row < count; row++) {
+        // The highest score does not tell: lanes lose a NaN to the hidden positions after it, so m may be -infinity
+        // although the row sees positions. Their weights, and so the sum, are NaN then.
+        if (segment.total[row] == 0.0f) {
+            continue;  // the row sees nothing of this segment
+        }
+        const F16 old_factor = splat(old_factors[row]);
+        const F16 new_factor = splat(new_factors[row]);
+        float* values = sums.values + row * task.head_dim;
+        const float* segment_values = segment.values + row * task.head_dim;
+        for (int64_t i = 0; i < task.head_dim; i += 16) {
+            store(values + i, fma(load(values + i), old_factor, load(segment_values + i) * new_factor));
+        }
+        sums.total[row] = sums.total[row] * old_factors[row] + segment.total[row] * new_factors[row];
+        sums.highest[row] = highest[row];
     }
-    const float m = *highest > segment_highest ? *highest : segment_highest;
-    float factors[16] = {*highest - m, segment_highest - m};
-    store(factors, exp(load(factors)));
-    F16 old_factor = splat(factors[0]);
-    F16 new_factor = splat(factors[1]);
-    for (int64_t i = 0; i < head_dim; i += 16) {
-        store(values + i, fma(load(values + i), old_factor, load(segment_values + i) * new_factor));
+}
+
+static void combine_rows(const AttentionTask& task, RowSums segment, RowSums sums) {
+    const int64_t rows = num_rows(task);
+    for (int64_t row = 0; row < rows; row += 16) {
+        const int64_t at = row * task.head_dim;
+        combine_lanes(task, rows - row < 16 ? (int)(rows - row) : 16,
+                      {segment.highest + row, segment.total + row, segment.values + at},
+                      {sums.highest + row, sums.total + row, sums.values + at});
     }
-    *total = *total * factors[0] + segment_total * factors[1];
-    *highest = m;
 }
 
 // out[token][head] = o / l
@@ -241,30 +313,36 @@ RL_INLINE AttentionScratch<Operand>& thread_scratch() {
     return scratch;
 }
 
+// The sums of no segment, in the thread's memory.
+template <class Operand>
+RL_INLINE RowSums no_sums(const AttentionTask& task, AttentionScratch<Operand>& scratch) {
+    for (int64_t row = 0; row < num_rows(task); row++) {
+        scratch.highest[row] = -INFINITY;
+        scratch.total[row] = 0.0f;
+    }
+    memset(scratch.values, 0, (size_t)(num_rows(task) * task.head_dim) * sizeof(float));
+    return {scratch.highest, scratch.total, scratch.values};
+}
+
+template <class Operand>
+static void write_rows(const AttentionTask& task, RowSums sums) {
+    for (int64_t row = 0; row < num_rows(task); row++) {
+        write_row<Operand>(task, row, sums.total[row], sums.values + row * task.head_dim);
+    }
+}
+
 template <class Operand>
 static void attend(const AttentionTask& task) {
     AttentionScratch<Operand>& scratch = thread_scratch<Operand>();
     gather_queries<Operand>(task, scratch.query);
-    const int64_t rows = num_rows(task);
-    const int64_t d = task.head_dim;
-    for (int64_t row = 0; row < rows; row++) {
-        scratch.highest[row] = -INFINITY;
-        scratch.total[row] = 0.0f;
-        memset(scratch.values + row * d, 0, (size_t)d * sizeof(float));
-    }
+    const RowSums sums = no_sums(task, scratch);
     const int64_t num_segments = (task.first_position + task.num_tokens + kSegment - 1) / kSegment;
     for (int64_t segment = 0; segment < num_segments; segment++) {
-        if (!attend_to_segment(task, scratch, segment)) {
-            continue;
-        }
-        for (int64_t row = 0; row < rows; row++) {
-            combine_row(d, scratch.segment_highest[row], scratch.segment_total[row], scratch.segment_values + row * d,
-                        &scratch.highest[row], &scratch.total[row], scratch.values + row * d);
+        if (attend_to_segment(task, scratch, segment)) {
+            combine_rows(task, {scratch.segment_highest, scratch.segment_total, scratch.segment_values}, sums);
         }
     }
-    for (int64_t row = 0; row < rows; row++) {
-        write_row<Operand>(task, row, scratch.total[row], scratch.values + row * d);
-    }
+    write_rows<Operand>(task, sums);
 }
 
 template <class Operand>
@@ -285,17 +363,12 @@ static void attend_segment(const AttentionTask& task, int64_t segment) {
 template <class Operand>
 static void combine(const AttentionTask& task, int64_t num_segments) {
     const int64_t rows = num_rows(task);
-    const int64_t d = task.head_dim;
-    for (int64_t row = 0; row < rows; row++) {
-        float highest = -INFINITY;
-        float total = 0.0f;
-        alignas(64) float values[kMaxHeadDim] = {0};
-        for (int64_t segment = 0; segment < num_segments; segment++) {
-            const int64_t at = segment * rows + row;
-            combine_row(d, task.highest[at], task.total[at], task.values + at * d, &highest, &total, values);
-        }
-        write_row<Operand>(task, row, total, values);
+    const RowSums sums = no_sums(task, thread_scratch<Operand>());
+    for (int64_t segment = 0; segment < num_segments; segment++) {
+        const int64_t at = segment * rows;
+        combine_rows(task, {task.highest + at, task.total + at, task.values + at * task.head_dim}, sums);
     }
+    write_rows<Operand>(task, sums);
 }
 
 }  // namespace RL_ISA

@@ -1,11 +1,16 @@
 #include "attention_plan.h"
 
+#include <algorithm>
+
 namespace {
 
 // Rows of a tile: enough that the keys and values are read seldom, few enough that its scores stay in the L1 cache.
 constexpr int64_t kPreferredRows = 24;
-// With fewer pieces than this for each thread, tiles are cut into segments.
-constexpr int64_t kPiecesPerThread = 8;
+// With fewer tiles than this for each thread, tiles are cut into runs of segments.
+constexpr int64_t kTilesPerThread = 8;
+// Runs for each thread: enough that threads end at nearly the same time, few enough that most runs have several
+// segments, because a segment of a run is fetched while the one before it is computed.
+constexpr int64_t kRunsPerThread = 16;
 // Tiles are not cut if the results of their segments would take more memory: on 64 threads, a chunk with a context of
 // 131,072 positions would take 3 GB, which the plan of the process's memory does not know of.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
@@ -23,30 +28,36 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     const int64_t most_tokens = tile_tokens(model);
     const int64_t group = model.num_heads / model.num_kv_heads;
     int64_t num_tiles = 0;
+    int64_t num_segments = 0;  // of all tiles
     int64_t most_results = 0;  // if all tiles are cut
     for (int64_t s = 0; s < batch.num_sequences; s++) {
-        num_tiles += ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
-        most_results += batch.query_lens[s] * model.num_heads * ceil_div(batch.context_lens[s], kSegment);
+        const int64_t tiles = ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
+        const int64_t segments = ceil_div(batch.context_lens[s], kSegment);
+        num_tiles += tiles;
+        num_segments += tiles * segments;
+        most_results += batch.query_lens[s] * model.num_heads * segments;
     }
     AttentionPlan plan = {};
     plan.tiles = arena.take<AttentionTile>(num_tiles);
     const bool is_small = most_results * model.head_dim * (int64_t)sizeof(float) <= kMostResultBytes;
-    const bool is_cut = num_tiles < kPiecesPerThread * num_threads && num_threads > 1 && is_small;
+    const bool is_cut = num_tiles < kTilesPerThread * num_threads && num_threads > 1 && is_small;
+    const int64_t run = std::max<int64_t>(1, num_segments / (kRunsPerThread * num_threads));
     int64_t num_results = 0;
     int64_t token = 0;
     int64_t index = 0;
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t start = batch.context_lens[s] - batch.query_lens[s];
-        for (int64_t first = 0; first < batch.query_lens[s]; first += most_tokens) {
-            const int64_t left = batch.query_lens[s] - first;
-            const int64_t num_tokens = left < most_tokens ? left : most_tokens;
-            for (int64_t head = 0; head < model.num_kv_heads; head++) {
+        // Neighbouring tiles read the same keys and values, so that these stay in the thread's second-level cache.
+        for (int64_t head = 0; head < model.num_kv_heads; head++) {
+            for (int64_t first = 0; first < batch.query_lens[s]; first += most_tokens) {
+                const int64_t left = batch.query_lens[s] - first;
+                const int64_t num_tokens = left < most_tokens ? left : most_tokens;
                 AttentionTile& tile = plan.tiles[index++];
                 tile = {token + first, num_tokens, start + first, head, batch.block_tables + s * batch.table_width,
                         ceil_div(start + first + num_tokens, kSegment), num_results};
                 if (is_cut && tile.num_segments > 1) {
                     plan.num_split++;
-                    plan.num_pieces += tile.num_segments;
+                    plan.num_pieces += ceil_div(tile.num_segments, run);
                     num_results += tile.num_segments * num_tokens * group;
                 } else {
                     plan.num_pieces++;
@@ -64,14 +75,14 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     int64_t split = 0;
     // The last tiles of a prompt have the longest context. They come first, so that no thread ends with a long one.
     for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
-        const int64_t num_segments = plan.tiles[tile].num_segments;
-        if (!is_cut || num_segments == 1) {
-            plan.pieces[piece++] = {tile, -1};
+        const int64_t end = plan.tiles[tile].num_segments;
+        if (!is_cut || end == 1) {
+            plan.pieces[piece++] = {tile, 0, -1};
             continue;
         }
         plan.split[split++] = tile;
-        for (int64_t segment = 0; segment < num_segments; segment++) {
-            plan.pieces[piece++] = {tile, segment};
+        for (int64_t first = 0; first < end; first += run) {
+            plan.pieces[piece++] = {tile, first, std::min(first + run, end)};
         }
     }
     return plan;

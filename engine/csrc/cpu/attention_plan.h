@@ -1,7 +1,7 @@
 // AttentionPlan: how a step's attention is cut into pieces for threads. It is the same for all layers of a step.
 //
 // A tile is some query tokens of one sequence with one key/value head. A tile with a long context is cut further, into
-// segments of the context, if there are too few tiles for the threads. The results do not depend on the cut.
+// runs of segments of the context, if there are too few tiles for the threads. The results do not depend on the cut.
 
 #pragma once
 
@@ -19,9 +19,11 @@ struct AttentionTile {
     int64_t first_result;  // row in `values` of its first segment, if it is cut
 };
 
+// Segments [first_segment, end_segment) of a tile that is cut, or a whole tile, whose end_segment is -1.
 struct AttentionPiece {
     int64_t tile;
-    int64_t segment;  // -1: all segments
+    int64_t first_segment;
+    int64_t end_segment;
 };
 
 struct AttentionPlan {

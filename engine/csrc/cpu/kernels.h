@@ -50,6 +50,7 @@ struct AttentionTask {
     int64_t first_position;  // of the first token
     int64_t window;          // 0: all
     const int64_t* block_table;
+    int64_t end_block;  // of the table: the task reads no block from here on
     const void* pages;
     int64_t kv_head;
     int64_t num_heads;

@@ -35,18 +35,16 @@ struct KvBlock {
         round_to_w(key, packed);
         W* to = keys(head) + position * depth;
         for (int64_t i = 0; i < head_dim; i += depth) {
-            for (int part = 0; part < depth; part++) {
-                to[i * kBlockSize + part] = packed[i + part];
-            }
+            memcpy(to + i * kBlockSize, packed + i, depth * sizeof(W));
         }
     }
 
     RL_INLINE_MEMBER void write_value(int64_t head, int64_t position, const float* value) const {
         W packed[kMaxHeadDim];
         round_to_w(value, packed);
-        W* to = values(head) + position / depth * 16 * depth + position % depth;
-        for (int64_t i = 0; i < head_dim; i++) {
-            to[i / 16 * kBlockSize * 16 + i % 16 * depth] = packed[i];
+        W* to = values(head) + position / depth * 16 * depth;
+        for (int64_t i = 0; i < head_dim; i += 16) {
+            Operand::store_part(to + i * kBlockSize, packed + i, (int)(position % depth));
         }
     }
 

@@ -55,14 +55,31 @@ void run_pieces(int64_t num_pieces, Piece piece) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Runs work(row) for all rows, on all threads if there are many.
+template <class Work>
+void for_rows(int64_t num_rows, Work work) {
+    constexpr int64_t rows_per_piece = 32;
+    const auto piece = [&](int64_t index) {
+        const int64_t end = (index + 1) * rows_per_piece;
+        for (int64_t row = index * rows_per_piece; row < end && row < num_rows; row++) {
+            work(row);
+        }
+    };
+    if (num_rows <= rows_per_piece) {
+        piece(0);
+    } else {
+        run_pieces(ceil_div(num_rows, rows_per_piece), piece);
+    }
+}
+
 // Returns the quantised rows of x.
 const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const void* x, int64_t rows, Arena& arena) {
     const int64_t size = kernels.quantised_row_bytes(linear.num_inputs);
     char* quantised = arena.take<char>(rows * size);
-    for (int64_t row = 0; row < rows; row++) {
+    for_rows(rows, [&](int64_t row) {
         const char* from = (const char*)x + row * linear.num_inputs * kernels.operand_bytes;
         kernels.quantise_row(from, linear.num_inputs, quantised + row * size);
-    }
+    });
     return quantised;
 }
 
@@ -181,7 +198,7 @@ RL_EXPORT void rl_pack_int8_weight(int32_t dtype, const void* weight, void* pack
 RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out) {
     const Kernels& kernels = chosen_kernels(dtype);
     const int64_t width = matrix->num_inputs;
-    for (int64_t i = 0; i < num_ids; i++) {
+    for_rows(num_ids, [&](int64_t i) {
         if (ids[i] < 0) {
             memset(out + i * width, 0, (size_t)width * sizeof(float));
         } else if (matrix->scales != nullptr) {
@@ -189,7 +206,7 @@ RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* i
         } else {
             kernels.embed(matrix->weight, width, ids[i], out + i * width);
         }
-    }
+    });
 }
 
 RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
@@ -216,9 +233,9 @@ RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x,
 RL_EXPORT void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows,
                             int32_t width, void* x) {
     const Kernels& kernels = chosen_kernels(dtype);
-    for (int64_t row = 0; row < rows; row++) {
+    for_rows(rows, [&](int64_t row) {
         kernels.rms_norm(residual + row * width, weight, eps, width, (char*)x + row * width * kernels.operand_bytes);
-    }
+    });
 }
 
 RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half,

@@ -59,6 +59,8 @@ struct Float32 {
     static RL_INLINE_MEMBER F16 multiply_add(WStep w, XStep x, F16 sum) { return fma(w, x, sum); }
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
+    // Stores 16 elements as part `part`, below depth, of 16 neighbouring groups of `depth`; the other parts are kept.
+    static RL_INLINE_MEMBER void store_part(W* to, const W* from, int) { store(to, load(from)); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
     static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load(w); }
@@ -82,6 +84,14 @@ struct BFloat16 {
     static RL_INLINE_MEMBER F16 multiply_add(WStep w, XStep x, F16 sum) { return {_mm512_dpbf16_ps(sum.v, w, x)}; }
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store_bf16(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
+    static RL_INLINE_MEMBER void store_part(W* to, const W* from, int part) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+        if (part == 0) {
+            _mm512_mask_storeu_epi16(to, 0x55555555, wide);
+        } else {
+            _mm512_mask_storeu_epi16(to, 0xaaaaaaaa, _mm512_slli_epi32(wide, 16));
+        }
+    }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load_bf16(x); }
     static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }
@@ -113,6 +123,11 @@ struct BFloat16 {
     }
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store_bf16(w, values); }
+    static RL_INLINE_MEMBER void store_part(W* to, const W* from, int part) {
+        for (int lane = 0; lane < 16; lane++) {
+            to[lane * depth + part] = from[lane];
+        }
+    }
     static RL_INLINE_MEMBER float from_w(W value) { return bf16_to_float(value); }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
     static RL_INLINE_MEMBER F16 load_weights(const W* w) { return load_bf16(w); }

@@ -63,10 +63,12 @@ typedef struct {
     const float* sines;             // [T][d / 2]
     void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
     float* residual;                // [T][D] the residual stream, which is updated in place
+    const int64_t* wanted_rows;     // [num_wanted] ascending rows of T, or NULL: all
+    int32_t num_wanted;
 } rl_batch;
 
-// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, thread
-// i runs on the i-th CPU that this process may use.
+// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, the i-th
+// thread runs on the i-th CPU that this process may use, except the caller's, which stays as it is.
 int rl_start_threads(int32_t num_threads, int32_t pin);
 
 // Names of instruction sets that this CPU can run, best first, separated by spaces.
@@ -100,6 +102,7 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
                   void* x);
 
 // Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+// The residual stream of rows that are not wanted is undefined after a call that computes the whole last layer.
 // `partial` [T][D]: NULL if this process computes the whole sum of each half; else the last half's output is written
 // there instead of being added to the residual stream, for a sum over ranks. `progress` grows by one with every half.
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,

@@ -36,10 +36,27 @@ RL_INLINE F16 normalised(const float* head, const float* norm, F16 factor, int64
     return norm == nullptr ? values : values * factor * load_first(norm + first, count);
 }
 
+RL_INLINE F16 normalised_16(const float* head, const float* norm, F16 factor, int64_t first) {
+    F16 values = load(head + first);
+    return norm == nullptr ? values : values * factor * load(norm + first);
+}
+
 // Normalises (if `norm` is not null) and rotates one head into `out` [d].
 RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float* out) {
     const int64_t half = task.head_dim / 2;
     const F16 factor = splat(norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps));
+    if (half % 16 == 0) {
+        // Whole registers: a masked store makes the load that follows wait.
+        for (int64_t i = 0; i < half; i += 16) {
+            const F16 first = normalised_16(head, norm, factor, i);
+            const F16 second = normalised_16(head, norm, factor, i + half);
+            const F16 cosine = load(task.cosines + i);
+            const F16 sine = load(task.sines + i);
+            store(out + i, first * cosine - second * sine);
+            store(out + i + half, second * cosine + first * sine);
+        }
+        return;
+    }
     for (int64_t i = 0; i < half; i += 16) {
         const int count = half - i < 16 ? (int)(half - i) : 16;
         const F16 first = normalised(head, norm, factor, i, count);

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <new>
 #include <stdlib.h>
+#include <string.h>
 
 #include "arena.h"
 #include "attention_plan.h"
@@ -13,11 +14,12 @@
 #include "library.h"
 #include "phase_clock.h"
 #include "threads.h"
+#include "wanted_rows.h"
 
 namespace {
 
-// Phases of the attention of a layer: norm, product (2), rotation, attention (2), product (2).
-constexpr int kMaxPhases = 8;
+// Phases of the attention of a layer: norm, product (2), rotation, choice of rows, attention (2), product (2).
+constexpr int kMaxPhases = 9;
 
 // Everything that the threads of a step share.
 struct Step {
@@ -37,6 +39,7 @@ struct Step {
     void* attended;                  // [T][H][d], operand
     void* gated;                     // [T][I], operand
     void* quantised;                 // [T] rows of the widest product, if weights are int8
+    const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };
 
 // One phase of a half layer, whose pieces the threads share.
@@ -161,6 +164,7 @@ AttentionTask attention_task(const Step& step, const AttentionTile& tile, const 
         tile.first_position,
         layer.window,
         tile.block_table,
+        ceil_div(tile.first_position + tile.num_tokens, kBlockSize),
         pages,
         tile.kv_head,
         model.num_heads,
@@ -190,11 +194,14 @@ void attend(const Step& step, int half, int phase, const rl_layer& layer, void* 
         const AttentionPiece& piece = plan.pieces[index];
         const AttentionTile& tile = plan.tiles[piece.tile];
         AttentionTask task = attention_task(step, tile, layer, pages);
-        if (piece.segment < 0) {
+        if (piece.end_segment < 0) {
             step.kernels->attend(task);
-        } else {
-            use_segment(task, plan, tile, piece.segment);
-            step.kernels->attend_segment(task, piece.segment);
+            return;
+        }
+        task.end_block = std::min(task.end_block, piece.end_segment * (kSegment / kBlockSize));
+        for (int64_t segment = piece.first_segment; segment < piece.end_segment; segment++) {
+            use_segment(task, plan, tile, segment);
+            step.kernels->attend_segment(task, segment);
         }
     });
     if (plan.num_split == 0) {
@@ -208,6 +215,22 @@ void attend(const Step& step, int half, int phase, const rl_layer& layer, void* 
     });
 }
 
+bool is_last_layer(const Step& step, int half) { return half / 2 + 1 == step.model->num_layers; }
+
+// Copies queries and residual stream of the wanted rows to the step that computes the rest of the last layer.
+void choose_rows(const Step& step, Phase phase) {
+    const int64_t width = step.model->width;
+    const int64_t query_bytes =
+        (int64_t)step.model->num_heads * step.model->head_dim * step.kernels->operand_bytes;
+    phase.run(step.batch->num_wanted, [&](int64_t index) {
+        const int64_t row = step.batch->wanted_rows[index];
+        memcpy((char*)step.last->query + index * query_bytes, (const char*)step.query + row * query_bytes,
+               (size_t)query_bytes);
+        memcpy(step.last->batch->residual + index * width, step.batch->residual + row * width,
+               (size_t)width * sizeof(float));
+    });
+}
+
 void run_attention(const Step& step, int half, PhaseClock& clock) {
     const rl_layer& layer = step.model->layers[half / 2];
     void* pages = step.batch->pages[half / 2];
@@ -217,13 +240,19 @@ void run_attention(const Step& step, int half, PhaseClock& clock) {
     clock.add_to(RL_PHASE_QKV);
     rotate(step, Phase(step, half, 3), layer, pages);
     clock.add_to(RL_PHASE_ROTARY);
-    attend(step, half, 4, layer, pages);
+    const bool is_narrowed = step.last != nullptr && is_last_layer(step, half);
+    if (is_narrowed) {
+        choose_rows(step, Phase(step, half, 4));
+    }
+    const Step& rest = is_narrowed ? *step.last : step;
+    attend(rest, half, 5, layer, pages);
     clock.add_to(RL_PHASE_ATTENTION);
-    multiply_into_residual(step, half, 6, layer.out, step.attended);
+    multiply_into_residual(rest, half, 7, layer.out, rest.attended);
     clock.add_to(RL_PHASE_OUT);
 }
 
-void run_mlp(const Step& step, int half, PhaseClock& clock) {
+void run_mlp(const Step& whole, int half, PhaseClock& clock) {
+    const Step& step = whole.last != nullptr && is_last_layer(whole, half) ? *whole.last : whole;
     const rl_layer& layer = step.model->layers[half / 2];
     normalise(step, Phase(step, half, 0), layer.mlp_norm);
     clock.add_to(RL_PHASE_NORM);
@@ -248,44 +277,72 @@ void run_halves(void* context, int thread) {
     }
 }
 
-}  // namespace
-
-int run_step(const rl_model& model, const rl_batch& batch, int first_half, int end_half, float* partial,
-             volatile int64_t* progress) {
+// Returns a step with buffers for the rows of `batch`.
+Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan& attention, Arena& arena) {
     const Kernels& kernels = chosen_kernels(model.dtype);
-    ThreadPool& pool = thread_pool();
-    Arena& arena = step_arena();
     const int64_t tokens = batch.num_tokens;
     const int64_t query_size = (int64_t)model.num_heads * model.head_dim;
     const int64_t qkv_size = query_size + 2 * (int64_t)model.num_kv_heads * model.head_dim;
     const int64_t widest = std::max({(int64_t)model.width, query_size, (int64_t)model.intermediate});
     const int64_t quantised_bytes = model.layers[0].qkv.scales == nullptr ? 0 : kernels.quantised_row_bytes(widest);
-    const int64_t num_counters = (int64_t)(end_half - first_half) * kMaxPhases;
+    Step step = {};
+    step.kernels = &kernels;
+    step.pool = &thread_pool();
+    step.model = &model;
+    step.batch = &batch;
+    step.attention = &attention;
+    step.normed = arena.take<char>(tokens * model.width * kernels.operand_bytes);
+    step.qkv = arena.take<float>(tokens * qkv_size);
+    step.query = arena.take<char>(tokens * query_size * kernels.operand_bytes);
+    step.attended = arena.take<char>(tokens * query_size * kernels.operand_bytes);
+    step.gated = arena.take<char>(tokens * model.intermediate * kernels.operand_bytes);
+    step.quantised = arena.take<char>(tokens * quantised_bytes);
+    return step;
+}
+
+// Sets what a step and the step of its wanted rows have in common.
+void set_range(Step& step, int first_half, int end_half, PhaseCounters* counters) {
+    step.first_half = first_half;
+    step.end_half = end_half;
+    step.counters = counters;
+}
+
+PhaseCounters* make_counters(int64_t count, Arena& arena) {
+    PhaseCounters* counters = arena.take<PhaseCounters>(count);
+    for (int64_t i = 0; i < count; i++) {
+        new (&counters[i]) PhaseCounters;
+    }
+    return counters;
+}
+
+}  // namespace
+
+int run_step(const rl_model& model, const rl_batch& batch, int first_half, int end_half, float* partial,
+             volatile int64_t* progress) {
+    ThreadPool& pool = thread_pool();
+    Arena& arena = step_arena();
+    const bool is_last = first_half <= 2 * model.num_layers - 2 && end_half == 2 * model.num_layers;
+    const bool is_narrowed =
+        is_last && partial == nullptr && batch.wanted_rows != nullptr && batch.num_wanted < batch.num_tokens;
     try {
         arena.clear();
-        AttentionPlan attention = plan_attention(model, batch, pool.size(), arena);
-        Step step = {
-            &kernels,
-            &pool,
-            &model,
-            &batch,
-            first_half,
-            end_half,
-            partial,
-            progress,
-            &attention,
-            arena.take<PhaseCounters>(num_counters),
-            arena.take<char>(tokens * model.width * kernels.operand_bytes),
-            arena.take<float>(tokens * qkv_size),
-            arena.take<char>(tokens * query_size * kernels.operand_bytes),
-            arena.take<char>(tokens * query_size * kernels.operand_bytes),
-            arena.take<char>(tokens * model.intermediate * kernels.operand_bytes),
-            arena.take<char>(tokens * quantised_bytes),
-        };
-        for (int64_t i = 0; i < num_counters; i++) {
-            new (&step.counters[i]) PhaseCounters;
+        PhaseCounters* counters = make_counters((int64_t)(end_half - first_half) * kMaxPhases, arena);
+        const AttentionPlan attention = plan_attention(model, batch, pool.size(), arena);
+        Step step = make_step(model, batch, attention, arena);
+        set_range(step, first_half, end_half, counters);
+        step.partial = partial;
+        step.progress = progress;
+        if (!is_narrowed) {
+            pool.run(run_halves, &step);
+            return 0;
         }
+        const rl_batch wanted = batch_of_wanted_rows(model, batch, arena);
+        const AttentionPlan last_attention = plan_attention(model, wanted, pool.size(), arena);
+        Step last = make_step(model, wanted, last_attention, arena);
+        set_range(last, first_half, end_half, counters);
+        step.last = &last;
         pool.run(run_halves, &step);
+        return_wanted_rows(model, wanted, batch);
     } catch (const std::bad_alloc&) {
         return ENOMEM;
     }

@@ -53,7 +53,6 @@ _ELSEWHERE = {
     "--speculative-config": "there is no speculative decoding",
     "--ssl-keyfile": _BY_GATEWAY,
     "--ssl-certfile": _BY_GATEWAY,
-    "--root-path": _BY_GATEWAY,
 }
 
 

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,22 +52,21 @@ def compile_commands(
 ) -> CompileCommands:
     """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
 
-    `more_flags`: for the compiler and the linker, after those of every build.
+    `compiler`: a command as find_compiler returns it. `more_flags`: for the compiler and the linker, after those of
+    every build.
     """
-    common = (*_FLAGS, *more_flags)
+    compile_source = (*shlex.split(compiler), *_FLAGS, *more_flags)
     objects = []
     names = []
     for isa, (table, flags) in _INSTRUCTION_SETS.items():
         names.append(str(work / f"{isa}.o"))
         defines = (f"-DRL_ISA={isa}", f"-DRL_TABLE={table}")
-        objects.append(
-            (compiler, *common, *flags, *defines, "-c", str(sources / _PER_INSTRUCTION_SET), "-o", names[-1])
-        )
+        objects.append((*compile_source, *flags, *defines, "-c", str(sources / _PER_INSTRUCTION_SET), "-o", names[-1]))
     for source in sorted(sources.glob("*.cpp")):
         if source.name != _PER_INSTRUCTION_SET:
             names.append(str(work / f"{source.stem}.o"))
-            objects.append((compiler, *common, "-c", str(source), "-o", names[-1]))
-    link = (compiler, "-shared", "-o", str(target), *more_flags, *names, "-lpthread")
+            objects.append((*compile_source, "-c", str(source), "-o", names[-1]))
+    link = (*shlex.split(compiler), "-shared", "-o", str(target), *more_flags, *names, "-lpthread")
     return CompileCommands(objects=tuple(objects), link=link)
 
 
@@ -103,10 +103,23 @@ def unsupported_machine() -> str:
 
 
 def find_compiler(environ: Mapping[str, str]) -> str | None:
-    """Returns the path of a C++ compiler: $CXX if that is set, else the first of the usual names; None if none."""
-    names = (environ["CXX"],) if environ.get("CXX") else _COMPILERS
-    paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
-    return next((path for path in paths if path is not None), None)
+    """Returns the command of a C++ compiler: $CXX if that is set, else the first of the usual names; None if none.
+
+    $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell.
+    """
+    search = environ.get("PATH")
+    wanted = environ.get("CXX", "")
+    if not wanted:
+        paths = (shutil.which(name, path=search) for name in _COMPILERS)
+        return next((shlex.quote(path) for path in paths if path is not None), None)
+    if path := shutil.which(wanted, path=search):
+        return shlex.quote(path)
+    try:
+        program, *arguments = shlex.split(wanted)
+    except ValueError:  # no words, or an open quotation mark
+        return None
+    path = shutil.which(program, path=search)
+    return None if path is None else shlex.join((path, *arguments))
 
 
 def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequence[str] = ()) -> None:

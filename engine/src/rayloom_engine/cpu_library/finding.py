@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def find_library(cache: Path, environ: Mapping[str, str], package: Path | None =
 def _compiler_key(compiler: str) -> str:
     """Returns a key of the compiler's version."""
     try:
-        shown = subprocess.run([compiler, "--version"], capture_output=True, timeout=30).stdout
+        shown = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
         shown = b""
     return hashlib.sha256(shown).hexdigest()[:8]

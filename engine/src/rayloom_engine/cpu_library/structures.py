@@ -65,6 +65,8 @@ class BatchStruct(Structure):
         ("sines", c_void_p),
         ("pages", c_void_p),
         ("residual", c_void_p),
+        ("wanted_rows", c_void_p),
+        ("num_wanted", c_int32),
     )
 
 

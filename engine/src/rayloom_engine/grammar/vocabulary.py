@@ -18,6 +18,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
+        self.end_token_ids = frozenset(tokenizer.eos_tokens)
         self.num_words = (tokenizer.vocab_size + 31) // 32  # 32-bit words of a mask
 
     @classmethod

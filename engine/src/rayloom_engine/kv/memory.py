@@ -55,7 +55,7 @@ class RankMemory:
 
     free_bytes: int  # free memory for this rank, after its weights were loaded
     is_cpu: bool
-    step_bytes: int = 0  # memory of the largest step, which must stay free on a GPU
+    step_bytes: int = 0  # memory of the largest step, which must stay free
     ranks_on_host: int = 1
 
 
@@ -117,11 +117,11 @@ def _budget(memory: RankMemory) -> tuple[int, str]:
     free = memory.free_bytes
     share = _CPU_SHARE if memory.is_cpu else _GPU_SHARE
     budget = int(free * share)
-    if memory.is_cpu:
-        cap = _CPU_CAP // memory.ranks_on_host
-        if budget > cap:
-            return cap, f"{cap / GIB:.3g} GiB cap on CPU, {free / GIB:.2f} GiB free"
-    elif budget > free - memory.step_bytes:
+    reason = f"{share:.0%} of {free / GIB:.2f} GiB free"
+    cap = _CPU_CAP // memory.ranks_on_host
+    if memory.is_cpu and budget > cap:
+        budget, reason = cap, f"{cap / GIB:.3g} GiB cap on CPU, {free / GIB:.2f} GiB free"
+    if budget > free - memory.step_bytes:
         reason = f"{free / GIB:.2f} GiB free, less {memory.step_bytes / GIB:.2f} GiB for a step"
         return max(0, free - memory.step_bytes), reason
-    return budget, f"{share:.0%} of {free / GIB:.2f} GiB free"
+    return budget, reason

@@ -9,7 +9,10 @@ Legend: T tokens of the step, D model width, N rows whose logits are wanted, V v
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayloom_engine.cpu_library.library import CpuLibrary
@@ -63,13 +66,16 @@ class CpuDecoder:
         batch: AttentionBatch,
         cache: KvPages,
         group: TensorGroup = _ONE_RANK,
+        wanted_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         pages = cache.pages[0]
         assert (pages.shape[1], pages.dtype) == (BLOCK_SIZE, self._dtype), (pages.shape, pages.dtype)
         library = self._library
         weights = self._weights
         residual_TD = inputs if weights.embedding is None else self._embed(inputs, weights.embedding, group)
-        self._compute_layers(residual_TD, positions_T, batch, cache, group)
+        # The next stage needs all rows.
+        wanted = None if wanted_rows is None or weights.final_norm_D is None else np.array(wanted_rows, dtype=np.int64)
+        self._compute_layers(residual_TD, positions_T, batch, cache, group, wanted)
         if weights.final_norm_D is None:
             return residual_TD
         return library.normalise(self._dtype, residual_TD, weights.final_norm_D, self.shape.rms_norm_eps)
@@ -87,8 +93,9 @@ class CpuDecoder:
         batch: AttentionBatch,
         cache: KvPages,
         group: TensorGroup,
+        wanted_N: npt.NDArray[np.int64] | None,
     ) -> None:
-        """Adds all layers to the residual stream in place."""
+        """Adds all layers to the residual stream in place. `wanted_N`: as `wanted_rows` of `forward`."""
         num_sequences = len(batch.query_lens)
         cosines_Th, sines_Th = self._rotary.rows(positions_T, max(batch.context_lens))
         query_lens = (ctypes.c_int64 * num_sequences)(*batch.query_lens)
@@ -108,6 +115,8 @@ class CpuDecoder:
             sines=sines_Th.data_ptr(),
             pages=ctypes.addressof(pages),
             residual=residual_TD.data_ptr(),
+            wanted_rows=None if wanted_N is None else wanted_N.ctypes.data,
+            num_wanted=0 if wanted_N is None else len(wanted_N),
         )
         decoder = self._weights.decoder
         if self.part.shard.count == 1:

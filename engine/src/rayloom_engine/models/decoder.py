@@ -10,7 +10,7 @@ Legend: T tokens of the step, D model width, N rows whose logits are wanted, V v
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,6 +121,7 @@ class CausalLM:
         batch: AttentionBatch,
         cache: KvPages,
         group: TensorGroup = _ONE_RANK,
+        wanted_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         weights = self._weights
         rms_norm = self.kernels.rms_norm

@@ -5,6 +5,7 @@ Legend: T tokens of the step, D model width, N rows whose logits are wanted, V v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -55,6 +56,7 @@ class RankModel(Protocol):
         batch: AttentionBatch,
         cache: KvPages,
         group: TensorGroup,
+        wanted_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Returns hidden states [T, D].
 
@@ -64,6 +66,9 @@ class RankModel(Protocol):
         which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
         the T tokens into the cache, which holds the stage's layers. All earlier tokens that they attend to must be in
         the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
+
+        `wanted_rows`: ascending rows of the last stage's result that the caller reads, None for all. Other rows are
+        undefined then.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -10,3 +10,20 @@ def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_to
     """Returns the bytes that a rank's largest step takes, without weights and KV cache, as in `models.costs`."""
     token_elements = step_token_elements(shape, num_shards)
     return num_tokens * token_elements * element_bytes + num_seqs * step_sequence_bytes(shape)
+
+
+def library_step_bytes(
+    shape: ModelShape, num_shards: int, *, operand_bytes: int, num_tokens: int, num_seqs: int
+) -> int:
+    """Returns the bytes that a rank's largest step takes if the C library computes it, without weights and KV cache.
+
+    `operand_bytes`: of an element that a product reads. The buffers of a step are in step.cpp of the library's sources.
+    """
+    query = shape.query_size // num_shards
+    float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v
+    feed_forward = -(-shape.intermediate_size // num_shards)
+    operands = 2 * shape.hidden_size + 2 * query + feed_forward  # both norms, queries, attention, product of the MLP
+    angles = shape.head_dim  # float32 cosines and sines
+    quantised = max(shape.hidden_size, query, feed_forward) * 5 // 4  # int8, and 8 bytes for 32 inputs
+    token_bytes = 4 * (float32 + angles) + operand_bytes * operands + quantised
+    return num_tokens * token_bytes + num_seqs * step_sequence_bytes(shape)

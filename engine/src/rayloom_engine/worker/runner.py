@@ -86,7 +86,9 @@ class Runner:
             waiting_since = time.perf_counter()
             inputs = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
-        hidden_TD = self._model.forward(inputs, batch.positions_T, batch.attention, self._cache, self._group)
+        hidden_TD = self._model.forward(
+            inputs, batch.positions_T, batch.attention, self._cache, self._group, _wanted_rows(batch)
+        )
         # Check before the next stage gets the hidden states. Otherwise that stage would exit, and not this damaged one.
         _check_probes(batch, hidden_TD, f"stage {stage.index}")
         if self._link is not None and not stage.is_last:
@@ -206,6 +208,17 @@ class Runner:
                 slot.allowed = None
                 broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
         return broken
+
+
+def _wanted_rows(batch: InputBatch) -> list[int] | None:
+    """Returns the rows of the last stage that are read: last tokens that sample or belong to a probe. None for all."""
+    if any(slot.params.prompt_logprobs is not None for _, slot in batch.steps):
+        return None
+    return [
+        end - 1
+        for (step, slot), end in zip(batch.steps, batch.ends, strict=True)
+        if step.samples or is_probe(slot.request_id)
+    ]
 
 
 def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:

@@ -22,7 +22,7 @@ from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder,
 from rayloom_engine.models.int8_shape import check_int8
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
-from rayloom_engine.models.step_memory import step_bytes
+from rayloom_engine.models.step_memory import library_step_bytes, step_bytes
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
@@ -190,16 +190,25 @@ def _plan_cache(
     memory = RankMemory(
         free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
         is_cpu=is_cpu,
-        step_bytes=step_bytes(
-            shape,
-            model.part.shard.count,
-            element_bytes=choice.compute_dtype.itemsize,
-            num_tokens=num_step_tokens,
-            num_seqs=config.max_num_seqs,
-        ),
+        step_bytes=_step_bytes(model, choice, num_step_tokens, config.max_num_seqs),
         ranks_on_host=ranks_on_host,
     )
     return plan_kv_memory(demand, memory)
+
+
+def _step_bytes(model: RankModel, choice: DeviceChoice, num_tokens: int, num_seqs: int) -> int:
+    """Returns the bytes of the largest step of this rank."""
+    num_shards = model.part.shard.count
+    library = model.kernels.target.library
+    if library is None:
+        element_bytes = choice.compute_dtype.itemsize
+        return step_bytes(
+            model.shape, num_shards, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=num_seqs
+        )
+    operand_bytes = library.operand_dtype(choice.compute_dtype).itemsize
+    return library_step_bytes(
+        model.shape, num_shards, operand_bytes=operand_bytes, num_tokens=num_tokens, num_seqs=num_seqs
+    )
 
 
 def warm_up(runner: Runner, epoch: int) -> None:

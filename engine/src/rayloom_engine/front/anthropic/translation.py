@@ -19,7 +19,8 @@ from rayloom_engine.front.anthropic.request import (
 from rayloom_engine.front.openai.translated_chat import TranslatedChat
 
 _NAMES = (
-    (r"^response_format", "output_config.format"),
+    (r"\bresponse_format(\.json_schema)?", "output_config.format"),
+    (r"\btool_choice\.function\.name", "tool_choice.name"),
     (r"^reasoning_effort$", "output_config.effort"),
     (r"^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
     (r"^stop$", "stop_sequences"),
@@ -58,6 +59,11 @@ def _translated(request: PromptFields, given: dict[str, Any]) -> TranslatedChat:
     if request.tools:
         document["tools"] = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]
     if request.tool_choice is not None:
+        if request.tool_choice.type in ("any", "tool") and not request.tools:
+            raise RequestError(
+                f"tool_choice {shown(request.tool_choice.type)} needs tools; add tools, or leave tool_choice out",
+                "tool_choice",
+            )
         document.update(_tool_choice(request.tool_choice))
     if request.output_config is not None:
         if request.output_config.effort is not None:

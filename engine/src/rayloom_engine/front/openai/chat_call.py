@@ -17,12 +17,13 @@ from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
 from rayloom_engine.front.openai.wire import ChatRequest
+from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
 from rayloom_engine.text.model_formats import ModelFormats
-from rayloom_engine.text.tools.call_grammar import call_grammar
+from rayloom_engine.text.tools.call_grammar import call_grammar, calls_or_form
 from rayloom_engine.text.tools.call_ids import call_id
 from rayloom_engine.text.tools.tool import ToolUse
 
@@ -98,12 +99,26 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
 def _constrained(
     params: SamplingParams, use: ToolUse, formats: ModelFormats, parsing: ParserSettings
 ) -> SamplingParams:
-    """Returns the parameters with the grammar of forced or strict calls, if there are any."""
+    """Returns the parameters with the grammar of forced or strict calls, if there are any.
+
+    If the request has a JSON form of the answer, too, the grammar allows calls instead of it where they are not forced.
+    Every form begins after the reasoning.
+    """
     after = parsing.reasoning.end if parsing.reasoning is not None and parsing.is_open else ""
-    lark = call_grammar(use, formats.tools, formats.special_ids, is_after_reasoning=bool(after))
-    if lark is None:
-        return params
-    return dataclasses.replace(params, structured_outputs=StructuredOutputs(lark=lark, after=after, field="tools"))
+    form = params.structured_outputs
+    if form is not None:
+        form = dataclasses.replace(form, after=after)
+    # llguidance's lexer cannot tell a call from the form if both begin with the same bracket.
+    is_distinct = "{" not in formats.tools.first_openers
+    if form is not None and use.mode == "auto" and is_distinct and (form.json is not None or form.json_object):
+        grammar = grammar_of(form)
+        lark = calls_or_form(use, formats.tools, formats.special_ids, grammar, is_after_reasoning=bool(after))
+        form = StructuredOutputs(lark=lark, after=after, field=form.field)
+    elif form is None or use.is_forced:
+        calls = call_grammar(use, formats.tools, formats.special_ids, is_after_reasoning=bool(after))
+        if calls is not None:
+            form = StructuredOutputs(lark=calls, after=after, field="tools")
+    return params if form is None else dataclasses.replace(params, structured_outputs=form)
 
 
 def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:

@@ -21,7 +21,8 @@ class TranslatedChat:
 
     document: dict[str, Any]
     sources: tuple[str, ...]  # for each message: the part of the client's request that it was made from
-    names: tuple[tuple[str, str], ...]  # patterns of field names, with the client's names
+    # Patterns of field names, with the client's names. Those that begin with \b are also replaced inside messages.
+    names: tuple[tuple[str, str], ...]
 
     def request(self) -> ChatRequest:
         """Returns the checked chat request. Raises RequestError with the chat's field names."""

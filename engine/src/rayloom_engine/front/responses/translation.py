@@ -13,8 +13,8 @@ from rayloom_engine.front.responses.request import LOGPROBS, ResponsesRequest
 
 _NAMES = (
     (r"^messages$", "input"),
-    (r"^response_format\.json_schema", "text.format"),
-    (r"^response_format", "text.format"),
+    (r"\bresponse_format(\.json_schema)?", "text.format"),
+    (r"\btool_choice\.function\.name", "tool_choice.name"),
     (r"^reasoning_effort$", "reasoning.effort"),
     (r"\.function(?=[.\[]|$)", ""),
     (r"\bmax_tokens\b", "max_output_tokens"),
@@ -84,7 +84,7 @@ def response_format(form: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _tool_choice(choice: object) -> tuple[object, list[str] | None]:
     """Returns the chat's `tool_choice`, and the names of the allowed tools; None if all are allowed."""
-    if choice is None or isinstance(choice, str):
+    if choice in (None, "auto", "none", "required"):
         return choice, None
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if isinstance(choice, Mapping) and kind == "function":
@@ -101,7 +101,7 @@ def _tool_choice(choice: object) -> tuple[object, list[str] | None]:
 
 
 def _only(tools: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
-    known = {tool["function"].get("name") for tool in tools}
+    known = [tool["function"].get("name") for tool in tools]
     for name in names:
         if name not in known:
             raise RequestError(

@@ -28,13 +28,15 @@ function drawAll() {
   if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
 
-// Text that grows. Each line is an element of its own, so the browser computes the layout of the last line alone.
+// Text that grows. Each line is an element of its own, so the browser computes the layout of the last line alone. Blank
+// lines belong to the line before them: a copy of the text then has as many of them as the text itself.
 class Lines {
   constructor(parent) {
     this.parent = parent;
     this.text = "";
     this.waiting = "";
-    this.last = null;
+    this.last = null; // the text node of the last line
+    this.numBreaks = 0; // line breaks since its end
   }
 
   append(text) {
@@ -47,16 +49,21 @@ class Lines {
     const lines = this.waiting.split("\n");
     this.waiting = "";
     lines.forEach((line, index) => {
-      if (index > 0 || this.last === null) this.beginLine();
-      this.last.appendData(line);
+      if (index > 0) this.numBreaks += 1;
+      if (line) this.write(line);
     });
   }
 
-  beginLine() {
-    this.last = document.createTextNode("");
-    const line = document.createElement("div");
-    line.append(this.last);
-    this.parent.append(line);
+  write(text) {
+    if (this.last === null || this.numBreaks > 0) {
+      this.last?.appendData("\n".repeat(this.numBreaks - 1));
+      this.last = document.createTextNode("");
+      const line = document.createElement("div");
+      line.append(this.last);
+      this.parent.append(line);
+    }
+    this.numBreaks = 0;
+    this.last.appendData(text);
   }
 }
 

@@ -41,6 +41,16 @@ def call_grammar(
     return made.forced() if use.is_forced else made.chosen()
 
 
+def calls_or_form(
+    use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], form: str, *, is_after_reasoning: bool = False
+) -> str:
+    """Returns the grammar of answers that are either calls, or of another form. `form`: the grammar of that form."""
+    made = _Grammar(use, format, special_ids, BLANKS if is_after_reasoning else "")
+    start, *rules = made.forced().splitlines()
+    either = f"start: calls | other\ncalls: {start.removeprefix('start: ')}"
+    return "\n".join((either, *rules, form.replace("start: ", "other: ", 1))) + "\n"
+
+
 class _Grammar:
     def __init__(self, use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], before: str) -> None:
         """`before`: the expression of the text before the first call or content."""

@@ -1,0 +1,75 @@
+"""LangChain's ChatOpenAI: chats, bound tools, structured output, and the same on Responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from client_shapes import ANSWER, ASK_TOOL, DESCRIBE, MODEL, QUESTION, TOOLS, Folder, Large, Person, check_call
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+
+def made(base_url: str, **fields: Any) -> ChatOpenAI:
+    return ChatOpenAI(
+        base_url=base_url,
+        api_key="none",
+        model=MODEL,
+        temperature=0,
+        max_tokens=300,
+        timeout=120,
+        max_retries=0,
+        **fields,
+    )
+
+
+@pytest.mark.feature("chat")
+def test_invoke(base_url: str) -> None:
+    assert made(base_url).invoke(QUESTION).content == ANSWER
+
+
+@pytest.mark.feature("streaming")
+def test_stream(base_url: str) -> None:
+    assert "".join(chunk.content for chunk in made(base_url).stream(QUESTION)) == ANSWER
+
+
+@pytest.mark.feature("tools")
+@pytest.mark.parametrize("choice", ["any", "time", "auto"])
+def test_bound_tools(base_url: str, choice: str) -> None:
+    bound = made(base_url).bind_tools(TOOLS, tool_choice=choice)
+    message = bound.invoke(ASK_TOOL)
+    assert message.tool_calls or choice == "auto"
+    for call in message.tool_calls:
+        assert call["name"] == "time" or choice != "time"
+        check_call(call["name"], call["args"])
+
+
+@pytest.mark.feature("tools")
+def test_streamed_tool_calls(base_url: str) -> None:
+    bound = made(base_url).bind_tools(TOOLS, tool_choice="any")
+    whole, *others = list(bound.stream(ASK_TOOL))
+    for chunk in others:
+        whole += chunk
+    expected = bound.invoke(ASK_TOOL).tool_calls
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == [
+        (call["name"], call["args"]) for call in expected
+    ]
+
+
+@pytest.mark.feature("structured output")
+@pytest.mark.parametrize("shape", [Person, Folder, Large])
+def test_json_schema(base_url: str, shape: type[BaseModel]) -> None:
+    assert isinstance(made(base_url).with_structured_output(shape, method="json_schema").invoke(DESCRIBE), shape)
+
+
+@pytest.mark.feature("structured output")
+def test_function_calling(base_url: str) -> None:
+    asked = made(base_url).with_structured_output(Person, method="function_calling", strict=True)
+    assert isinstance(asked.invoke(DESCRIBE), Person)
+
+
+@pytest.mark.feature("responses")
+def test_responses(base_url: str) -> None:
+    model = made(base_url, use_responses_api=True)
+    assert model.invoke(QUESTION).text == ANSWER
+    assert "".join(chunk.text for chunk in model.stream(QUESTION)) == ANSWER

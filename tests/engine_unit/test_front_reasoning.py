@@ -1,0 +1,89 @@
+"""Reasoning over HTTP against a fake core: whole and streamed answers, its tokens, its way into templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from rt_front import FrontUnderTest, running_front, text_of
+from rt_tools import CALL, OPEN_TEMPLATE, TEMPLATE, WEATHER, message, prompt, says, use_template
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path_factory.mktemp("front")) as front:
+        yield front
+
+
+@pytest.fixture
+def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
+    """A front whose template cannot describe tools."""
+    text = running.do(lambda: running.service.text)
+    assert text is not None
+    roomy = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))
+    running.do(lambda: setattr(running.service, "text", roomy))
+    running.do(running.core.reset)
+    yield running
+    running.do(lambda: setattr(running.service, "text", text))
+
+
+@pytest.fixture
+def thinker(front: FrontUnderTest) -> FrontUnderTest:
+    use_template(front, TEMPLATE)
+    return front
+
+
+def test_reasoning_is_apart_from_the_content_and_counted(thinker: FrontUnderTest) -> None:
+    says(thinker, "<think>\nHm, ä.\n</think>\n\nYes.")
+    document = thinker.chat().json()
+    found = document["choices"][0]["message"]
+    assert found == {
+        "role": "assistant",
+        "content": "Yes.",
+        "refusal": None,
+        "reasoning": "Hm, ä.",
+        "reasoning_content": "Hm, ä.",
+    }
+    expected = len("<think>\nHm, ä.\n</think>".encode())
+    assert document["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+    assert document["usage"]["completion_tokens"] == expected + len("\n\nYes.") + 1
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 5, 1000])
+def test_a_stream_of_reasoning(thinker: FrontUnderTest, tokens_per_output: int) -> None:
+    says(thinker, f"<think>\nHm, ä.\n</think>\n\n{CALL}", tokens_per_output)
+    with thinker.chat_stream(tools=[WEATHER], stream_options={"include_usage": True}) as events:
+        *chunks, usage, _ = list(events)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm, ä."
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, ä."
+    assert text_of(chunks) == ""
+    assert sum("tool_calls" in delta for delta in deltas) >= 2
+    expected = len("<think>\nHm, ä.\n</think>".encode())
+    assert usage["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+
+
+def test_reasoning_can_be_left_out(thinker: FrontUnderTest) -> None:
+    says(thinker, "<think>Hm.</think>Yes.")
+    assert message(thinker, include_reasoning=False) == {"content": "Yes.", "finish_reason": "stop"}
+
+
+def test_the_prompt_decides_whether_an_answer_begins_with_reasoning(front: FrontUnderTest) -> None:
+    use_template(front, OPEN_TEMPLATE)
+    says(front, "Hm.</think>Yes.")
+    assert message(front)["reasoning"] == "Hm."
+    says(front, "Yes.")
+    assert message(front, reasoning_effort="none") == {"content": "Yes.", "finish_reason": "stop"}
+    assert prompt(front).endswith("<think>\n<think>\n\n</think>\n\n")
+    assert message(front)["reasoning"] == "Yes."  # without an end tag, all is reasoning
+
+
+def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTest) -> None:
+    use_template(
+        front, "{% for message in messages %}{{ message.reasoning_content }}={{ message.reasoning }};{% endfor %}"
+    )
+    front.chat(messages=[{"role": "assistant", "content": "Yes.", "reasoning": "Hm."}])
+    assert prompt(front) == "Hm.=Hm.;"

@@ -1,0 +1,63 @@
+"""`make client-tests`: runs tests/clients against one real server, in an environment that has the clients.
+
+The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
+clients need other versions of packages than the server, so they cannot be in `.venv`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rayloom_bench.peers.engines.installation import installed, make_environment, pip
+from rayloom_engine.models.checkpoint.source import cache_folder
+from rt_server import running_server
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "clients"
+REQUIREMENTS = FOLDER / "requirements.txt"
+CONSTRAINTS = FOLDER / "constraints.txt"
+MODEL = "smollm2"  # the name in docs/clients.md
+# No client may ask a host for prices or send it traces.
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LANGSMITH_TRACING": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def client_environment(cache: Path) -> Path:
+    """Returns the interpreter of the environment with the clients. Installs it if it is not in `cache` yet."""
+    pins = REQUIREMENTS.read_bytes() + CONSTRAINTS.read_bytes() + sys.version.encode()
+    folder = cache / "clients" / hashlib.sha256(pins).hexdigest()[:16]
+
+    def install(into: Path) -> None:
+        python = make_environment(into, print)
+        pip(python, "install", "--quiet", "-c", CONSTRAINTS, "-r", REQUIREMENTS, log=print)
+
+    return installed(folder, install, what="the clients", log=print) / "bin" / "python"
+
+
+def main(arguments: list[str]) -> int:
+    python = client_environment(cache_folder(os.environ))
+    settings = ("--dtype", "float32", "--max-model-len", "4096", "--served-model-name", MODEL)
+    with (
+        tempfile.TemporaryDirectory(prefix="rayloom-clients-") as folder,
+        running_server(Path(folder), *settings) as server,
+    ):
+        command: list[str | Path] = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
+        others = ("PYTHONPATH", "VIRTUAL_ENV")
+        environment = {name: value for name, value in os.environ.items() if name not in others}
+        code = subprocess.run(command, env=environment | QUIET | {"RAYLOOM_URL": server.api_url}).returncode
+        if code != 0:
+            print(f"the end of the server's log:\n{server.log_text()[-3000:]}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
