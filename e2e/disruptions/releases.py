@@ -30,7 +30,7 @@ class Release:
 
 NEXT = Release(patch="next_version.py", module="front/operations/service.py")
 CRASHES = Release(patch="crashes_at_start.py", module="supervisor/supervisor.py")
-FAILS_REQUESTS = Release(patch="fails_requests.py", module="front/app.py")
+FAILS_REQUESTS = Release(patch="fails_requests.py", module="front/openai/completions.py")
 SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")
 
 

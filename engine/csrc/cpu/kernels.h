@@ -12,7 +12,8 @@
 constexpr int64_t kBlockSize = 16;
 // Attention sums over segments of this many positions, counted from the start of the sequence (attention.h).
 constexpr int64_t kSegment = 256;
-// Most rows, query tokens x query heads of a key/value head, of one attention tile.
+// An attention tile has at most this many rows. It belongs to one key/value head, and has a row for each pair of a query
+// token and one of the head's query heads.
 constexpr int64_t kTileRows = 48;
 
 struct LinearTask {

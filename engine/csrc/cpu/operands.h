@@ -136,7 +136,7 @@ struct BFloat16 {
 #endif
 
 // sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of the columns. `x_stride`: elements between rows of x.
-// With Prefetch, the weights that lie `ahead` elements behind each load are fetched into the second-level cache.
+// With Prefetch, each load of weights also fetches those at its address + `ahead` elements into the second-level cache.
 //
 // Every sum is one chain of additions in the order of K, whatever R and C are. Therefore a row's result does not depend
 // on the number of rows that are computed together.

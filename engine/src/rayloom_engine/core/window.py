@@ -36,7 +36,7 @@ def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block
 
 
 def longest_hit(known: Sequence[int | None], window: int | None, block_size: int) -> tuple[int, int]:
-    """Returns (first, end): the longest prefix of a sequence, blocks [0, end), that need not be computed.
+    """Finds the longest prefix of a sequence that need not be computed: blocks [0, end). Returns (first, end).
 
     Blocks [first, end) are cached. Blocks before `first` are not needed, because no token after the prefix sees them.
     `known`: for each full block of the sequence, in order, the id of a block with that content, or None.

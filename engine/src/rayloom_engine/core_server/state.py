@@ -77,7 +77,7 @@ class CoreState:
     def recovering(self, rank: int, node: str, cause: str, lost_at: float) -> None:
         """Records that a rebuild begins; a later call of `serving` records its end.
 
-        Replaces the phases by one, "suspect", that began at `lost_at`.
+        Empties `phases` and begins a new phase, "suspect", whose start is `lost_at`.
         """
         self.message = cause
         self.lost = f"rank {rank}"

@@ -90,7 +90,7 @@ class Drift:
     def is_right(self, key: ServiceKey, manifest: Manifest, listed: ListedObjects) -> bool:
         """Returns whether `listed` has the manifest's object with the same fields, so that no apply is needed.
 
-        Such an object is noted as ours.
+        If so, records the object's version as our last write, so that only later versions count as drift.
         """
         kind = manifest["kind"]
         there = listed.get((kind, manifest["metadata"]["name"]))

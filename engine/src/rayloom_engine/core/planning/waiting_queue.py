@@ -1,9 +1,10 @@
 """The waiting queue: one line of sequences for each tenant; the tenants take turns.
 
-All clients with the same API key are one tenant; without API keys there is only one tenant. The rank of a waiting
-sequence is the number of its tenant's sequences that run, or wait before it. Sequences are read by rank, so the k-th
-sequence of a tenant comes before the (k+1)-th of any tenant, however many sequences a tenant has sent. At equal rank,
-the tenant whose last admission is longest ago comes first. Within a tenant the order is priority, then arrival.
+All clients with the same API key are one tenant; without API keys there is only one tenant. The position of a waiting
+sequence counts the sequences of its tenant that are running, and those that wait ahead of it. Sequences are read by
+position, so the k-th sequence of a tenant comes before the (k+1)-th of any tenant, however many sequences a tenant has
+sent. At equal positions, the tenant whose last admission is longest ago comes first. Within a tenant the order is
+priority, then arrival.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class WaitingQueue:
             del self._lines[sequence.tenant]
 
     def admit(self, sequence: Sequence) -> None:
-        """Removes the sequence because it runs now. From here on its tenant comes last at equal rank."""
+        """Removes the sequence because it runs now. From here on its tenant comes last at equal position."""
         self.remove(sequence)
         self._num_admissions += 1
         self._admissions.pop(sequence.tenant, None)
@@ -65,7 +66,7 @@ class WaitingQueue:
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
-        """Yields (rank, sequence) of all waiting sequences, lowest rank first.
+        """Yields (position, sequence) of all waiting sequences, lowest position first.
 
         `num_running`: tenant -> number of its running sequences. The queue may be changed during the iteration, which
         yields the sequences that waited at its start.
@@ -74,19 +75,19 @@ class WaitingQueue:
         heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]
         heapq.heapify(heap)
         while heap:
-            rank, _, _, _, index, sequence = heap[0]
+            position, _, _, _, index, sequence = heap[0]
             line = lines[sequence.tenant]
             if index + 1 < len(line):
-                heapq.heapreplace(heap, self._entry(rank + 1, line[index + 1], index + 1))
+                heapq.heapreplace(heap, self._entry(position + 1, line[index + 1], index + 1))
             else:
                 heapq.heappop(heap)
-            yield rank, sequence
+            yield position, sequence
 
-    def _entry(self, rank: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
+    def _entry(self, position: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
         # The number is unique, so the heap never compares two sequences. Priority is left out, because it only orders
         # the sequences of one tenant.
         last_admission = self._admissions.get(sequence.tenant, 0)
-        return rank, last_admission, sequence.arrival, sequence.number, index, sequence
+        return position, last_admission, sequence.arrival, sequence.number, index, sequence
 
 
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
