@@ -89,17 +89,23 @@ def test_the_capital_of_france_is_paris(folder: Path) -> None:
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
-def test_the_largest_number_of_choices_is_enforced(folder: Path) -> None:
+@pytest.mark.parametrize(("word", "num_choices"), [("", MAX_CHOICES), ("choice ", 4_000)])
+def test_many_choices_are_enforced(folder: Path, word: str, num_choices: int) -> None:
     from tokenizers import Tokenizer
 
-    choices = [str(number) for number in range(MAX_CHOICES)]
+    choices = [f"{word}{number}" for number in range(num_choices)]
     grammar = grammar_of(StructuredOutputs(choice=choices))
     assert validate_here(grammar, "structured_outputs") == ()
     vocabulary = Vocabulary.load(folder, read_shape(folder).vocab_size, (2,))
     matcher = Matcher.build(vocabulary, grammar)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mask = np.zeros(vocabulary.num_words, dtype=np.int32)
-    for text, is_choice in ((choices[0], True), (choices[-1], True), (str(MAX_CHOICES), False), ("12 ", False)):
+    for text, is_choice in (
+        (choices[0], True),
+        (choices[-1], True),
+        (f"{word}{num_choices}", False),
+        (f"{word}7 ", False),
+    ):
         each = matcher.copy()
         ids = tokenizer.encode(text).ids
         num_accepted = each.num_accepted(ids)
