@@ -73,7 +73,8 @@ def _asked(grammar: str) -> tuple[str, ...] | str:
 
 
 def shortened(message: str) -> str:
-    """Returns llguidance's words in one line, without the excerpt of the grammar that follows them."""
-    first = _JSON_SCHEMA.sub("", message.strip().partition("\n   1 |")[0])
+    """Returns llguidance's words in one line, without the excerpt of the grammar or the backtrace that follows them."""
+    words = message.partition("<backtrace>")[0].strip().partition("\n   1 |")[0]
+    first = _JSON_SCHEMA.sub("", words)
     line = " ".join(first.split())
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
