@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from rayloom_engine.worker.activity import Activity
 from rayloom_engine.worker.builds import Builds
 from rayloom_engine.worker.forms import Forms
 from rt_forms import tiny_vocabulary
+from rt_stages import load_stages, stage_config
+from rt_tiny import tiny_variant
 
 
 def test_a_wait_for_a_build_is_progress() -> None:
@@ -25,6 +28,15 @@ def test_a_wait_for_a_build_is_progress() -> None:
     builds.report_progress = report
     assert builds.wait_for(builds.start(lambda: release.wait(60))) is True
     assert activity.advance >= 3
+
+
+def test_a_rank_counts_the_wait_for_a_grammar_as_its_progress(tmp_path: Path) -> None:
+    (rank,) = load_stages(stage_config(tiny_variant(tmp_path, "llama")))
+    assert rank._forms is not None
+    builds, turn = rank._forms._builds, threading.Event()
+    before = rank.activity.advance
+    assert builds.wait_for(builds.start(lambda: turn.wait(0.3))) is False
+    assert rank.activity.advance > before
 
 
 def test_a_build_that_does_not_end_fails_alone() -> None:
