@@ -60,11 +60,11 @@ def test_a_drain_waits_for_a_request_whose_form_is_being_checked(front: FrontUnd
             assert not front.run(lifecycle.wait_idle(0.0))
         finally:
             checks.end.set()
-        response = answer.result(20.0)
+            response = answer.result(20.0)
+            front.do(lambda: lifecycle.drain(False))
     assert response.status_code == 200
     assert response.json()["choices"][0]["message"]["content"] == "Hello there."
     assert front.run(lifecycle.wait_idle(20.0))
-    front.do(lambda: lifecycle.drain(False))
 
 
 def test_a_request_without_room_is_refused_before_its_form_is_checked(
@@ -97,18 +97,19 @@ async def waiting_checks(checks: FormChecks, tenant: str, count: int) -> list[as
 
 def test_more_new_forms_than_may_wait_are_refused_as_a_full_queue(front: FrontUnderTest, checks: SlowChecks) -> None:
     tasks = front.run(waiting_checks(front.service.form_checks, "", MAX_WAITING))
-    try:
-        refused = front.chat(structured_outputs=FORM)
-    finally:
-        checks.end.set()
-    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
-    assert refused.headers["retry-after"] == "1"
-    assert "64 other forms of answers are being checked" in refused.json()["error"]["message"]
 
     async def all_checked() -> list[tuple[str, ...]]:
         return await asyncio.gather(*tasks)
 
-    assert front.run(all_checked()) == [()] * MAX_WAITING
+    try:
+        refused = front.chat(structured_outputs=FORM)
+    finally:
+        checks.end.set()
+        verdicts = front.run(all_checked())
+    assert verdicts == [()] * MAX_WAITING
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    assert refused.headers["retry-after"] == "1"
+    assert "64 other forms of answers are being checked" in refused.json()["error"]["message"]
     assert front.chat(structured_outputs=FORM).status_code == 200
 
 
