@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,11 @@ from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.bad_words import MAX_SEQUENCES, bad_word_ids
 from rayloom_engine.text.tokenizer import Tokenizer
+from rayloom_engine.worker.bad_word_index import BadWordIndex
 from rayloom_engine.worker.bans import all_banned_ids, mask_form
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.sampler import token_logprobs, with_tokens
-from rayloom_engine.worker.slots import Slot, completed_words
+from rayloom_engine.worker.slots import Slot
 from rt_byte_model import byte_model
 from rt_forms import EOS, ids_of, tiny_vocabulary
 from rt_slots import make_slot
@@ -53,13 +55,38 @@ def banned(**params) -> list[int]:
 )
 def test_a_word_is_banned_at_its_last_token(generated: tuple[int, ...], expected: tuple[int, ...]) -> None:
     words = ((5,), (7, 8), (7, 8, 9))
-    assert completed_words(words, np.array(generated, dtype=np.int64)) == expected
+    assert BadWordIndex(words).completed(np.array(generated, dtype=np.int64)) == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5), IDS)
 def test_exactly_the_tokens_that_would_complete_a_word_are_banned(words: list[tuple[int, ...]], ids: list[int]) -> None:
-    found = set(completed_words(tuple(words), np.array(ids, dtype=np.int64)))
+    found = set(BadWordIndex(tuple(words)).completed(np.array(ids, dtype=np.int64)))
     assert found == {new for new in range(4) if any((*ids, new)[-len(word) :] == word for word in words)}
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5), IDS)
+def test_a_slot_bans_the_same_tokens_while_it_grows(words: list[tuple[int, ...]], ids: list[int]) -> None:
+    slot = make_slot(bad_words=tuple(words))
+    for length, token_id in enumerate((*ids, 0)):
+        generated = tuple(ids[:length])
+        plain = {new for new in range(4) if any((*generated, new)[-len(word) :] == word for word in words)}
+        assert set(slot.banned_ids) == plain
+        assert slot.banned_ids is slot.banned_ids, "computed once for each new token"
+        slot.append_tokens((token_id,))
+
+
+def test_a_slot_looks_only_at_words_whose_last_token_but_one_is_the_newest() -> None:
+    class Word(tuple[int, ...]):
+        num_looks = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Word.num_looks += 1
+            return super().__getitem__(key)
+
+    index = BadWordIndex((*(Word((first, 9, 5)) for first in range(100)), Word((8, 6))))
+    Word.num_looks = 0
+    assert index.completed(np.array([1, 2, 8], dtype=np.int64)) == (6,)
+    assert Word.num_looks == 2, "the other tokens and the last token of one word"
 
 
 def test_a_mask_of_a_form_has_the_bans_already() -> None:
