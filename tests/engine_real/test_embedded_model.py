@@ -7,11 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from rayloom_engine.grammar.compile import grammar_of
+from rayloom_engine.grammar.matcher import Matcher
+from rayloom_engine.grammar.validate import validate_here
+from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
+from rayloom_engine.structured_outputs import MAX_CHOICES, StructuredOutputs
 from rt_tiny import TinySequence, advance, load_tiny, make_cache
 
 
@@ -81,3 +87,24 @@ def test_the_capital_of_france_is_paris(folder: Path) -> None:
         answer.append(int(torch.argmax(logits[-1])))
         token_ids.append(answer[-1])
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_the_largest_number_of_choices_is_enforced(folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    choices = [str(number) for number in range(MAX_CHOICES)]
+    grammar = grammar_of(StructuredOutputs(choice=choices))
+    assert validate_here(grammar, "structured_outputs") == ()
+    vocabulary = Vocabulary.load(folder, read_shape(folder).vocab_size, (2,))
+    matcher = Matcher.build(vocabulary, grammar)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    mask = np.zeros(vocabulary.num_words, dtype=np.int32)
+    for text, is_choice in ((choices[0], True), (choices[-1], True), (str(MAX_CHOICES), False), ("12 ", False)):
+        each = matcher.copy()
+        ids = tokenizer.encode(text).ids
+        num_accepted = each.num_accepted(ids)
+        for token_id in ids[:num_accepted]:
+            each.fill(mask)
+            assert mask[token_id // 32] >> (token_id % 32) & 1
+            each.advance([token_id])
+        assert (num_accepted == len(ids) and each.is_accepting) is is_choice

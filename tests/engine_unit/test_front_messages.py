@@ -132,6 +132,17 @@ def test_a_call_that_is_cut_has_the_input_that_is_there(front: FrontUnderTest) -
     assert block["input"] in ({}, {"city": "Pa"})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_arguments_that_are_nested_too_deeply_are_no_whole_call(front: FrontUnderTest, stream: bool) -> None:
+    answers(front, CALL.replace('"Paris"', "[" * 1_500 + "]" * 1_500), 1_000)
+    response = post(front, tools=[TOOL], stream=stream, max_tokens=3_500)
+    assert response.status_code == 200
+    if stream:
+        assert sse_events(response.content)[-1]["type"] == "message_stop"
+    else:
+        assert response.json()["content"][0]["input"] == {}
+
+
 def test_a_last_message_of_the_assistant_is_continued(front: FrontUnderTest) -> None:
     post(front, messages=[*HI, {"role": "assistant", "content": "The answer is ("}])
     submit = front.do(lambda: front.core.submits[-1])

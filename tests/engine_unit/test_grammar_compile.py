@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar import validate as validation
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.grammar.gbnf import is_gbnf, lark_of_gbnf
 from rayloom_engine.grammar.validate import GrammarRefused, shortened, validate, validate_here
@@ -264,6 +266,24 @@ def test_hostile_forms_are_answered_at_once(name: str) -> None:
 
     assert asyncio.run(ask()) < 0.1  # CPU time of the thread of the event loop
     assert max(gaps, default=0.0) < 0.1
+
+
+def test_a_verdict_that_is_forgotten_at_once_is_not_asked_for_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def asked(_grammar: str) -> tuple[str, ...]:
+        threads.append(threading.current_thread())
+        return ("a warning",)
+
+    monkeypatch.setattr(validation, "_asked", asked)
+    monkeypatch.setattr(validation, "_MAX_KNOWN", 0)
+    monkeypatch.setattr(validation, "_known", {})
+    assert asyncio.run(validate("start: /forgotten/", "structured_outputs")) == ("a warning",)
+    assert validate_here("start: /forgotten/", "structured_outputs") == ("a warning",)
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 async def _tick(gaps: list[float]) -> None:

@@ -189,6 +189,8 @@ def test_a_call_that_is_cut_off(format: ToolFormat, text: str, expected: list[tu
         ("limit", "null", None),
         ("limit", "2.5", 2.5),
         ("limit", "NaN", "NaN"),
+        ("limit", "1e999", "1e999"),
+        ("near", "[1e999]", "[1e999]"),
         ("mode", "null", None),
         ("mode", "5", "5"),
         ("unknown", "5", "5"),

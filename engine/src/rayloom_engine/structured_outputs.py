@@ -9,7 +9,7 @@ from typing import Any
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
-MAX_CHOICES = 10_000
+MAX_CHOICES = 8_000  # so many short strings are a grammar of nearly 64 KB
 MAX_AFTER_CHARS = 64
 
 _FORMS = ("json", "json_object", "regex", "choice", "grammar", "lark")

@@ -41,7 +41,8 @@ def _lark_of(form: StructuredOutputs) -> str:
         check_bytes(form.regex)
         return f"start: /{_regex_in_lark(form.regex)}/"
     if form.choice is not None:
-        text = "start: " + " | ".join(_quoted(choice) for choice in form.choice)
+        # One terminal, because llguidance refuses a rule of more than 2,000 alternatives.
+        text = "start: C\nC: " + "|".join(_quoted(choice) for choice in form.choice)
         check_bytes(text)
         return text
     grammar = form.lark if form.lark is not None else form.grammar

@@ -109,19 +109,22 @@ class Form:
             if not self._preamble.is_over:
                 token_ids = list(self._preamble.advance(tuple(token_ids)))
             if not self._preamble.is_over:
-                return self._mask if self._preamble.fill(self._mask) else None
+                if not self._preamble.fill(self._mask):
+                    return None
+                return self._without(self._mask, banned_ids)
         self._matcher.advance(token_ids)
         self._matcher.fill(self._mask)
-        if len(banned_ids):
-            self._ban(self._mask, np.asarray(banned_ids, dtype=np.int64))
-        return self._mask
+        return self._without(self._mask, banned_ids)
 
-    def _ban(self, mask: Mask, banned_ids: Ids) -> None:
-        whole = mask.copy()
-        clear(mask, banned_ids)
-        if not mask.any():
-            # The answer is complete, although it has fewer than min_tokens, or the form needs what the request bans.
-            mask[:] = whole
+    def _without(self, mask: Mask, banned_ids: Sequence[int] | Ids) -> Mask:
+        """Takes the banned tokens out of the mask, unless no other token is left. Returns the mask."""
+        if len(banned_ids):
+            whole = mask.copy()
+            clear(mask, np.asarray(banned_ids, dtype=np.int64))
+            if not mask.any():
+                # The answer is complete although it has fewer than min_tokens, or the form needs a banned token.
+                mask[:] = whole
+        return mask
 
 
 def _kept(kept: OrderedDict[str, Build[_T]], key: str, make: Callable[[], Build[_T]]) -> Build[_T]:

@@ -88,5 +88,5 @@ def _input(arguments: str) -> dict[str, Any]:
 def _is_object(arguments: str) -> bool:
     try:
         return isinstance(json.loads(arguments), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: a model may write thousands of brackets
         return False

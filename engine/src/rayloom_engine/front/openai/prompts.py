@@ -51,16 +51,17 @@ async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOpt
 
     formats = text.formats
     tools = options.tool_use().shown
-    if formats.writes_tools and (tools or any(map(_has_calls, messages))):
-        messages = written_messages(
-            plain_messages(messages), tools, formats.tools, has_system=formats.abilities.has_system
-        )
-        tools = ()
+    is_written = formats.writes_tools and (bool(tools) or any(map(_has_calls, messages)))
 
     def render(cpu_s: float) -> str:
+        shown = messages
+        if is_written:
+            shown = written_messages(
+                plain_messages(messages), tools, formats.tools, has_system=formats.abilities.has_system
+            )
         return template.render(
-            messages,
-            tools=tools,
+            shown,
+            tools=() if is_written else tools,
             text_arguments=formats.abilities.takes_text_arguments,
             add_generation_prompt=options.add_generation_prompt is not False,
             continue_final_message=bool(options.continue_final_message),
@@ -124,5 +125,7 @@ def _has_calls(message: object) -> bool:
 
 
 def _num_chars(message: object) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(message, dict) or _has_calls(message):
+        return ENCODE_IN_THREAD_ABOVE_CHARS
+    content = message.get("content")
     return len(content) if isinstance(content, str) else ENCODE_IN_THREAD_ABOVE_CHARS

@@ -29,7 +29,7 @@ class PartSink:
     holds_blanks: bool = True
     num_started: int = 0
     _parts: list[MessagePart] = field(default_factory=list)
-    _blanks: str = ""
+    _blanks: list[str] = field(default_factory=list)  # held back; joined once, because there may be many
 
     def take(self) -> list[MessagePart]:
         """Returns the parts since the last call."""
@@ -50,17 +50,17 @@ class PartSink:
 
     def drop_blanks(self) -> None:
         """Drops blanks that are held back."""
-        self._blanks = ""
+        self._blanks.clear()
 
     def end(self) -> None:
         """Releases blanks at the end of the content."""
         if self._blanks:
-            self._parts.append(Content(self._blanks))
-            self._blanks = ""
+            self._parts.append(Content("".join(self._blanks)))
+            self._blanks.clear()
 
     def start(self, name: str) -> None:
         """Starts the next call."""
-        self._blanks = ""
+        self._blanks.clear()
         self.num_started += 1
         if self._is_kept:
             index = self.num_started - 1
@@ -82,7 +82,12 @@ class PartSink:
         return self.num_calls == self.num_started
 
     def _without_last_blanks(self, text: str) -> str:
-        text = self._blanks + text
         kept = text.rstrip(BLANKS)
-        self._blanks = text[len(kept) :]
-        return kept
+        if kept:
+            before = "".join(self._blanks)
+            self._blanks.clear()
+        else:
+            before = ""
+        if len(kept) < len(text):
+            self._blanks.append(text[len(kept) :])
+        return before + kept

@@ -22,21 +22,19 @@ def written_messages(
     of tools become messages of the user. If the template has no system message, the first message gets its text.
     """
     result: list[dict[str, Any]] = []
+    responses: list[str] = []  # of consecutive tools
     for message in messages:
-        last = result[-1] if result else None
         if message["role"] == "tool":
-            response = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if last is not None and last.get("is_response"):
-                last["content"] += f"\n{response}"
-            else:
-                result.append({"role": "user", "content": response, "is_response": True})
-        elif message.get("tool_calls"):
+            responses.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        _add_responses(result, responses)
+        if message.get("tool_calls"):
             calls = written_calls(message["tool_calls"], format)
             content = f"{message['content']}\n{calls}" if message["content"] else calls
             result.append({**_without(message, "tool_calls"), "content": content})
         else:
             result.append(message)
-    result = [_without(message, "is_response") for message in result]
+    _add_responses(result, responses)
     return _with_instructions(result, instructions(tools, format), has_system=has_system) if tools else result
 
 
@@ -74,6 +72,13 @@ def _with_instructions(messages: list[dict[str, Any]], text: str, *, has_system:
         content = f"{first['content']}\n\n{text}" if first["role"] == "system" else f"{text}\n\n{first['content']}"
         return [{**first, "content": content}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _add_responses(messages: list[dict[str, Any]], responses: list[str]) -> None:
+    """Adds the responses as one message of the user, and empties their list."""
+    if responses:
+        messages.append({"role": "user", "content": "\n".join(responses)})
+        responses.clear()
 
 
 def _without(message: dict[str, Any], name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ MAX_CALL_CHARS = 65536  # of one call; parsing takes 100 ms for so many characte
 MAX_DEPTH = 32  # of brackets in each other
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
-_STRING_END = {quote: re.compile(rf"(?:[^\\{quote}]|\\.)*{quote}", re.DOTALL) for quote in "'\""}
+_STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -44,27 +44,45 @@ def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
 
 
 class _EndFinder:
-    """Finds the bracket that closes a call, outside strings."""
+    """Finds the bracket that closes a call, outside strings. Looks at each character once."""
 
     def __init__(self, at: int) -> None:
         self.at = at
         self._depth = 1
+        self._quote = ""  # that ends the open string; empty outside strings
+        self._is_escaped = False
 
     def find(self, text: str) -> bool:
         """Returns True once `at` is behind the closing bracket. Raises NoCall if brackets are nested too deeply."""
         while self._depth and self.at < len(text):
-            char = text[self.at]
-            if char in _STRING_END:
-                end = _STRING_END[char].match(text, self.at + 1)
-                if end is None:
-                    return False
-                self.at = end.end()
+            if self._quote:
+                self._string(text)
                 continue
+            char = text[self.at]
+            if char in _STRING_RUN:
+                self._quote = char
             self._depth += (char in "([{") - (char in ")]}")
             if self._depth > MAX_DEPTH:
                 raise NoCall
             self.at += 1
         return self._depth == 0
+
+    def _string(self, text: str) -> None:
+        """Moves `at` behind the next escaped character, backslash or closing quote of the open string."""
+        if self._is_escaped:
+            self._is_escaped = False
+            self.at += 1
+            return
+        run = _STRING_RUN[self._quote].match(text, self.at)
+        assert run is not None
+        self.at = run.end()
+        if self.at == len(text):
+            return
+        if text[self.at] == "\\":
+            self._is_escaped = True
+        else:
+            self._quote = ""
+        self.at += 1
 
 
 def _arguments(source: str) -> str:

@@ -44,7 +44,9 @@ def _parsed(text: str) -> Any:
     if word in _WORDS:
         return _WORDS[word]
     try:
-        return json.loads(text, parse_constant=_refused)
+        value = json.loads(text, parse_constant=_refused)
+        json.dumps(value, allow_nan=False)  # raises ValueError for numbers beyond a float, such as 1e999
+        return value
     except (ValueError, RecursionError):
         return text
 
