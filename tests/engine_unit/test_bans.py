@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine import LLM, SamplingParams
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import NewSlot
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.bad_words import MAX_SEQUENCES, bad_word_ids
 from rayloom_engine.text.tokenizer import Tokenizer
-from rayloom_engine.worker.bans import all_banned_ids
+from rayloom_engine.worker.bad_word_index import BadWordIndex
+from rayloom_engine.worker.bans import all_banned_ids, mask_form
+from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.sampler import token_logprobs, with_tokens
-from rayloom_engine.worker.slots import completed_words
+from rayloom_engine.worker.slots import Slot
 from rt_byte_model import byte_model
+from rt_forms import EOS, ids_of, tiny_vocabulary
 from rt_slots import make_slot
-from rt_tiny import tiny_checkpoint, tiny_tokenizer
+from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
 
 VOCAB = 10
 IDS = st.lists(st.integers(0, 3), max_size=8)
@@ -48,19 +55,89 @@ def banned(**params) -> list[int]:
 )
 def test_a_word_is_banned_at_its_last_token(generated: tuple[int, ...], expected: tuple[int, ...]) -> None:
     words = ((5,), (7, 8), (7, 8, 9))
-    assert completed_words(words, np.array(generated, dtype=np.int64)) == expected
+    assert BadWordIndex(words).completed(np.array(generated, dtype=np.int64)) == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5), IDS)
 def test_exactly_the_tokens_that_would_complete_a_word_are_banned(words: list[tuple[int, ...]], ids: list[int]) -> None:
-    found = set(completed_words(tuple(words), np.array(ids, dtype=np.int64)))
+    found = set(BadWordIndex(tuple(words)).completed(np.array(ids, dtype=np.int64)))
     assert found == {new for new in range(4) if any((*ids, new)[-len(word) :] == word for word in words)}
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5), IDS)
+def test_a_slot_bans_the_same_tokens_while_it_grows(words: list[tuple[int, ...]], ids: list[int]) -> None:
+    slot = make_slot(bad_words=tuple(words))
+    for length, token_id in enumerate((*ids, 0)):
+        generated = tuple(ids[:length])
+        plain = {new for new in range(4) if any((*generated, new)[-len(word) :] == word for word in words)}
+        assert set(slot.banned_ids) == plain
+        assert slot.banned_ids is slot.banned_ids, "computed once for each new token"
+        slot.append_tokens((token_id,))
+
+
+def test_a_slot_looks_only_at_words_whose_last_token_but_one_is_the_newest() -> None:
+    class Word(tuple[int, ...]):
+        num_looks = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            Word.num_looks += 1
+            return super().__getitem__(key)
+
+    index = BadWordIndex((*(Word((first, 9, 5)) for first in range(100)), Word((8, 6))))
+    Word.num_looks = 0
+    assert index.completed(np.array([1, 2, 8], dtype=np.int64)) == (6,)
+    assert Word.num_looks == 2, "the other tokens and the last token of one word"
 
 
 def test_a_mask_of_a_form_has_the_bans_already() -> None:
     slot = make_slot(eos=(4,), min_tokens=1)
     slot.allowed = np.array([0b11110], dtype=np.int32)
     assert all_banned_ids(slot, VOCAB) is None
+
+
+def test_bans_count_in_every_step_of_a_form_and_after_a_replay() -> None:
+    forms = Forms(tiny_vocabulary)
+    (b,) = ids_of("b")
+    grammar = grammar_of(StructuredOutputs(regex="a(a|b)*"))
+    params = DecodingParams(max_tokens=9, grammar=grammar, bad_words=((b,),))
+
+    def slot_after(text: str) -> Slot:
+        new = NewSlot(
+            slot=0,
+            request_id="r",
+            token_ids=(0, *ids_of(text)),
+            num_prompt_tokens=1,
+            block_table=(),
+            params=params,
+            eos_token_ids=(EOS,),
+        )
+        return Slot(new, None, forms)
+
+    def allows_b(slot: Slot) -> bool:
+        mask_form(slot, VOCAB_SIZE)
+        assert slot.allowed is not None
+        return bool(slot.allowed[b // 32] >> (b % 32) & 1)
+
+    slot = slot_after("")
+    assert not allows_b(slot)
+    for text in ("a", "aa", "aaa"):
+        slot.append_tokens(tuple(ids_of("a")))
+        assert not allows_b(slot)
+        assert slot.allowed is not None
+        replayed = slot_after(text)
+        assert not allows_b(replayed)
+        assert replayed.allowed is not None
+        assert replayed.allowed.tolist() == slot.allowed.tolist()
+
+
+def test_bans_count_where_the_text_before_a_form_is_masked() -> None:
+    forms = Forms(tiny_vocabulary)
+    structured = StructuredOutputs(regex="a", after="ab")
+    form = forms.begin(DecodingParams(max_tokens=9, grammar=grammar_of(structured), grammar_after="ab"))
+    form.append(ids_of("a"))
+    (banned_id,) = ids_of("a")
+    mask = form.allowed((banned_id,))
+    assert mask is None or not mask[banned_id // 32] >> (banned_id % 32) & 1
 
 
 def test_allowed_tokens_and_a_form_exclude_each_other() -> None:

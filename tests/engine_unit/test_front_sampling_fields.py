@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rayloom_engine.front.generation.admission import check_num_allowed_ids
 from rayloom_engine.protocol.messages import Submit
+from rayloom_engine.sampling_params import SamplingParams
 from rt_fake_core import say
 from rt_front import FrontUnderTest, events, running_front, text_of
 
@@ -41,6 +43,22 @@ def test_limits_of_tokens_reach_the_core(front: FrontUnderTest) -> None:
     assert params.bad_words == (tuple(b"no"),)
     assert params.allowed_token_ids == (65, 66)
     assert (params.logprobs, params.logprob_token_ids) == (0, (67, 68))
+
+
+@pytest.mark.parametrize(("num_prompts", "n", "num_ids"), [(1, 128, 4097), (64, 2, 4097), (2, 1, 2**18 + 1)])
+def test_allowed_tokens_of_all_choices_are_limited(
+    front: FrontUnderTest, num_prompts: int, n: int, num_ids: int
+) -> None:
+    prompts = [[65]] * num_prompts
+    response = front.complete(prompts, n=n, allowed_token_ids=list(range(num_ids)), max_tokens=1)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "allowed_token_ids")
+    assert f"{num_ids} ids for each of {num_prompts * n} choices" in error["message"]
+    assert "at most 524288 are allowed; lower n" in error["message"]
+
+
+def test_as_many_allowed_tokens_as_the_limit_pass_it() -> None:
+    check_num_allowed_ids(2, SamplingParams(n=64, allowed_token_ids=range(4096)))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar import validate as validation
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.grammar.gbnf import is_gbnf, lark_of_gbnf
-from rayloom_engine.grammar.validate import GrammarRefused, validate, validate_here
+from rayloom_engine.grammar.validate import GrammarRefused, shortened, validate, validate_here
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rt_forms import accepts
 
@@ -168,6 +170,43 @@ def _chain(length: int, **link: Any) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{length}": {"type": "string"}}}
 
 
+def _merging(num_merged: int) -> dict[str, Any]:
+    """A schema that merges `num_merged` times two objects of 400 properties."""
+    objects = {name: {"properties": {f"{name}{n}": {} for n in range(400)}} for name in "ab"}
+    merged = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
+    return {"$defs": objects, "type": "object", "properties": {f"p{n}": merged for n in range(num_merged)}}
+
+
+def test_merged_objects_are_limited_in_all() -> None:
+    _check(json=_merging(5))  # 10 schemas x 400 properties
+    for form in (
+        {"json": _merging(6)},
+        {"lark": "start: %json " + json.dumps(_merging(6))},
+        {"lark": f"start: a | b\na: %json {json.dumps(_merging(3))}\nb: %json {json.dumps(_merging(3))}"},
+        {"json": {"properties": _merging(0)["$defs"]["a"]["properties"], "anyOf": [{"required": ["a1"]}] * 11}},
+    ):
+        with pytest.raises(RequestError, match="at most 4000 are allowed"):
+            grammar_of(StructuredOutputs(**form))
+
+
+def test_a_reference_that_merges_nothing_does_not_count() -> None:
+    reference = {"description": "an a", "$ref": "#/$defs/a"}
+    optional = {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}
+    _check(
+        json={"$defs": _merging(0)["$defs"], "properties": {f"p{n}": [reference, optional][n % 2] for n in range(100)}}
+    )
+
+
+def test_a_grammar_that_the_rank_cannot_hold_is_refused_by_the_front() -> None:
+    # More than 65,525 symbols: with a higher limit the library accepts them, and panics when the rank builds them.
+    with pytest.raises(GrammarRefused, match="number of symbols"):
+        validate_here("start: %json " + json.dumps(_merging(25)), "grammar")
+
+
+def test_a_message_of_the_library_ends_before_its_backtrace() -> None:
+    assert shortened("panic: too many\n<backtrace>\n   0: /build/path.rs\n") == "panic: too many"
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "deep": {"json": _nested(400)},
     "deep within the limit": {"json": _nested(45)},
@@ -192,6 +231,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
             ]
         }
     },
+    "merged objects": {"json": _merging(10)},
+    "merged objects within the limit": {"json": _merging(5)},
     "many choices": {"choice": [f"choice {n}" for n in range(3500)]},
     "huge counts": {"json": {"type": "array", "minItems": 10**9, "items": {"type": "string", "minLength": 10**9}}},
     "nested counts": {"regex": "((a{1,1000}){1,1000}){1,1000}"},
@@ -225,6 +266,24 @@ def test_hostile_forms_are_answered_at_once(name: str) -> None:
 
     assert asyncio.run(ask()) < 0.1  # CPU time of the thread of the event loop
     assert max(gaps, default=0.0) < 0.1
+
+
+def test_a_verdict_that_is_forgotten_at_once_is_not_asked_for_on_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def asked(_grammar: str) -> tuple[str, ...]:
+        threads.append(threading.current_thread())
+        return ("a warning",)
+
+    monkeypatch.setattr(validation, "_asked", asked)
+    monkeypatch.setattr(validation, "_MAX_KNOWN", 0)
+    monkeypatch.setattr(validation, "_known", {})
+    assert asyncio.run(validate("start: /forgotten/", "structured_outputs")) == ("a warning",)
+    assert validate_here("start: /forgotten/", "structured_outputs") == ("a warning",)
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 async def _tick(gaps: list[float]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from rayloom_engine.grammar.matcher import Mask, Matcher
 from rayloom_engine.grammar.preamble import Endings, Preamble
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.structured_outputs import StructuredOutputs
+from rayloom_engine.worker.builds import Builds
 from rayloom_engine.worker.forms import Form, Forms
 from rayloom_engine.worker.slots import SlotTable
 from rt_forms import EOS, ids_of, matcher_of, tiny_vocabulary, token_folder
@@ -154,12 +153,12 @@ def test_a_tokenizer_that_cannot_be_used_fails_only_sequences_with_a_form(tmp_pa
 
 
 def test_a_fault_of_the_library_is_a_fault_of_the_sequence() -> None:
-    vocabulary: Future[Vocabulary] = Future()
-    vocabulary.set_result(tiny_vocabulary())
-    matcher: Future[Matcher] = Future()
-    matcher.set_exception(MemoryError())
+    def fail() -> Matcher:
+        raise MemoryError
+
+    builds = Builds()
     with pytest.raises(GrammarFault, match="MemoryError"):
-        Form(vocabulary, matcher, None).allowed(())
+        Form(builds, builds.start(tiny_vocabulary), builds.start(fail), None).allowed(())
 
 
 def test_a_model_may_have_more_tokens_than_its_tokenizer_or_fewer() -> None:

@@ -10,6 +10,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.anthropic.request import CountTokensRequest, MessagesRequest
 from rayloom_engine.front.anthropic.translation import translate, translate_prompt
 from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.openai.translated_chat import TranslatedChat
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "get_weather", "description": "Weather.", "input_schema": {"type": "object"}}
@@ -195,3 +196,11 @@ def test_the_prompt_to_count_is_that_of_the_request() -> None:
 def test_a_refusal_names_the_clients_own_field(fields: dict[str, Any], field: str, words: str) -> None:
     error = refusal(**fields)
     assert (error.field, words in str(error)) == (field, True), (error.field, str(error))
+
+
+def test_only_whole_words_of_a_message_become_the_client_s_own_name() -> None:
+    translated = TranslatedChat(document={}, sources=(), names=((r"^stop$", "stop_sequences"),))
+    with pytest.raises(RequestError) as refused, translated.own_names():
+        raise RequestError("stop[0] and stop are empty; stop_token_ids and nonstop are not", "stop")
+    assert str(refused.value) == ("stop_sequences[0] and stop_sequences are empty; stop_token_ids and nonstop are not")
+    assert refused.value.field == "stop_sequences"

@@ -19,7 +19,7 @@ def parser_limits() -> LLParserLimits:
 
     return LLParserLimits(
         initial_lexer_fuel=500_000,  # at most 10 ms of a grammar's construction
-        max_grammar_size=200_000,
+        max_grammar_size=60_000,  # with 65,525 symbols the library panics after it has accepted the grammar
         max_lexer_states=25_000,
         step_lexer_fuel=100_000,  # at most 7 ms of a mask
         step_max_items=25_000,

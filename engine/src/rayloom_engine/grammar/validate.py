@@ -29,22 +29,26 @@ async def validate(grammar: str, field: str) -> tuple[str, ...]:
 
     A new grammar is read in a thread, which leaves the interpreter lock to the event loop.
     """
-    if grammar not in _known:
-        await asyncio.wrap_future(_pool().submit(_remember, grammar))
-    return _verdict(grammar, field)
+    known = _known.get(grammar)
+    if known is None:
+        known = await asyncio.wrap_future(_pool().submit(_remember, grammar))
+    return _warnings(known, field)
 
 
 def validate_here(grammar: str, field: str) -> tuple[str, ...]:
     """Returns the same as `validate`, for code without an event loop."""
-    if grammar not in _known:
-        _pool().submit(_remember, grammar).result()
-    return _verdict(grammar, field)
-
-
-def _verdict(grammar: str, field: str) -> tuple[str, ...]:
     known = _known.get(grammar)
-    if known is None:  # forgotten meanwhile
-        known = _asked(grammar)
+    if known is None:
+        known = _pool().submit(_remember, grammar).result()
+    return _warnings(known, field)
+
+
+def is_known(grammar: str) -> bool:
+    """True if `validate` has the answer already."""
+    return grammar in _known
+
+
+def _warnings(known: tuple[str, ...] | str, field: str) -> tuple[str, ...]:
     if isinstance(known, str):
         raise GrammarRefused(f"{field} cannot be enforced: {known}", field)
     return known
@@ -55,12 +59,13 @@ def _pool() -> ThreadPoolExecutor:
     return deep_stack_pool("grammars")
 
 
-def _remember(grammar: str) -> None:
-    if grammar in _known:
-        return
-    _known[grammar] = _asked(grammar)
+def _remember(grammar: str) -> tuple[str, ...] | str:
+    known = _known.get(grammar)
+    if known is None:
+        known = _known[grammar] = _asked(grammar)
     while len(_known) > _MAX_KNOWN:
         del _known[next(iter(_known))]
+    return known
 
 
 def _asked(grammar: str) -> tuple[str, ...] | str:
@@ -73,7 +78,8 @@ def _asked(grammar: str) -> tuple[str, ...] | str:
 
 
 def shortened(message: str) -> str:
-    """Returns llguidance's words in one line, without the excerpt of the grammar that follows them."""
-    first = _JSON_SCHEMA.sub("", message.strip().partition("\n   1 |")[0])
+    """Returns llguidance's words in one line, without the excerpt of the grammar or the backtrace that follows them."""
+    words = message.partition("<backtrace>")[0].strip().partition("\n   1 |")[0]
+    first = _JSON_SCHEMA.sub("", words)
     line = " ".join(first.split())
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."

@@ -34,6 +34,10 @@ class Activity:
         """Increases when a wait begins and when it ends, and with every half of a layer."""
         return self._num_switches + self._model_progress() - self._earlier
 
+    def report(self) -> None:
+        """Counts a wait for a thread of this process as progress. Such a wait has its own time-out."""
+        self._num_switches += 1
+
     def restart(self) -> None:
         """Counts from 0 on."""
         self._num_switches = 0

@@ -33,6 +33,14 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     return both
 
 
+def mask_form(slot: Slot, vocab_size: int) -> None:
+    """Sets the tokens that the slot's form allows next, without banned ones. Raises GrammarFault with no mask set."""
+    assert slot.form is not None
+    slot.allowed = None  # until now the mask of the step before, which would hide the bans
+    banned = all_banned_ids(slot, vocab_size)
+    slot.allowed = slot.form.allowed(() if banned is None else banned)
+
+
 def _other_ids(slot: Slot, vocab_size: int) -> Ids:
     """Returns all ids but those of allowed_token_ids. Computed at the slot's first call."""
     if slot.other_ids is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -17,17 +16,19 @@ import numpy.typing as npt
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
-from rayloom_engine.grammar.deep_stack import deep_stack_pool
 from rayloom_engine.grammar.matcher import Mask, Matcher
 from rayloom_engine.grammar.preamble import Endings, Preamble, clear
 from rayloom_engine.grammar.vocabulary import Vocabulary
+from rayloom_engine.worker.builds import Build, Builds
 
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 Ids = npt.NDArray[np.int64]
 
-_MAX_GRAMMARS = 32  # kept for later sequences, the most recently used ones
+# Kept for later sequences, the most recently used ones. A matcher's memory grows with the length of its grammar.
+_MAX_GRAMMARS = 32
+_MAX_BYTES = 256 * 1024
 
 
 class Forms:
@@ -35,31 +36,36 @@ class Forms:
 
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. It is called on a thread, at once: it takes 0.15 s and more."""
-        self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
-        self._vocabulary: Future[Vocabulary] = self._pool.submit(load_vocabulary)
-        self._matchers: OrderedDict[str, Future[Matcher]] = OrderedDict()
-        self._endings: OrderedDict[str, Future[Endings]] = OrderedDict()
+        self._builds = Builds()
+        self._vocabulary: Build[Vocabulary] = self._builds.start(load_vocabulary)
+        self._matchers: OrderedDict[str, Build[Matcher]] = OrderedDict()
+        self._endings: OrderedDict[str, Build[Endings]] = OrderedDict()
+
+    def report_to(self, report_progress: Callable[[], None]) -> None:
+        """Makes a step that waits for a grammar call `report_progress` again and again."""
+        self._builds.report_progress = report_progress
 
     def begin(self, params: DecodingParams) -> Form:
         """Returns the form of a sequence, before its first generated token. Its grammar is built on a thread."""
-        matcher = _kept(self._matchers, params.grammar, lambda: self._pool.submit(self._build, params.grammar))
+        matcher = _kept(self._matchers, params.grammar, lambda: self._build(params.grammar))
         after = params.grammar_after
-        endings = _kept(self._endings, after, lambda: self._pool.submit(self._build_endings, after)) if after else None
-        return Form(self._vocabulary, matcher, endings)
+        endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
+        return Form(self._builds, self._vocabulary, matcher, endings)
 
-    def _build(self, grammar: str) -> Matcher:
-        return Matcher.build(self._vocabulary.result(), grammar)
+    def _build(self, grammar: str) -> Build[Matcher]:
+        return self._builds.start(lambda: Matcher.build(self._vocabulary.future.result(), grammar))
 
-    def _build_endings(self, after: str) -> Endings:
-        return Endings(self._vocabulary.result(), after)
+    def _build_endings(self, after: str) -> Build[Endings]:
+        return self._builds.start(lambda: Endings(self._vocabulary.future.result(), after))
 
 
 class Form:
     """The grammar of one sequence, after the token ids that it was given."""
 
     def __init__(
-        self, vocabulary: Future[Vocabulary], matcher: Future[Matcher], endings: Future[Endings] | None
+        self, builds: Builds, vocabulary: Build[Vocabulary], matcher: Build[Matcher], endings: Build[Endings] | None
     ) -> None:
+        self._builds = builds
         self._vocabulary = vocabulary
         self._first = matcher
         self._endings = endings
@@ -92,9 +98,10 @@ class Form:
 
     def _next_mask(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         if self._matcher is None:
-            self._matcher = self._first.result().copy()
-            self._preamble = None if self._endings is None else Preamble(self._endings.result())
-            self._mask = np.empty(self._vocabulary.result().num_words, dtype=np.int32)
+            first = self._builds.wait_for(self._first)
+            self._preamble = None if self._endings is None else Preamble(self._builds.wait_for(self._endings))
+            self._matcher = first.copy()
+            self._mask = np.empty(self._builds.wait_for(self._vocabulary).num_words, dtype=np.int32)
         assert self._mask is not None
         token_ids = self._waiting
         self._waiting = []
@@ -102,27 +109,31 @@ class Form:
             if not self._preamble.is_over:
                 token_ids = list(self._preamble.advance(tuple(token_ids)))
             if not self._preamble.is_over:
-                return self._mask if self._preamble.fill(self._mask) else None
+                if not self._preamble.fill(self._mask):
+                    return None
+                return self._without(self._mask, banned_ids)
         self._matcher.advance(token_ids)
         self._matcher.fill(self._mask)
+        return self._without(self._mask, banned_ids)
+
+    def _without(self, mask: Mask, banned_ids: Sequence[int] | Ids) -> Mask:
+        """Takes the banned tokens out of the mask, unless no other token is left. Returns the mask."""
         if len(banned_ids):
-            self._ban(self._mask, np.asarray(banned_ids, dtype=np.int64))
-        return self._mask
-
-    def _ban(self, mask: Mask, banned_ids: Ids) -> None:
-        whole = mask.copy()
-        clear(mask, banned_ids)
-        if not mask.any():
-            # The answer is complete, although it has fewer than min_tokens, or the form needs what the request bans.
-            mask[:] = whole
+            whole = mask.copy()
+            clear(mask, np.asarray(banned_ids, dtype=np.int64))
+            if not mask.any():
+                # The answer is complete although it has fewer than min_tokens, or the form needs a banned token.
+                mask[:] = whole
+        return mask
 
 
-def _kept(kept: OrderedDict[str, Future[_T]], key: str, make: Callable[[], Future[_T]]) -> Future[_T]:
-    """Returns the future of `key`, made by `make` if there is none. Forgets the one not used for the longest time."""
-    future = kept.get(key)
-    if future is None:
-        future = kept[key] = make()
-        if len(kept) > _MAX_GRAMMARS:
-            kept.popitem(last=False)
+def _kept(kept: OrderedDict[str, Build[_T]], key: str, make: Callable[[], Build[_T]]) -> Build[_T]:
+    """Returns the build of `key`, made by `make` if there is none. Forgets the ones not used for the longest time."""
+    build = kept.get(key)
+    if build is None:
+        build = kept[key] = make()
+        num_bytes = sum(len(text.encode()) for text in kept)
+        while len(kept) > 1 and (len(kept) > _MAX_GRAMMARS or num_bytes > _MAX_BYTES):
+            num_bytes -= len(kept.popitem(last=False)[0].encode())
     kept.move_to_end(key)
-    return future
+    return build

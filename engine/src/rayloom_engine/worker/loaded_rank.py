@@ -49,6 +49,8 @@ class LoadedRank:
         self._choice = choice
         self._forms = forms
         self._cache: KvPages | None = None
+        if forms is not None:
+            forms.report_to(self.activity.report)
 
     @property
     def stage(self) -> Stage:

@@ -25,7 +25,7 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
-from rayloom_engine.worker.bans import all_banned_ids
+from rayloom_engine.worker.bans import mask_form
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
 from rayloom_engine.worker.forms import Forms
@@ -202,10 +202,8 @@ class Runner:
             if slot.form is None:
                 continue
             try:
-                banned = all_banned_ids(slot, self._model.shape.vocab_size)
-                slot.allowed = slot.form.allowed(() if banned is None else banned)
+                mask_form(slot, self._model.shape.vocab_size)
             except GrammarFault as fault:
-                slot.allowed = None
                 broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
         return broken
 

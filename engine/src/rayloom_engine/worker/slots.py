@@ -9,6 +9,7 @@ import numpy.typing as npt
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.worker.bad_word_index import BadWordIndex
 from rayloom_engine.worker.block_tables import BlockTables
 from rayloom_engine.worker.forms import Form, Forms
 
@@ -27,6 +28,8 @@ class Slot:
         "params",
         "request_id",
         "token_ids",
+        "_bad_words",
+        "_completed",
     )
 
     def __init__(self, new: NewSlot, known: Slot | None = None, forms: Forms | None = None) -> None:
@@ -39,6 +42,8 @@ class Slot:
         self.form: Form | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
+        self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
+        self._completed: tuple[int, ...] | None = None  # of the current end of token_ids; None: not computed yet
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens
@@ -56,12 +61,20 @@ class Slot:
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
-        words: tuple[int, ...] = ()
-        if self.params.bad_words:
-            words = completed_words(self.params.bad_words, self.token_ids[self.num_prompt_tokens : self.num_tokens])
+        words = self._completed_words()
         if self.num_generated >= self.params.min_tokens:
             return words
         return (*self.eos_token_ids, *self.params.stop_token_ids, *words)
+
+    def _completed_words(self) -> tuple[int, ...]:
+        """Returns the last tokens of bad words that the next token would complete. Computed once for each new token."""
+        if not self.params.bad_words:
+            return ()
+        if self._bad_words is None:
+            self._bad_words = BadWordIndex(self.params.bad_words)
+        if self._completed is None:
+            self._completed = self._bad_words.completed(self.token_ids[self.num_prompt_tokens : self.num_tokens])
+        return self._completed
 
     @property
     def num_generated(self) -> int:
@@ -80,13 +93,7 @@ class Slot:
         else:
             self.token_ids[self.num_tokens : end] = token_ids
         self.num_tokens = end
-
-
-def completed_words(bad_words: tuple[tuple[int, ...], ...], generated: npt.NDArray[np.int64]) -> tuple[int, ...]:
-    """Returns the last token of each word of which all other tokens stand at the end of `generated`."""
-    longest = max(map(len, bad_words)) - 1
-    end = tuple(generated[len(generated) - min(longest, len(generated)) :].tolist())
-    return tuple(word[-1] for word in bad_words if end[len(end) - len(word) + 1 :] == word[:-1] or len(word) == 1)
+        self._completed = None
 
 
 class SlotTable:

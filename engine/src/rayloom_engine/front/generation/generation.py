@@ -23,7 +23,6 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
-from rayloom_engine.grammar.validate import validate
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.bad_words import bad_word_ids
@@ -91,13 +90,15 @@ class Generation:
         Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
-        if params.structured_outputs is not None:
-            generation.warnings = await validate(params.grammar, params.structured_outputs.field)
         num_choices = len(generation.prompts) * params.n
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)
-        service.lifecycle.enter()
+        service.lifecycle.enter()  # before the form is checked: a drain waits for this request, too
         try:
+            form = params.structured_outputs
+            if form is not None:
+                generation.warnings = await service.form_checks.check(params.grammar, form.field, caller.tenant)
+                check_room(service.config, service.client, num_choices, caller.tenant)  # others may have come meanwhile
             # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
+from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http import json_pieces
@@ -199,6 +199,7 @@ async def answer(
     params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
     check_num_prompt_logprobs(prompts, params)
+    check_num_allowed_ids(len(prompts), params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read
     tenant: str = request.state.tenant
     prefixes = cache_key(request.state.owner, wire.cache_salt)

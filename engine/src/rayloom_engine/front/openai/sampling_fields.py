@@ -34,7 +34,9 @@ class SamplingFields(BaseModel):
         description=f"Words that the answer never contains, alone or after a blank; at most {MAX_BAD_WORDS} with "
         f"{MAX_BAD_WORD_CHARS} characters together. The same letters from other tokens are not found.",
     )
-    allowed_token_ids: AllowedTokenIds | None = Field(None, description="Only these tokens are chosen.")
+    allowed_token_ids: AllowedTokenIds | None = Field(
+        None, description="Only these tokens are chosen; at most 524288 ids for all choices together (prompts x n)."
+    )
     logprob_token_ids: LogprobTokenIds | None = Field(
         None,
         description=f"The alternatives of each token in `logprobs` are these tokens, at most {MAX_LOGPROB_TOKEN_IDS}, "

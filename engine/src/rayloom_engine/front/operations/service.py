@@ -13,6 +13,7 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_link.core_client import CoreAddress, CoreClient
 from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
@@ -60,6 +61,7 @@ class Service:
         self.config = config
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
+        self.form_checks = FormChecks()
         self.metrics = Metrics(
             config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
         )

@@ -1,0 +1,81 @@
+"""Builds: grammars that one thread of a rank builds, while a step may wait for them.
+
+A wait for a build counts as progress of the rank, so it is never taken for a hang. It has its own end: if the thread
+finishes nothing for PATIENCE_S, the build at which it stands is given up, and the others continue on a new thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Generic, TypeVar
+
+from rayloom_engine.errors import GrammarFault
+from rayloom_engine.grammar.deep_stack import deep_stack_pool
+
+_T = TypeVar("_T")
+
+PATIENCE_S = 5.0
+_SLICE_S = 0.1  # progress is reported after each slice, which is much shorter than hang_seconds
+
+
+class Build(Generic[_T]):
+    """One object that the thread makes."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self.make = make
+        self.future: Future[_T] = Future()
+        self.is_overdue = False  # given up, unless it ends after all
+
+
+class Builds:
+    """The thread that builds. `wait_for` is called by one other thread."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
+        self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
+        self._num_slices = round(patience_s / _SLICE_S)
+        # Waits are counted, not measured by a clock: a process that was stopped for a while has waited one slice.
+        self._num_waited = 0  # slices since the thread last finished a build
+        self._present: Build[Any] | None = None  # what the thread builds
+
+    def start(self, make: Callable[[], _T]) -> Build[_T]:
+        """Returns the build of what `make` returns. The thread takes builds in the order of their starts."""
+        build = Build(make)
+        self._submit(build)
+        return build
+
+    def wait_for(self, build: Build[_T]) -> _T:
+        """Returns what the build made, or raises its exception. Raises GrammarFault if the build is given up."""
+        while not build.future.done() or build.future.cancelled():
+            if build.is_overdue:
+                raise GrammarFault(
+                    f"its grammar was not built while a step waited for {self._num_slices * _SLICE_S:g} s; "
+                    "make the grammar simpler"
+                )
+            if build.future.cancelled():
+                self._submit(build)
+            self.report_progress()
+            self._num_waited += 1
+            wait([build.future], timeout=_SLICE_S)
+            if self._num_waited >= self._num_slices:
+                self._give_up()
+        return build.future.result()
+
+    def _submit(self, build: Build[Any]) -> None:
+        build.future = self._pool.submit(self._run, build)
+
+    def _run(self, build: Build[_T]) -> _T:
+        self._present = build
+        try:
+            return build.make()
+        finally:
+            self._num_waited = 0
+
+    def _give_up(self) -> None:
+        """Gives up the present build. `wait_for` submits the cancelled builds again, to the new thread."""
+        self._num_waited = 0
+        if self._present is not None:
+            self._present.is_overdue = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = deep_stack_pool("forms")
