@@ -266,11 +266,11 @@ def server(browser: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_an_answer_survives_a_killed_core_and_the_strip_shows_it(browser: Page, server: RunningServer) -> None:
     with opened(browser, server.api_url, allowed="401 (Unauthorized)"):
         browser.wait_for("document.querySelector('#state').innerText === 'needs an API key'")
-        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "90")):
+        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "400")):
             browser.fill(f"#{field}", text)
         browser.wait_for("document.querySelector('#model').value === 'smollm2'")
         assert browser.text("#counts") == "epoch 1 · 1 rank · 0 running · 0 waiting · 0 failed"
-        ask(browser, "Count from one to fifty, one number a line.")
+        ask(browser, "Write a long story about a village by the sea, with many chapters.")
         browser.wait_for(f"document.querySelector('{ANSWER}')?.innerText.length > 20")
         strike(server, "core", "killed")
         assert browser.evaluate(IS_IDLE) is False, "the core was killed under the stream"

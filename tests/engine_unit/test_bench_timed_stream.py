@@ -28,7 +28,7 @@ def test_answers_follow_each_other_until_the_time_is_over() -> None:
     with running(FakeOpenAI()) as fake:
         start = time.perf_counter()
         found = run(fake.url, 0.2)
-        assert time.perf_counter() - start >= 0.2
+        assert time.perf_counter() - start >= 0.19  # timers of the event loop may fire a little early
     assert found.num_answers > 2, "the prompts are sent again"
     assert 5 * found.num_answers <= found.num_tokens <= 5 * (found.num_answers + 1)
     assert found.tok_s == found.num_tokens / 0.2
