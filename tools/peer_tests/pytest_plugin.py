@@ -116,7 +116,8 @@ def pytest_configure(config: pytest.Config) -> None:
         if server == RAYLOOM:
             environment = {name: value for name, value in environment.items() if name not in _NOT_OURS}
             folder = tempfile.mkdtemp(prefix="peer-tests-")
-            command = our_command(os.environ["PEER_TESTS_ENGINE"], model, arguments, folder)
+            keys = [f"--api-key={environment['VLLM_API_KEY']}"] if "VLLM_API_KEY" in environment else []
+            command = our_command(os.environ["PEER_TESTS_ENGINE"], model, [*arguments, *keys], folder)
         else:
             command = vllm_command(weights, model, arguments)
         print("starts:", " ".join(command), flush=True)
