@@ -27,7 +27,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.worker.bad_word_index import BadWordIndex
 from rayloom_engine.worker.bans import all_banned_ids, mask_form
 from rayloom_engine.worker.forms import Forms
-from rayloom_engine.worker.sampler import token_logprobs, with_tokens
+from rayloom_engine.worker.sampler import adjust_logits, token_logprobs, with_tokens
 from rayloom_engine.worker.slots import Slot
 from rt_byte_model import byte_model
 from rt_forms import EOS, ids_of, tiny_vocabulary
@@ -89,10 +89,12 @@ def test_a_slot_looks_only_at_words_whose_last_token_but_one_is_the_newest() -> 
     assert Word.num_looks == 2, "the other tokens and the last token of one word"
 
 
-def test_a_mask_of_a_form_has_the_bans_already() -> None:
+def test_the_sampler_adds_no_ban_to_the_mask_of_a_form() -> None:
     slot = make_slot(eos=(4,), min_tokens=1)
-    slot.allowed = np.array([0b11110], dtype=np.int32)
-    assert all_banned_ids(slot, VOCAB) is None
+    slot.allowed = np.array([0b10000], dtype=np.int32)  # the end alone: the form is complete before min_tokens
+    logits = torch.zeros(VOCAB)
+    adjust_logits(logits, slot)
+    assert logits.isfinite().nonzero().flatten().tolist() == [4]
 
 
 def test_bans_count_in_every_step_of_a_form_and_after_a_replay() -> None:

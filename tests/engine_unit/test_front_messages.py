@@ -13,10 +13,10 @@ import pytest
 from anthropic.types import Message
 
 from rayloom_engine.front.operations.service import Waits
-from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
 from rt_message_events import read_messages_stream
 from rt_response_events import sse_events
+from rt_tools import says
 
 HI = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -53,11 +53,6 @@ def front(running: FrontUnderTest) -> FrontUnderTest:
     return running
 
 
-def answers(front: FrontUnderTest, text: str, tokens_per_output: int = 1) -> None:
-    front.do(lambda: setattr(front.core, "script", say(text)))
-    front.do(lambda: setattr(front.core, "tokens_per_output", tokens_per_output))
-
-
 def post(front: FrontUnderTest, **fields: Any) -> httpx.Response:
     return front.http.post("/v1/messages", json={"messages": HI, "max_tokens": 300, **fields})
 
@@ -72,7 +67,7 @@ def plain_blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("text", ANSWERS)
 @pytest.mark.parametrize("tokens_per_output", [1, 7, 1000])
 def test_a_stream_has_the_blocks_of_the_whole_answer(front: FrontUnderTest, text: str, tokens_per_output: int) -> None:
-    answers(front, text, tokens_per_output)
+    says(front, text, tokens_per_output)
     whole = post(front, tools=[TOOL]).json()
     Message.model_validate(whole)
     assert (whole["stop_reason"], plain_blocks(whole)) == ANSWERS[text]
@@ -85,7 +80,7 @@ def test_a_stream_has_the_blocks_of_the_whole_answer(front: FrontUnderTest, text
 
 
 def test_the_answer_states_id_model_and_usage(front: FrontUnderTest) -> None:
-    answers(front, "<think>Hm.</think>Yes.")
+    says(front, "<think>Hm.</think>Yes.")
     response = post(front)
     document = response.json()
     assert document["id"] == f"msg_{response.headers['x-request-id']}"
@@ -114,7 +109,7 @@ def test_the_answer_states_id_model_and_usage(front: FrontUnderTest) -> None:
 def test_stop_reasons(
     front: FrontUnderTest, text: str, fields: dict[str, Any], stop: tuple[str, str | None], stream: bool
 ) -> None:
-    answers(front, text)
+    says(front, text)
     response = post(front, tools=[TOOL], stream=stream, **fields)
     if stream:
         events = sse_events(response.content)
@@ -125,7 +120,7 @@ def test_stop_reasons(
 
 
 def test_a_call_that_is_cut_has_the_input_that_is_there(front: FrontUnderTest) -> None:
-    answers(front, CALL)
+    says(front, CALL)
     cut = CALL.index(', "arg') + len(', "arguments": {"city": "Pa')
     block = post(front, tools=[TOOL], max_tokens=cut).json()["content"][0]
     assert (block["type"], block["name"]) == ("tool_use", "get_weather")
@@ -134,7 +129,7 @@ def test_a_call_that_is_cut_has_the_input_that_is_there(front: FrontUnderTest) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_arguments_that_are_nested_too_deeply_are_no_whole_call(front: FrontUnderTest, stream: bool) -> None:
-    answers(front, CALL.replace('"Paris"', "[" * 1_500 + "]" * 1_500), 1_000)
+    says(front, CALL.replace('"Paris"', "[" * 1_500 + "]" * 1_500), 1_000)
     response = post(front, tools=[TOOL], stream=stream, max_tokens=3_500)
     assert response.status_code == 200
     if stream:
@@ -223,7 +218,7 @@ def test_an_error_in_the_middle_is_an_error_event(front: FrontUnderTest) -> None
 
 
 def test_a_core_that_dies_costs_a_pause_and_no_event(front: FrontUnderTest) -> None:
-    answers(front, f"<think>Hm.</think>I look.{CALL}")
+    says(front, f"<think>Hm.</think>I look.{CALL}")
     undisturbed = read_messages_stream(post(front, stream=True, tools=[TOOL])).message
     front.do(lambda: setattr(front.core, "hold_after", 50))
     body = b""
@@ -245,7 +240,7 @@ def test_a_core_that_dies_costs_a_pause_and_no_event(front: FrontUnderTest) -> N
 
 
 def test_arguments_are_streamed_as_the_model_writes_them(front: FrontUnderTest) -> None:
-    answers(front, CALL)
+    says(front, CALL)
     events = read_messages_stream(post(front, stream=True, tools=[TOOL])).events
     pieces = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
     assert len(pieces) > 1

@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent
 
 from rayloom_engine.front.operations.service import Waits
-from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
 from rt_response_events import item_text, read_responses_stream, sse_events
+from rt_tools import says
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
@@ -48,11 +48,6 @@ def front(running: FrontUnderTest) -> FrontUnderTest:
     return running
 
 
-def answers(front: FrontUnderTest, text: str, tokens_per_output: int = 1) -> None:
-    front.do(lambda: setattr(front.core, "script", say(text)))
-    front.do(lambda: setattr(front.core, "tokens_per_output", tokens_per_output))
-
-
 def post(front: FrontUnderTest, **fields: Any) -> httpx.Response:
     return front.http.post("/v1/responses", json={"input": "Hi", **fields})
 
@@ -73,7 +68,7 @@ def without_names(response: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("text", ANSWERS)
 @pytest.mark.parametrize("tokens_per_output", [1, 7, 1000])
 def test_a_stream_has_the_items_of_the_whole_answer(front: FrontUnderTest, text: str, tokens_per_output: int) -> None:
-    answers(front, text, tokens_per_output)
+    says(front, text, tokens_per_output)
     fields = {"tools": [TOOL], **LOGPROBS}
     whole = post(front, **fields).json()
     Response.model_validate(whole)
@@ -99,7 +94,7 @@ def test_the_answer_states_the_request_and_its_usage(front: FrontUnderTest) -> N
         "reasoning": {"effort": "low", "summary": "auto"},
         "text": {"format": {"type": "text"}, "verbosity": "low"},
     }
-    answers(front, "<think>Hm.</think>Yes.")
+    says(front, "<think>Hm.</think>Yes.")
     response = post(front, **given)
     document = response.json()
     assert {name: document[name] for name in given} == {**given, "store": False}
@@ -123,7 +118,7 @@ def test_an_answer_that_reaches_its_limit_is_incomplete(front: FrontUnderTest) -
 
 
 def test_logprobs_are_those_of_the_text_without_reasoning(front: FrontUnderTest) -> None:
-    answers(front, "<think>Hm.</think>Yes.")
+    says(front, "<think>Hm.</think>Yes.")
     whole = post(front, **LOGPROBS).json()["output"][1]["content"][0]["logprobs"]
     assert "".join(entry["token"] for entry in whole) == "Yes.<|im_end|>"
     assert whole[0]["top_logprobs"] == [{"token": "!", "logprob": -0.25, "bytes": [33]}]
@@ -142,7 +137,7 @@ def test_the_response_states_what_of_a_lenient_form_is_not_enforced(front: Front
 
 
 def test_items_of_an_earlier_turn_are_in_the_prompt(front: FrontUnderTest) -> None:
-    answers(front, CALL)
+    says(front, CALL)
     first = post(front, tools=[TOOL]).json()["output"]
     call_id = first[0]["call_id"]
     output = {"type": "function_call_output", "call_id": call_id, "output": "sunny"}
@@ -205,7 +200,7 @@ def test_a_full_queue_is_an_error_before_the_stream(front: FrontUnderTest) -> No
 
 
 def test_a_core_that_dies_costs_a_pause_and_no_event(front: FrontUnderTest) -> None:
-    answers(front, f"<think>Hm.</think>I look.{CALL}")
+    says(front, f"<think>Hm.</think>I look.{CALL}")
     undisturbed = read_responses_stream(post(front, stream=True, tools=[TOOL]))
     front.do(lambda: setattr(front.core, "hold_after", 25))
     body = b""

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
 from rt_front import FrontUnderTest, running_front, text_of
-from rt_tools import CALL, OPEN_TEMPLATE, STOP, STOP_CALL, TEMPLATE, WEATHER, message, prompt, says, use_template
+from rt_tools import CALL, OPEN_TEMPLATE, STOP, STOP_CALL, TEMPLATE, WEATHER, message, prompt, roomy, says, use_template
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +25,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest
 @pytest.fixture
 def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
     """A front whose template cannot describe tools."""
-    text = running.do(lambda: running.service.text)
-    assert text is not None
-    roomy = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))
-    running.do(lambda: setattr(running.service, "text", roomy))
-    running.do(running.core.reset)
-    yield running
-    running.do(lambda: setattr(running.service, "text", text))
+    with roomy(running) as front:
+        yield front
 
 
 @pytest.fixture

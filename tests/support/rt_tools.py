@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.model_formats import model_formats
@@ -30,6 +34,18 @@ TEMPLATE = (
     "[assistant]{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
 OPEN_TEMPLATE = TEMPLATE.replace("{% if enable", "<think>\n{% if enable")
+
+
+@contextmanager
+def roomy(front: FrontUnderTest) -> Iterator[FrontUnderTest]:
+    """Gives the front a long context. At the end of the block, the front has its former model and template again."""
+    text = front.do(lambda: front.service.text)
+    assert text is not None
+    longer = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))
+    front.do(lambda: setattr(front.service, "text", longer))
+    front.do(front.core.reset)
+    yield front
+    front.do(lambda: setattr(front.service, "text", text))
 
 
 def use_template(front: FrontUnderTest, source: str) -> None:

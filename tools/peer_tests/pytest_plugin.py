@@ -55,6 +55,11 @@ _OURS = {
     "--port": "--port",
 }
 
+# Variables that are meant for vLLM's own process.
+_NOT_OURS = ("LD_PRELOAD", "PYTHONPATH", "VLLM_CPU_OMP_THREADS_BIND")
+
+_FILES_WITH_SERVER: set[str] = set()  # files of tests during which a server was started
+
 
 def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
     """Returns the flags of a test's command line that any server can take, with their values."""
@@ -107,10 +112,9 @@ def pytest_configure(config: pytest.Config) -> None:
     utils: Any = importlib.import_module("tests.utils")
 
     weights = os.environ["PEER_TESTS_WEIGHTS"]
-    started = config.stash.setdefault(_STARTED, [])
 
     def start(self: Any, model: str, arguments: list[str], variables: Mapping[str, str] | None) -> None:
-        started.append(model)
+        _FILES_WITH_SERVER.add(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[0])
         server = os.environ["PEER_TESTS_SERVER"]
         environment = {**os.environ, **(variables or {})}
         if server == RAYLOOM:
@@ -131,25 +135,15 @@ def pytest_configure(config: pytest.Config) -> None:
     transformers.AutoTokenizer.from_pretrained = lambda *args, **more: from_pretrained(weights)
 
 
-_STARTED = pytest.StashKey[list[str]]()  # model names of all servers that were started
-_NUM_KNOWN = pytest.StashKey[int]()  # how many of them the last report knew
-_FILE = pytest.StashKey[str]()  # the file that started the newest
-_NOT_OURS = ("LD_PRELOAD", "PYTHONPATH", "VLLM_CPU_OMP_THREADS_BIND")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, Any]:
     """Writes the result of a test that uses a server. Others compute in this process and say nothing about a server."""
     report = yield
-    uses_server = any("Server" in type(value).__name__ for value in getattr(item, "funcargs", {}).values())
-    num_started = len(item.config.stash.setdefault(_STARTED, []))
-    is_new = num_started > item.config.stash.get(_NUM_KNOWN, 0)
-    item.config.stash[_NUM_KNOWN] = num_started
-    if is_new:
-        item.config.stash[_FILE] = item.nodeid.split("::", 1)[0]
-    is_served = uses_server or item.config.stash.get(_FILE, "") == item.nodeid.split("::", 1)[0]
+    # A fixture of a wider scope may have started the server while another file ran.
+    has_fixture = any("Server" in type(value).__name__ for value in getattr(item, "funcargs", {}).values())
+    is_served = has_fixture or item.nodeid.split("::", 1)[0] in _FILES_WITH_SERVER
     if is_served and (report.when == "call" or report.outcome != "passed"):
         _write(report.nodeid, report.when, report.outcome, report.longrepr)
     return report

@@ -36,5 +36,5 @@ NOT_APPLICABLE = {
     "test_harmony.py": "needs gpt-oss",
     "test_parsable_context.py": "needs a server of tools in the network",
     "stateful": "stored responses: this server keeps no state",
-    "lora": "adapters",
+    "_lora": "adapters",
 }

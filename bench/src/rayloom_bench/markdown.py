@@ -16,7 +16,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread_text(spread: Spread | None, unit: str = "") -> str:
-    """The median with its unit, and the smallest and largest value unless they are equal."""
+    """Returns the median with its unit, followed by (minimum to maximum) if the values differ."""
     if spread is None:
         return NO_VALUE
     if spread.smallest == spread.largest:

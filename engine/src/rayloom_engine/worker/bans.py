@@ -16,10 +16,8 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
 
-    None also for a slot with a mask of its form: the form has banned them in the mask.
+    Not for samplers of a slot with a mask of its form: `mask_form` has taken them out of the mask.
     """
-    if slot.allowed is not None:
-        return None
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
     if allowed is None:
@@ -36,7 +34,7 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 def mask_form(slot: Slot, vocab_size: int) -> None:
     """Sets the tokens that the slot's form allows next, without banned ones. Raises GrammarFault with no mask set."""
     assert slot.form is not None
-    slot.allowed = None  # until now the mask of the step before, which would hide the bans
+    slot.allowed = None
     banned = all_banned_ids(slot, vocab_size)
     slot.allowed = slot.form.allowed(() if banned is None else banned)
 

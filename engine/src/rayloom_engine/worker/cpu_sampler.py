@@ -94,7 +94,7 @@ def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]
 
     has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     banned_ids = bias_ids = biases = num_banned = 0
-    banned = all_banned_ids(slot, vocab_size)
+    banned = all_banned_ids(slot, vocab_size) if slot.allowed is None else None
     if banned is not None:
         banned_ids = address(banned)
         num_banned = len(banned)

@@ -82,8 +82,7 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
     params = slot.params
     if slot.allowed is not None:
         _mask_logits(logits_V, slot.allowed)
-    banned = all_banned_ids(slot, logits_V.numel())
-    if banned is not None:
+    elif (banned := all_banned_ids(slot, logits_V.numel())) is not None:
         logits_V[torch.from_numpy(banned).to(logits_V.device)] = -torch.inf
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias, strict=True)

@@ -11,7 +11,6 @@ from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.openai.cache_usage import num_cache_writes
 from rayloom_engine.front.operations.service import Service
-from rayloom_engine.text.output_decoder import TextDelta
 
 
 class MessagesAnswer:
@@ -50,14 +49,7 @@ class MessagesAnswer:
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         result = results[0]
-        text = TextDelta(
-            text=result.text,
-            token_ids=tuple(result.token_ids),
-            logprobs=(),
-            finish_reason=result.finish_reason,
-            stop_reason=result.stop_reason,
-        )
-        self._blocks.add(self._reader.add(text))
+        self._blocks.add(self._reader.add(result.whole_text))
         self._blocks.finish()
         self._stop = self._stopped(result.finish_reason, result.stop_reason)
         return self._message(self._blocks.documents(), self._usage())

@@ -8,18 +8,13 @@ from starlette.responses import JSONResponse, Response
 from rayloom_engine.front.anthropic.answer import MessagesAnswer
 from rayloom_engine.front.anthropic.request import CountTokensRequest, MessagesRequest
 from rayloom_engine.front.anthropic.translation import translate, translate_prompt
-from rayloom_engine.front.http.body import read_json
-from rayloom_engine.front.openai.answer import answer, check_model, request_id_of
+from rayloom_engine.front.openai.answer import answer, request_id_of
 from rayloom_engine.front.openai.chat_call import prepare_chat
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.openai.request_reading import read_request
 
 
 async def messages(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(MessagesRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    service, text, wire = await read_request(request, MessagesRequest)
     translated = translate(wire)
     with translated.own_names():
         chat = translated.request()
@@ -30,10 +25,7 @@ async def messages(request: Request) -> Response:
 
 
 async def count_tokens(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(CountTokensRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    _, text, wire = await read_request(request, CountTokensRequest)
     translated = translate_prompt(wire)
     with translated.own_names():
         call = await prepare_chat(text, translated.request())

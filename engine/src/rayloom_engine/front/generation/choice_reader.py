@@ -54,10 +54,7 @@ class ChoiceReader:
     def message(self, result: ChoiceResult) -> Message:
         """Returns the message of a whole choice."""
         message = Message()
-        delta = TextDelta(
-            text=result.text, token_ids=tuple(result.token_ids), logprobs=(), finish_reason=result.finish_reason
-        )
-        message.add(self.add(delta))
+        message.add(self.add(result.whole_text))
         return message
 
 

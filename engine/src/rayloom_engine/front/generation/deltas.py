@@ -30,6 +30,17 @@ class ChoiceResult:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @property
+    def whole_text(self) -> TextDelta:
+        """The choice as if all of it had come in one delta, without log-probabilities."""
+        return TextDelta(
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            logprobs=(),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
     def add(self, delta: ChoiceDelta) -> None:
         self.text += delta.text.text
         self.token_ids.extend(delta.text.token_ids)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 DRAINING = "engine_draining"  # error code of requests that a drain refuses
 ANTHROPIC_PATH = "/v1/messages"  # paths that begin with this answer errors as Anthropic's API does
-# Error types of Anthropic's API by status; for every other status: "invalid_request_error".
+# HTTP status -> `error.type` in Anthropic's API. A status that is missing here has the type "invalid_request_error".
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",

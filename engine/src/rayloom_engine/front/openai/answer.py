@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rayloom_engine.common.json_words import shown
 from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
@@ -250,15 +249,3 @@ def request_id_of(request: Request, wire: GenerationRequest) -> str:
     if request.headers.get("x-request-id") != http_id:
         request.state.request_id = wire.request_id
     return wire.request_id
-
-
-def check_model(service: Service, model: str | None) -> None:
-    """Raises ApiError 404 unless `model` is the served model or is not given."""
-    name = service.config.api_model_name
-    if model is not None and model != name:
-        raise ApiError(
-            404,
-            f"the model {shown(model)} does not exist; this server has {shown(name)}",
-            param="model",
-            code="model_not_found",
-        )

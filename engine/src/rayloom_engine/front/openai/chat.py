@@ -9,23 +9,19 @@ from starlette.responses import Response
 
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
-from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
-from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
+from rayloom_engine.front.openai.answer import Answer, answer, request_id_of
 from rayloom_engine.front.openai.chat_call import ChatCall, prepare_chat
 from rayloom_engine.front.openai.chat_message import message_deltas, message_document
 from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.openai.request_reading import read_request
 from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.text.message_parsing.message import Message
 
 
 async def chat_completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(ChatRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    service, text, wire = await read_request(request, ChatRequest)
     call = await prepare_chat(text, wire)
     writer = ChatAnswer(service, call, wire, request_id_of(request, wire))
     return await answer(request, service, call.text, writer, wire, [call.prompt_ids], call.params)

@@ -82,10 +82,6 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     params = _constrained(params, use, text.formats, parsing)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
-    form = params.structured_outputs
-    if form is not None and parsing.is_open and parsing.reasoning is not None:
-        form = dataclasses.replace(form, after=parsing.reasoning.end)
-        params = dataclasses.replace(params, structured_outputs=form)
     return ChatCall(
         text=text,
         prompt_ids=tuple(prompt_ids),

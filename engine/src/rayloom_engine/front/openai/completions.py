@@ -13,13 +13,12 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.generation.admission import check_num_choices
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
-from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.answer import Answer, answer, check_model, request_id_of
+from rayloom_engine.front.openai.answer import Answer, answer, request_id_of
 from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import parse_prompts, text_prompt
+from rayloom_engine.front.openai.request_reading import read_request
 from rayloom_engine.front.openai.wire import CompletionRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
@@ -29,10 +28,7 @@ ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # fewer tokens are decoded faster than the h
 
 
 async def completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(CompletionRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    service, text, wire = await read_request(request, CompletionRequest)
     params = wire.sampling(text.defaults)
     given = parse_prompts(wire.prompt)
     # Check the number of prompts before tokenising any of them.

@@ -10,21 +10,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.answer import check_model
-from rayloom_engine.front.openai.parsing import parse_request
 from rayloom_engine.front.openai.prompts import chat_prompt
+from rayloom_engine.front.openai.request_reading import read_request
 from rayloom_engine.front.openai.wire import DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 
 
 async def tokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(TokenizeRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    _, text, wire = await read_request(request, TokenizeRequest)
     if (wire.prompt is None) == (wire.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
     if wire.messages is not None:
@@ -39,10 +34,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(DetokenizeRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    _, text, wire = await read_request(request, DetokenizeRequest)
     check_token_ids(wire.tokens, text.model.vocab_size, "tokens")
     prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
     # JSONResponse's encoder would block the streams, as a million tokens can be 16 MB of text. msgspec is faster.

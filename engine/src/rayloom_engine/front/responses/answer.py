@@ -72,14 +72,7 @@ class ResponsesAnswer:
 
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         result = results[0]
-        text = TextDelta(
-            text=result.text,
-            token_ids=tuple(result.token_ids),
-            logprobs=(),
-            finish_reason=result.finish_reason,
-            stop_reason=result.stop_reason,
-        )
-        self._items.add(self._reader.add(text))
+        self._items.add(self._reader.add(result.whole_text))
         self._is_cut = result.finish_reason == "length"
         self._items.finish(is_cut=self._is_cut)
         logprobs = None

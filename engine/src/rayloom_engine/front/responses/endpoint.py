@@ -5,21 +5,16 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.http.body import read_json
-from rayloom_engine.front.openai.answer import answer, check_model, request_id_of
+from rayloom_engine.front.openai.answer import answer, request_id_of
 from rayloom_engine.front.openai.chat_call import prepare_chat
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.openai.request_reading import read_request
 from rayloom_engine.front.responses.answer import ResponsesAnswer
 from rayloom_engine.front.responses.request import ResponsesRequest
 from rayloom_engine.front.responses.translation import translate
 
 
 async def responses(request: Request) -> Response:
-    service: Service = request.app.state.service
-    text = service.model_text()
-    wire = parse_request(ResponsesRequest, await read_json(request, service.config.max_body_bytes))
-    check_model(service, wire.model)
+    service, text, wire = await read_request(request, ResponsesRequest)
     translated = translate(wire)
     with translated.own_names():
         chat = translated.request()

@@ -108,7 +108,7 @@ class _Grammar:
         return self._tag(openers[0]) if openers else ""
 
     def _calls(self) -> str:
-        """Returns the expression for everything after an opener."""
+        """Returns the grammar expression for the calls, without the tag that opens the first of them."""
         if self._is_list:
             return sequence(quoted("["), "call" + self._more('", " call'), quoted("]"))
         if self._format.separators:
