@@ -13,7 +13,7 @@ from typing import Any
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.front.document.openapi import openapi_document
-from rayloom_engine.front.openai.wire_schema import NO_EFFECT, extensions
+from rayloom_engine.front.openai.fields.wire_schema import NO_EFFECT, extensions
 from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"

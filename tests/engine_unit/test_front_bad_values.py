@@ -19,8 +19,8 @@ import pytest
 import rt_openai_schema
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.http.api_keys import ApiKeys
-from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
-from rayloom_engine.front.openai.wire import ENDPOINTS, StreamOptions
+from rayloom_engine.front.openai.fields.other_apis import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.fields.wire import ENDPOINTS, StreamOptions
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front
 

@@ -15,7 +15,7 @@ import pytest
 
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.http.api_keys import ApiKeys
-from rayloom_engine.front.openai.answer import PART_BYTES
+from rayloom_engine.front.openai.answers.whole import PART_BYTES
 from rayloom_engine.front.operations.service import Waits
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front, text_of

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.tenant import Caller
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import ChatRequest, DetokenizeRequest
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest, DetokenizeRequest
 from rayloom_engine.sampling_params import SamplingParams
 from rt_front import MODEL, FrontUnderTest, running_front
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.fields.other_apis import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ENDPOINTS, ChatRequest, CompletionRequest, TokenizeRequest
 from rayloom_engine.front.openai.models import model_root
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import ENDPOINTS, ChatRequest, CompletionRequest, TokenizeRequest
 from rayloom_engine.text.chat_template import ChatTemplate
 from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front

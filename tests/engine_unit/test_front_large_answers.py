@@ -17,8 +17,8 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
 from rayloom_engine.front.http.json_pieces import ITEMS_AT_ONCE, LazyList, lazy, parts, pieces
-from rayloom_engine.front.openai.answer import PART_BYTES, WholeAnswer
-from rayloom_engine.front.openai.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.whole import PART_BYTES, WholeAnswer
 from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.tokenizer import Tokenizer

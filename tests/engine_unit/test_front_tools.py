@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.front.openai.fields.tool_fields import MAX_TOOLS, tool_use
 from rt_front import FrontUnderTest, running_front, text_of
 from rt_tools import CALL, OPEN_TEMPLATE, STOP, STOP_CALL, TEMPLATE, WEATHER, message, prompt, roomy, says, use_template
 

@@ -20,7 +20,7 @@ from rayloom_engine.config import INT8_GROUP, EngineConfig, parse_config
 from rayloom_engine.cpu_library import finding
 from rayloom_engine.cpu_library.library import linear_of
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.front.openai.fingerprint import fingerprint
+from rayloom_engine.front.openai.answers.fingerprint import fingerprint
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.linear import LinearKernel
 from rayloom_engine.kernels.target import Target

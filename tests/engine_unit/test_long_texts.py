@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.parsing import parse_request
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest
 from rayloom_engine.front.openai.prompts import chat_prompt
-from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.text.message_parsing.calls.python_call import _EndFinder
 from rayloom_engine.text.message_parsing.sink import CallRules, PartSink
 from rayloom_engine.text.message_parsing.tool_formats import HERMES

@@ -9,8 +9,8 @@ import pytest
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.anthropic.request import CountTokensRequest, MessagesRequest
 from rayloom_engine.front.anthropic.translation import translate, translate_prompt
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.translated_chat import TranslatedChat
+from rayloom_engine.front.openai.chat.translated import TranslatedChat
+from rayloom_engine.front.openai.fields.parsing import parse_request
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "get_weather", "description": "Weather.", "input_schema": {"type": "object"}}

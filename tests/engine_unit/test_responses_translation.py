@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.extra_fields import EXTRA_NAMES
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import ChatRequest
+from rayloom_engine.front.openai.fields.extra_fields import EXTRA_NAMES
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest
 from rayloom_engine.front.responses.request import ResponsesRequest
 from rayloom_engine.front.responses.translation import translate
 

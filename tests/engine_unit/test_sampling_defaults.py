@@ -13,8 +13,8 @@ import pytest
 
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.errors import ModelError
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import ChatRequest, CompletionRequest
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest, CompletionRequest
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from rt_byte_model import byte_model
 from rt_front import FrontUnderTest, running_front

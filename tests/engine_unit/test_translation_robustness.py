@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.anthropic.request import MessagesRequest
 from rayloom_engine.front.anthropic.translation import translate as translate_messages
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.translated_chat import TranslatedChat
+from rayloom_engine.front.openai.chat.translated import TranslatedChat
+from rayloom_engine.front.openai.fields.parsing import parse_request
 from rayloom_engine.front.responses.request import ResponsesRequest
 from rayloom_engine.front.responses.translation import translate as translate_responses
 

@@ -18,7 +18,7 @@ from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
-from rayloom_engine.front.openai.wire_schema import extensions
+from rayloom_engine.front.openai.fields.wire_schema import extensions
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
 from rayloom_engine.front.ui.routes import ui_routes

@@ -32,11 +32,11 @@ from rayloom_engine.front.document.answers import (
 )
 from rayloom_engine.front.document.api_route import ApiRoute
 from rayloom_engine.front.document.statuses import OF_GENERATION, OF_MODEL_REQUESTS
-from rayloom_engine.front.openai.chat import chat_completions
+from rayloom_engine.front.openai.chat.endpoint import chat_completions
 from rayloom_engine.front.openai.completions import completions
+from rayloom_engine.front.openai.fields.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.openai.models import get_model, list_models
 from rayloom_engine.front.openai.tokens import detokenize, tokenize, tokenizer_info
-from rayloom_engine.front.openai.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.operations.health import engine_version, health, load, metrics, ready
 from rayloom_engine.front.operations.server_info import FORMATS, server_info
 from rayloom_engine.front.responses.endpoint import responses

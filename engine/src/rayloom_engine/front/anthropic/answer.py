@@ -9,7 +9,7 @@ from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError
-from rayloom_engine.front.openai.cache_usage import num_cache_writes
+from rayloom_engine.front.openai.answers.cache_usage import num_cache_writes
 from rayloom_engine.front.operations.service import Service
 
 

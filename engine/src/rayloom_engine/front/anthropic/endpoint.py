@@ -8,9 +8,9 @@ from starlette.responses import JSONResponse, Response
 from rayloom_engine.front.anthropic.answer import MessagesAnswer
 from rayloom_engine.front.anthropic.request import CountTokensRequest, MessagesRequest
 from rayloom_engine.front.anthropic.translation import translate, translate_prompt
-from rayloom_engine.front.openai.answer import answer, request_id_of
-from rayloom_engine.front.openai.chat_call import prepare_chat
-from rayloom_engine.front.openai.request_reading import read_request
+from rayloom_engine.front.openai.answers.answer import answer, request_id_of
+from rayloom_engine.front.openai.chat.call import prepare_chat
+from rayloom_engine.front.openai.fields.request_reading import read_request
 
 
 async def messages(request: Request) -> Response:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rayloom_engine.front.openai.extra_fields import ExtraFields, as_in_chats
-from rayloom_engine.front.openai.wire import Whole, Wire
+from rayloom_engine.front.openai.fields.extra_fields import ExtraFields, as_in_chats
+from rayloom_engine.front.openai.fields.wire import Whole, Wire
 
 MIN_THINKING_TOKENS = 1024
 _TEXT_OR_BLOCKS: dict[str, Any] = {

@@ -16,7 +16,7 @@ from rayloom_engine.front.anthropic.request import (
     ThinkingOptions,
     ToolChoice,
 )
-from rayloom_engine.front.openai.translated_chat import TranslatedChat
+from rayloom_engine.front.openai.chat.translated import TranslatedChat
 
 _NAMES = (
     (r"\bresponse_format(\.json_schema)?", "output_config.format"),

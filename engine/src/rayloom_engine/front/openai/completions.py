@@ -15,11 +15,11 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.answer import Answer, answer, request_id_of
-from rayloom_engine.front.openai.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.fields.request_reading import read_request
+from rayloom_engine.front.openai.fields.wire import CompletionRequest
 from rayloom_engine.front.openai.prompts import parse_prompts, text_prompt
-from rayloom_engine.front.openai.request_reading import read_request
-from rayloom_engine.front.openai.wire import CompletionRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.tokenizer import Tokenizer

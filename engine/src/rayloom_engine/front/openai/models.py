@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayloom_engine.front.openai.request_reading import check_model
+from rayloom_engine.front.openai.fields.request_reading import check_model
 from rayloom_engine.front.operations.service import Service
 
 

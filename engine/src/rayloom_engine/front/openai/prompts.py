@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.model_text import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
-from rayloom_engine.front.openai.field_types import whole_items
+from rayloom_engine.front.openai.fields.field_types import whole_items
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.template_sandbox import TemplateTooSlow

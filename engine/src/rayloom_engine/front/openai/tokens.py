@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.openai.fields.request_reading import read_request
+from rayloom_engine.front.openai.fields.wire import DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.openai.prompts import chat_prompt
-from rayloom_engine.front.openai.request_reading import read_request
-from rayloom_engine.front.openai.wire import DetokenizeRequest, TokenizeRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 

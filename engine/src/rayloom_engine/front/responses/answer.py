@@ -10,10 +10,10 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import lazy_ids
-from rayloom_engine.front.openai.cache_usage import num_cache_writes
-from rayloom_engine.front.openai.chat_call import ChatCall
-from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.stream import PING
+from rayloom_engine.front.openai.answers.cache_usage import num_cache_writes
+from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.stream import PING
+from rayloom_engine.front.openai.chat.call import ChatCall
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.responses.output_items import OutputItems
 from rayloom_engine.front.responses.request import LOGPROBS, ReasoningOptions, ResponsesRequest, TextOptions

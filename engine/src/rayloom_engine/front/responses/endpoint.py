@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.openai.answer import answer, request_id_of
-from rayloom_engine.front.openai.chat_call import prepare_chat
-from rayloom_engine.front.openai.request_reading import read_request
+from rayloom_engine.front.openai.answers.answer import answer, request_id_of
+from rayloom_engine.front.openai.chat.call import prepare_chat
+from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.responses.answer import ResponsesAnswer
 from rayloom_engine.front.responses.request import ResponsesRequest
 from rayloom_engine.front.responses.translation import translate

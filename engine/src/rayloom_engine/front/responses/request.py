@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rayloom_engine.front.openai.extra_fields import ExtraFields, as_in_chats
-from rayloom_engine.front.openai.wire import Whole
+from rayloom_engine.front.openai.fields.extra_fields import ExtraFields, as_in_chats
+from rayloom_engine.front.openai.fields.wire import Whole
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[

@@ -7,7 +7,7 @@ from typing import Any
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.translated_chat import TranslatedChat
+from rayloom_engine.front.openai.chat.translated import TranslatedChat
 from rayloom_engine.front.responses.input_items import conversation
 from rayloom_engine.front.responses.request import LOGPROBS, ResponsesRequest
 

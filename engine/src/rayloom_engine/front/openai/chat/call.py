@@ -15,8 +15,8 @@ from typing import Any
 
 from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.openai.fields.wire import ChatRequest
 from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
-from rayloom_engine.front.openai.wire import ChatRequest
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.structured_outputs import StructuredOutputs

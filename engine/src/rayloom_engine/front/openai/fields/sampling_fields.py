@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.field_types import Whole, whole_items
+from rayloom_engine.front.openai.fields.field_types import Whole, whole_items
 from rayloom_engine.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_CHARS,

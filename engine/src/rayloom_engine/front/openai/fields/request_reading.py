@@ -10,8 +10,8 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import Wire
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import Wire
 from rayloom_engine.front.operations.service import Service
 
 _Wire = TypeVar("_Wire", bound=Wire)

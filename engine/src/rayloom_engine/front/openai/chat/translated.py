@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.parsing import parse_request
-from rayloom_engine.front.openai.wire import ChatRequest
+from rayloom_engine.front.openai.fields.parsing import parse_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 

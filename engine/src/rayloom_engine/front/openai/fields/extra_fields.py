@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rayloom_engine.front.openai.sampling_fields import AllowedTokenIds, BadWords
-from rayloom_engine.front.openai.wire import ChatRequest, StopTokenIds, Whole, Wire
+from rayloom_engine.front.openai.fields.sampling_fields import AllowedTokenIds, BadWords
+from rayloom_engine.front.openai.fields.wire import ChatRequest, StopTokenIds, Whole, Wire
 
 
 def as_in_chats(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The requests of the API port as pydantic models: OpenAI's fields, and vLLM's fields where OpenAI has none.
 
 For every field, null means the default. tools/write_api_docs.py makes the tables of docs/api.md from the descriptions
-and ranges here. fields.py lists fields of other APIs; any other field is refused.
+and ranges here. other_apis.py lists fields of other APIs; any other field is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
-from rayloom_engine.front.openai.field_types import (
+from rayloom_engine.front.openai.fields.field_types import (
     LISTS_OF_IDS,
     MAX_DETOKENIZED,
     MESSAGE,
@@ -21,13 +21,13 @@ from rayloom_engine.front.openai.field_types import (
     either,
     list_of,
 )
-from rayloom_engine.front.openai.field_types import StopTokenIds as StopTokenIds
-from rayloom_engine.front.openai.field_types import TokenIds as TokenIds
-from rayloom_engine.front.openai.field_types import Whole as Whole
-from rayloom_engine.front.openai.form_fields import FormFields
-from rayloom_engine.front.openai.sampling_fields import SamplingFields
-from rayloom_engine.front.openai.tool_fields import MAX_TOOLS, tool_use
-from rayloom_engine.front.openai.wire_schema import complete_schema
+from rayloom_engine.front.openai.fields.field_types import StopTokenIds as StopTokenIds
+from rayloom_engine.front.openai.fields.field_types import TokenIds as TokenIds
+from rayloom_engine.front.openai.fields.field_types import Whole as Whole
+from rayloom_engine.front.openai.fields.form_fields import FormFields
+from rayloom_engine.front.openai.fields.sampling_fields import SamplingFields
+from rayloom_engine.front.openai.fields.tool_fields import MAX_TOOLS, tool_use
+from rayloom_engine.front.openai.fields.wire_schema import complete_schema
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from rayloom_engine.sampling_params import (
     MAX_LOGIT_BIASES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -10,24 +9,20 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
-from rayloom_engine.front.http import json_pieces
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.fingerprint import fingerprint
-from rayloom_engine.front.openai.stream import DONE, PING, EventStream, EventWriter
-from rayloom_engine.front.openai.wire import GenerationRequest, StreamOptions
+from rayloom_engine.front.openai.answers.fingerprint import fingerprint
+from rayloom_engine.front.openai.answers.stream import DONE, PING, EventStream, EventWriter
+from rayloom_engine.front.openai.answers.whole import WholeAnswer
+from rayloom_engine.front.openai.fields.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
-
-PART_BYTES = 64 * 1024  # size of the parts of a large answer; each waits until most earlier ones are sent
-WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
 class AnswerWriter(EventWriter, Protocol):
@@ -126,63 +121,6 @@ class Answer(ABC):
             "model": self._model,
             "system_fingerprint": self._fingerprint,
         }
-
-
-class WholeAnswer(Response):
-    """The answer to a request that does not stream. Owns the generation and the task that watches its client; ends
-    both.
-
-    The request counts as in flight until the answer is sent, so a drain also waits for slow clients. A document of more
-    than WHOLE_BYTES is sent while it is being encoded; a smaller one has a Content-Length.
-    """
-
-    media_type = "application/json"
-
-    def __init__(self, generation: Generation, document: dict[str, Any], watcher: asyncio.Task[None]) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers()
-        self._generation = generation
-        self._document = document
-        self._watcher = watcher
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._send_document(send)
-        finally:
-            self._watcher.cancel()
-            self._generation.close()
-
-    async def _send_document(self, send: Send) -> None:
-        num_bytes = 0
-        held: list[bytes] = []
-        is_begun = False
-        for part in json_pieces.parts(self._document, PART_BYTES):
-            if self._generation.is_client_gone:
-                return  # nobody would read the rest
-            num_bytes += len(part)
-            held.append(part)
-            if num_bytes > WHOLE_BYTES:
-                if not is_begun:
-                    is_begun = True
-                    await self._begin(send)
-                await _send_parts(send, held)
-                held = []
-            await asyncio.sleep(0)  # let other requests run before the next part is encoded
-        if not is_begun:
-            self.headers["content-length"] = str(num_bytes)
-            await self._begin(send)
-        await _send_parts(send, held)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        self._generation.answered()
-
-    async def _begin(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-
-
-async def _send_parts(send: Send, parts: list[bytes]) -> None:
-    for part in parts:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def answer(

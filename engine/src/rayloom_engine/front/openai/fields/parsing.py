@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.openai.fields import NOT_IMPLEMENTED, WITHOUT_EFFECT
-from rayloom_engine.front.openai.wire import ENDPOINTS, Wire
+from rayloom_engine.front.openai.fields.other_apis import NOT_IMPLEMENTED, WITHOUT_EFFECT
+from rayloom_engine.front.openai.fields.wire import ENDPOINTS, Wire
 
 MAX_NAMED = 5  # at most this many unknown fields are named in a message
 MAX_NAME_CHARS = 64  # a longer name is hardly a misspelling, and looking for similar names would take time

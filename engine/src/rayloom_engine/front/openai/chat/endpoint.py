@@ -10,12 +10,12 @@ from starlette.responses import Response
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
-from rayloom_engine.front.openai.answer import Answer, answer, request_id_of
-from rayloom_engine.front.openai.chat_call import ChatCall, prepare_chat
-from rayloom_engine.front.openai.chat_message import message_deltas, message_document
-from rayloom_engine.front.openai.logprobs import LogprobWriter
-from rayloom_engine.front.openai.request_reading import read_request
-from rayloom_engine.front.openai.wire import ChatRequest
+from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.chat.call import ChatCall, prepare_chat
+from rayloom_engine.front.openai.chat.message import message_deltas, message_document
+from rayloom_engine.front.openai.fields.request_reading import read_request
+from rayloom_engine.front.openai.fields.wire import ChatRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.text.message_parsing.message import Message
 

@@ -1,0 +1,1 @@
+"""Answers: whole or as a stream of events, log-probabilities, usage."""

@@ -1,0 +1,1 @@
+"""The fields of requests: their types, checks and descriptions, and fields of other APIs."""
