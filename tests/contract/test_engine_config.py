@@ -35,6 +35,9 @@ ARGS = {
     "corsAllowedOrigins": ["https://example.org"],
     "maxBodyBytes": 4096,
     "maxOutputTokens": 128,
+    "maxLogprobs": 100,
+    "enableForceIncludeUsage": True,
+    "ui": False,
     "generationConfig": "none",
     "toolParser": "hermes",
     "reasoningParser": "none",
@@ -88,6 +91,8 @@ def test_every_field_of_a_full_manifest_arrives():
         cors_allowed_origins=("https://example.org",),
         max_body_bytes=4096,
         max_output_tokens=128,
+        max_logprobs=100,
+        enable_force_include_usage=True,
         generation_config="none",
         tool_parser="hermes",
         reasoning_parser="none",
@@ -100,7 +105,7 @@ def test_every_field_of_a_full_manifest_arrives():
         host="0.0.0.0",
         port=9000,
         admin_port=9001,
-        ui=True,
+        ui=False,
     )
 
 
@@ -131,6 +136,14 @@ def test_the_page_is_on_on_this_machine_and_off_in_a_pod():
 
     assert here.has_ui
     assert not parse_config(pod_engine_config(resolve(service, ""))).has_ui
+
+
+def test_a_manifest_turns_the_page_on_in_a_pod_and_off_on_this_machine():
+    source = {"source": "builtin://smollm2-135m"}
+    on, off = (manifest(model=source, engine={"args": {"ui": ui}}) for ui in (True, False))
+
+    assert parse_config(pod_engine_config(resolve(on, ""))).has_ui
+    assert not parse_config(engine_config(off, host="127.0.0.1", port=8000, admin_port=8001)).has_ui
 
 
 def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():

@@ -18,7 +18,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(f"{API_KEY}\n")
-    arguments = ("--dtype", "float32", "--max-model-len", "1024", "--api-key-file", str(keys))
+    arguments = ("--dtype", "float32", "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
     with running_server(folder, *arguments) as running:
         yield running
         if request.session.testsfailed:

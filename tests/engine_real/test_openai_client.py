@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import openai
@@ -60,6 +61,18 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
         falling = [top.logprob for top in entry.top_logprobs]
         assert falling == sorted(falling, reverse=True)
         assert falling[0] <= 0.0
+
+
+def test_the_probabilities_of_the_whole_vocabulary_add_up_to_one(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=1, logprobs=True, top_logprobs=-1, extra_body={"prompt_logprobs": -1}
+    )
+    assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
+    probabilities = [math.exp(top.logprob) for top in answer.choices[0].logprobs.content[0].top_logprobs]
+    assert len(probabilities) == 49152
+    assert sum(probabilities) == pytest.approx(1.0, abs=1e-3)
+    entries = answer.model_extra["prompt_logprobs"]
+    assert {len(entry) for entry in entries[1:]} == {49152}
 
 
 def test_completion_with_logprobs_and_echo(client: openai.OpenAI) -> None:

@@ -191,7 +191,7 @@ def test_every_field_beyond_openai_is_a_field_of_chats() -> None:
         ({"text": {"forma": {}}}, "text.forma", "format is"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning.effort must be"),
         ({"top_logprobs": 2}, "top_logprobs", "in include"),
-        ({"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs", "from 0 to 20"),
+        ({"top_logprobs": -2, "include": ["message.output_text.logprobs"]}, "top_logprobs", "from -1 to"),
         ({"include": ["everything"]}, "include[0]", 'given "everything"'),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"temperature": -1}, "temperature", "at least 0"),

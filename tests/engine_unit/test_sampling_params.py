@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from rayloom_engine.common.seeds import choice_seed
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
-from rayloom_engine.sampling_params import ContextTooLong, SamplingParams, check_token_ids, choice_seed
+from rayloom_engine.sampling_params import ContextTooLong, SamplingParams, check_token_ids
 
 
 def decoding(params: SamplingParams, index: int = 0, **changes: Any) -> DecodingParams:
@@ -107,7 +108,7 @@ def test_stop_strings_are_kept_once_and_in_order() -> None:
         ({"temperature": float("inf")}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"ignore_eos": 1}, "ignore_eos"),
-        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
         ({"stop": [b"x"]}, "stop"),
         ({"stop_token_ids": "ab"}, "stop_token_ids"),
         ({"logit_bias": {True: 1}}, "logit_bias"),

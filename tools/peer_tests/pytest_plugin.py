@@ -51,6 +51,8 @@ _OURS = {
     "--tool-call-parser": "--tool-parser",
     "--reasoning-parser": "--reasoning-parser",
     "--generation-config": "--generation-config",
+    "--max-logprobs": "--max-logprobs",
+    "--enable-force-include-usage": "--enable-force-include-usage",
     "--host": "--host",
     "--port": "--port",
 }

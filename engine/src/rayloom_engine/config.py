@@ -163,6 +163,17 @@ class EngineConfig(BaseModel):
     max_output_tokens: int | None = Field(
         None, ge=1, description="Upper bound of a request's max_tokens. Default: the rest of the context."
     )
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        description="Most alternatives of a token that a request may ask for, in the answer and in the prompt; -1: the "
+        "whole vocabulary.",
+    )
+    enable_force_include_usage: bool = Field(
+        False,
+        description="Every chunk of a stream has `usage`, as if the request had set include_usage and "
+        "continuous_usage_stats.",
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description="auto: settings that a request leaves out have the values of the model's generation_config.json "

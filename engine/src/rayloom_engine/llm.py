@@ -122,6 +122,7 @@ class LLM:
         self._engine = built.engine
         self.model = built.model
         self.tokenizer = Tokenizer.load(folder)
+        self._max_logprobs = config.max_logprobs
         self._defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
         self._template = ChatTemplate.load(folder, self.tokenizer.special_tokens)
         self._is_shut_down = False
@@ -203,6 +204,7 @@ class LLM:
         sequences = []
         for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
+            sampling.check_logprobs(self._max_logprobs, self.model.vocab_size)
             if sampling.structured_outputs is not None:
                 validate_here(sampling.grammar, sampling.structured_outputs.field)
             shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity

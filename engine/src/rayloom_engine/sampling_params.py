@@ -8,18 +8,19 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 
 from rayloom_engine.common.json_words import shown
+from rayloom_engine.common.ranges import Range
+from rayloom_engine.common.seeds import choice_seed
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 128  # OpenAI's limit on n
-MAX_LOGPROBS = 20  # OpenAI's limit on top_logprobs
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_CHARS = 4096  # of all stop strings together
@@ -32,40 +33,11 @@ MAX_BAD_WORD_CHARS = 16384  # of all bad words together
 MAX_COUNT = 2**31 - 1  # for numbers of tokens and for token ids: far above any context, and fits every tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
 
-_MASK_64 = 2**64 - 1
-_MASK_63 = 2**63 - 1
-
 _MAX_NAMED = 5  # at most this many wrong values are named in one message
 
 
 class ContextTooLong(RequestError):
     """The prompt and the requested tokens do not fit in the model's context."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """The numbers that a setting may have, including both ends."""
-
-    low: float
-    high: float | None = None  # None = no limit
-    is_whole: bool = False  # integers only
-
-    @property
-    def words(self) -> str:
-        """The range in words, for messages and docs."""
-        if self.high is None:
-            return f"at least {_number(self.low)}"
-        return f"from {_number(self.low)} to {_number(self.high)}"
-
-    def check(self, name: str, value: object) -> None:
-        """Raises RequestError that names the setting if `value` is not a number in this range."""
-        if not isinstance(value, int if self.is_whole else (int, float)) or isinstance(value, bool):
-            kind = "an integer" if self.is_whole else "a number"
-            raise RequestError(f"{name} must be {kind}, given {shown(value)}", name)
-        assert isinstance(value, int | float)
-        # Compare with 1e300 because a huge int is finite, but no float can hold it.
-        if not -1e300 < value < 1e300 or value < self.low or (self.high is not None and value > self.high):
-            raise RequestError(f"{name} must be {self.words}, given {shown(value)}", name)
 
 
 RANGES: Mapping[str, Range] = MappingProxyType(
@@ -82,8 +54,9 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "seed": Range(low=-(2**63), high=2**63 - 1, is_whole=True),
         "min_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
         "max_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
-        "logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
-        "prompt_logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
+        # check_logprobs knows the upper limit, which is a setting of the server.
+        "logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
+        "prompt_logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
     }
 )
 _MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
@@ -110,7 +83,8 @@ class SamplingParams:
     min_tokens: int = 0  # until then no EOS, stop id or stop string ends the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     ignore_eos: bool = False
-    logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
+    # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
+    logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     # With logprobs: the alternatives are the chosen token and these tokens, whatever the number in logprobs.
     logprob_token_ids: Iterable[int] | None = ()
@@ -236,11 +210,35 @@ class SamplingParams:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             allowed_token_ids=self.allowed_token_ids,
-            logprobs=0 if self.logprob_token_ids else self.logprobs,
+            logprobs=0 if self.logprob_token_ids else _num_alternatives(self.logprobs, vocab_size),
             logprob_token_ids=self.logprob_token_ids,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=_num_alternatives(self.prompt_logprobs, vocab_size),
             grammar=self.grammar,
             grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
+        )
+
+    def check_logprobs(self, max_logprobs: int, vocab_size: int) -> SamplingParams:
+        """Returns these settings with the vocabulary's size in place of -1.
+
+        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than it allows.
+        """
+        most = vocab_size if max_logprobs == -1 else max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            given = getattr(self, name)
+            number = _num_alternatives(given, vocab_size)
+            if number is not None and number > most:
+                words = f"-1, the whole vocabulary of {vocab_size} tokens" if given == -1 else shown(given)
+                raise RequestError(
+                    f"{name} must be at most {most} on this server, given {words}; lower it, or start the server with "
+                    "a higher --max-logprobs (in an LLMService: spec.engine.args.maxLogprobs)",
+                    name,
+                )
+        if -1 not in (self.logprobs, self.prompt_logprobs):
+            return self
+        return replace(
+            self,
+            logprobs=_num_alternatives(self.logprobs, vocab_size),
+            prompt_logprobs=_num_alternatives(self.prompt_logprobs, vocab_size),
         )
 
     def check_room(self, prompt_len: int, max_model_len: int) -> int:
@@ -266,17 +264,8 @@ class SamplingParams:
         return choice_seed(fresh_seed if self.seed is None or self.seed == -1 else self.seed, index)
 
 
-def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of choice `index`, in [0, 2**63): for choice 0 `seed` itself, else splitmix64 of seed and index.
-
-    https://prng.di.unimi.it/splitmix64.c
-    """
-    if index == 0:
-        return seed & _MASK_63
-    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK_64
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return (mixed ^ (mixed >> 31)) & _MASK_63
+def _num_alternatives(number: int | None, vocab_size: int) -> int | None:
+    return vocab_size if number == -1 else number
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
@@ -385,7 +374,3 @@ def _listed(values: Sequence[object]) -> str:
     """Returns the first few wrong values as text, for a message."""
     named = ", ".join(map(shown, values[:_MAX_NAMED]))
     return named if len(values) <= _MAX_NAMED else f"{named} and {len(values) - _MAX_NAMED} more"
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"

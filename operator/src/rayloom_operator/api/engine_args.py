@@ -40,6 +40,18 @@ class EngineArgs(Part):
     )
     max_body_bytes: int | None = Field(None, ge=1024, description="Largest request body; a larger one gets 413.")
     max_output_tokens: int | None = Field(None, ge=1, description="Upper bound of a request's max_tokens.")
+    max_logprobs: int | None = Field(
+        None,
+        ge=-1,
+        description="Most alternatives of a token that a request may ask for, 20 by default; -1: the whole vocabulary.",
+    )
+    enable_force_include_usage: bool | None = Field(
+        None, description="Every chunk of a stream has `usage`, also if the request did not ask for it."
+    )
+    ui: bool | None = Field(
+        None,
+        description="Serve the built-in page at /ui of the API port. Default: on on this machine, off in a cluster.",
+    )
     generation_config: Literal["auto", "none"] | None = Field(
         None,
         description="auto, the default: settings that a request leaves out have the values of the model's "

@@ -59,14 +59,15 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine on this machine. It lacks fields that the manifest leaves out.
 
-    The admin port listens on loopback. The built-in page is on, also if other machines reach the API port.
+    The admin port listens on loopback. The built-in page is on unless the manifest turns it off, also if other
+    machines reach the API port.
     `accelerator` is not used: the engine detects the devices of this machine.
     """
     asked, length = service.spec.parallelism, service.spec.model.max_model_len
     tensor, pipeline = asked.tensor or 1, asked.pipeline or 1
     # No image is needed on this machine.
     resolved = Resolved(service=service, image="", tensor=tensor, pipeline=pipeline, max_model_len=length)
-    return _document(resolved, host=host, port=port, admin_port=admin_port) | {"ui": True}
+    return {"ui": True, **_document(resolved, host=host, port=port, admin_port=admin_port)}
 
 
 def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:

@@ -14,6 +14,8 @@ from rayloom_engine.sampling_params import SamplingParams
 
 MAX_ALLOWED_IDS = 2**19  # in all choices of a request: each choice's copy crosses to the core and to the ranks
 MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
+MAX_LOGPROBS = MAX_PROMPT_LOGPROBS  # the same for the answer's own tokens, if they have many alternatives
+FEW_ALTERNATIVES = 20  # OpenAI's limit, with which an answer may have any length
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
@@ -60,6 +62,20 @@ def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: Sampli
             f"tokens in all prompts x {1 + params.prompt_logprobs} for each token), at most {MAX_PROMPT_LOGPROBS} are "
             "allowed; lower n or prompt_logprobs (with echo: logprobs), or send fewer or shorter prompts",
             "prompt_logprobs",
+        )
+
+
+def check_num_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams, max_model_len: int) -> None:
+    """Raises RequestError if answers with more than FEW_ALTERNATIVES could have more than MAX_LOGPROBS values."""
+    if params.logprobs is None or params.logprobs <= FEW_ALTERNATIVES or params.logprob_token_ids:
+        return
+    room = max_model_len - min(map(len, prompts))
+    most = MAX_LOGPROBS // (params.n * len(prompts) * (1 + params.logprobs))
+    if (room if params.max_tokens is None else params.max_tokens) > most:
+        raise RequestError(
+            f"logprobs {params.logprobs} for each token of a long answer is too much: the answer may have at most "
+            f"{MAX_LOGPROBS} log-probabilities; set max_tokens to at most {most}, or lower logprobs",
+            "logprobs",
         )
 
 

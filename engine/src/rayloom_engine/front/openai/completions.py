@@ -111,7 +111,9 @@ class CompletionAnswer(Answer):
         if self._wants_logprobs and (text.logprobs or is_echoed):
             logprobs = self._logprobs_of(delta.index, text.token_ids, text.logprobs, delta.prompt_logprobs, is_echoed)
         shown = (self._echo(delta.index).text if is_echoed else "") + text.text
-        if not shown and logprobs is None and text.finish_reason is None and not self.returns_ids:
+        has_prompt = self._wants_prompt_logprobs and delta.is_first
+        is_empty = not shown and logprobs is None and text.finish_reason is None
+        if is_empty and not has_prompt and not self.returns_ids:
             return []
         choice: dict[str, Any] = {
             "index": delta.index,
@@ -123,6 +125,8 @@ class CompletionAnswer(Answer):
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
             choice["prompt_token_ids"] = lazy_ids(self._prompt(delta.index)) if delta.is_first else None
+        if has_prompt:
+            choice["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
         return [self.chunk(choice)]
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:

@@ -10,7 +10,11 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
+from rayloom_engine.front.generation.admission import (
+    check_num_allowed_ids,
+    check_num_logprobs,
+    check_num_prompt_logprobs,
+)
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http.errors import ApiError
@@ -48,8 +52,9 @@ class Answer(ABC):
 
     def __init__(self, service: Service, text: ModelText, wire: GenerationRequest, request_id: str) -> None:
         options = wire.stream_options or StreamOptions()
-        self.include_usage = bool(options.include_usage)
-        self.continuous_usage = self.include_usage and bool(options.continuous_usage_stats)
+        is_forced = service.config.enable_force_include_usage
+        self.include_usage = is_forced or bool(options.include_usage)
+        self.continuous_usage = is_forced or (self.include_usage and bool(options.continuous_usage_stats))
         self.returns_ids = bool(wire.return_token_ids)
         self.request_id = f"{self.id_prefix}-{request_id}"
         self._created = int(time.time())
@@ -135,6 +140,9 @@ async def answer(
     """Generates and returns the response. Raises the errors that happen before the response begins."""
     params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
+    with wire.own_names():
+        params = params.check_logprobs(service.config.max_logprobs, text.model.vocab_size)
+        check_num_logprobs(prompts, params, text.model.max_model_len)
     check_num_prompt_logprobs(prompts, params)
     check_num_allowed_ids(len(prompts), params)
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read

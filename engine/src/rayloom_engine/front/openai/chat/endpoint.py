@@ -47,6 +47,8 @@ class ChatAnswer(Answer):
         if delta.is_first:
             opening: dict[str, Any] = {"index": delta.index, "delta": {"role": "assistant", "content": ""}}
             chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
+            if self.generation.params.prompt_logprobs is not None and delta.index == 0:
+                chunks[0]["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
             if self.returns_ids:
                 chunks[0]["prompt_token_ids"] = lazy_ids(self.generation.prompts[0])
             if self._echo:
