@@ -55,6 +55,15 @@ def streamed(chunks: list[Any]) -> tuple[str, list[list[str]], str]:
     return content, calls, finish_reason
 
 
+def test_a_function_of_the_older_form_is_called_with_arguments_of_its_schema(client: openai.OpenAI) -> None:
+    functions = [tool["function"] for tool in TOOLS]
+    asked: Any = {"functions": functions, "function_call": {"name": "get_time"}, "max_tokens": 60, "temperature": 0}
+    call = client.chat.completions.create(model=MODEL, messages=QUESTION, **asked).choices[0].message.function_call
+    assert call is not None
+    assert call.name == "get_time"
+    jsonschema.validate(json.loads(call.arguments), SCHEMAS["get_time"])
+
+
 @pytest.mark.parametrize(
     ("tool_choice", "expected"), [("required", "tool_calls"), (NAMED, "stop")], ids=["required", "named"]
 )

@@ -209,8 +209,6 @@ def test_bad_prompts_are_refused(front: FrontUnderTest, prompt: object) -> None:
 @pytest.mark.parametrize(
     ("field", "used", "unused"),
     [
-        ("functions", [{}], []),
-        ("function_call", "auto", "none"),
         ("audio", {}, None),
         ("modalities", ["text", "audio"], ["text"]),
         ("prediction", {"type": "content"}, None),

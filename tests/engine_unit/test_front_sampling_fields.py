@@ -45,6 +45,30 @@ def test_limits_of_tokens_reach_the_core(front: FrontUnderTest) -> None:
     assert (params.logprobs, params.logprob_token_ids) == (0, (67, 68))
 
 
+def test_a_routers_token_ids_replace_the_messages_as_the_prompt(front: FrontUnderTest) -> None:
+    given = {"prompt_token_ids": [65, 66.0], "do_remote_prefill": True}
+    answer = front.chat("unrelated", kv_transfer_params=given, return_token_ids=True).json()
+    assert only_submit(front).prompt_ids == (65, 66)
+    assert answer["prompt_token_ids"] == [65, 66]
+    assert answer["kv_transfer_params"] is None
+    assert "kv_transfer_params" not in front.chat().json()
+
+
+def test_other_transfers_leave_the_prompt_as_it_is(front: FrontUnderTest) -> None:
+    plain = front.chat(return_token_ids=True).json()["prompt_token_ids"]
+    for fields in ({"kv_transfer_params": {"do_remote_decode": True}}, {"kv_transfer_params": {}}):
+        assert front.chat(return_token_ids=True, **fields).json()["prompt_token_ids"] == plain
+    echoed = {"kv_transfer_params": {"prompt_token_ids": [65]}, "echo": True, "return_token_ids": True}
+    assert front.chat(**echoed).json()["prompt_token_ids"] == plain, "an echo needs the messages"
+    assert front.complete("ab", kv_transfer_params={"a": 1}).json()["kv_transfer_params"] is None
+
+
+@pytest.mark.parametrize("ids", [[], "ab", [True], [1.5], [-1], [999], [[1]], {}])
+def test_a_transferred_prompt_is_checked(front: FrontUnderTest, ids: object) -> None:
+    response = front.chat(kv_transfer_params={"prompt_token_ids": ids})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "kv_transfer_params.prompt_token_ids")
+
+
 @pytest.mark.parametrize(("num_prompts", "n", "num_ids"), [(1, 128, 4097), (64, 2, 4097), (2, 1, 2**18 + 1)])
 def test_allowed_tokens_of_all_choices_are_limited(
     front: FrontUnderTest, num_prompts: int, n: int, num_ids: int

@@ -252,6 +252,22 @@ def test_a_schema_that_cannot_be_enforced_is_refused_for_strict_tools_alone(fron
     assert "uniqueItems" in refused["message"]
 
 
+def only(mode: str, *tools: Any) -> dict[str, Any]:
+    """A tool_choice that allows some of the tools."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_are_shown_and_called(thinker: FrontUnderTest, mode: str) -> None:
+    says(thinker, STOP_CALL)
+    named = {"type": "function", "function": {"name": "stop"}}
+    found = message(thinker, tools=[WEATHER, STOP], tool_choice=only(mode, named))
+    assert (found["tool_calls"], found["finish_reason"]) == ([("stop", "{}")], "tool_calls")
+    assert '"stop"' in prompt(thinker) and "weather" not in prompt(thinker)
+    text, _ = grammar(thinker)
+    assert ("stop" in text, "weather" in text) == (mode == "required", False)
+
+
 def function(**changes: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **changes}}
 
@@ -280,6 +296,11 @@ def function(**changes: Any) -> dict[str, Any]:
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [WEATHER], "tool_choice": only("any", WEATHER)}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [WEATHER], "tool_choice": only("auto")}, "tool_choice.allowed_tools"),
+        ({"tools": [WEATHER], "tool_choice": only("auto", STOP)}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": only("auto", 5)}, "tool_choice"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"include_reasoning": "no"}, "include_reasoning"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),

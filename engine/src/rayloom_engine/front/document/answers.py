@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 WARNINGS = "What of the answer's form cannot be enforced. Only in answers to which it applies, in a stream once."
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class AnswerModel(BaseModel):
@@ -101,6 +101,7 @@ class AnswerMessage(AnswerModel):
     reasoning_content: str | None = Field(None, description="The model's thoughts, of models that think.")
     reasoning: str | None = Field(None, description="The same.")
     tool_calls: list[ToolCallAnswer] | None = None
+    function_call: FunctionOfCall | None = Field(None, description="The call, if the request has `functions`.")
 
 
 class ChatChoice(AnswerModel):
@@ -120,6 +121,7 @@ class ChatCompletion(AnswerModel):
     system_fingerprint: str = Field(description="Equal on servers that compute the same tokens.")
     choices: list[ChatChoice]
     usage: Usage
+    kv_transfer_params: None = Field(None, description="Only if the request has the field.")
     warnings: list[str] | None = Field(None, description=WARNINGS)
     prompt_logprobs: PromptLogprobEntries | None
     prompt_token_ids: list[int] | None
@@ -143,6 +145,7 @@ class ChatDelta(AnswerModel):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(AnswerModel):
@@ -186,6 +189,7 @@ class TextCompletion(AnswerModel):
     system_fingerprint: str
     choices: list[TextChoice]
     usage: Usage
+    kv_transfer_params: None = Field(None, description="Only if the request has the field.")
     warnings: list[str] | None = Field(None, description=WARNINGS)
 
 

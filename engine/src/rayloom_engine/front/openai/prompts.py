@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.model_text import ENCODE_IN_THREAD_ABOVE_CHARS, ModelText
 from rayloom_engine.front.openai.fields.field_types import whole_items
+from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.chat_template import MAX_CPU_S
 from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.template_sandbox import TemplateTooSlow
@@ -118,6 +121,21 @@ async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool)
     if not ids and not prompt and add_special_tokens:
         ids = text.tokenizer.document_start()
     return tuple(ids)
+
+
+def transferred_prompt(params: Mapping[str, Any] | None, text: ModelText) -> ChatPrompt | None:
+    """Returns the prompt in a request's `kv_transfer_params`; None if it has none.
+
+    Raises RequestError for anything but a list of the model's token ids.
+    """
+    field = "kv_transfer_params.prompt_token_ids"
+    ids = whole_items((params or {}).get("prompt_token_ids"))
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not ids or any(type(token_id) is not int for token_id in ids):
+        raise RequestError(f"{field} must be a list of token ids, and not empty, given {shown(ids)}", field)
+    check_token_ids(ids, text.model.vocab_size, field)
+    return ChatPrompt(text.tokenizer.decode(ids, skip_special_tokens=False), ids)
 
 
 def _has_calls(message: object) -> bool:

@@ -60,6 +60,7 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
+        self._is_transferred = wire.kv_transfer_params is not None
         self._has_warned = False  # a chunk has the warnings
         self._num_written = 0  # tokens in all chunks written so far
 
@@ -77,6 +78,8 @@ class Answer(ABC):
         document = self._head(self.full_object)
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
         document["usage"] = generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
+        if self._is_transferred:
+            document["kv_transfer_params"] = None  # vLLM's routers read the key
         if generation.warnings:
             document["warnings"] = list(generation.warnings)
         return document

@@ -16,7 +16,7 @@ from typing import Any
 from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fields.wire import ChatRequest
-from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt
+from rayloom_engine.front.openai.prompts import ChatPrompt, chat_prompt, transferred_prompt
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -75,11 +75,14 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     """
     params = wire.sampling(text.defaults)
     use = wire.tool_use()
-    prompt = await chat_prompt(text, wire.messages, wire)
+    prompt = None if wire.echo else transferred_prompt(wire.kv_transfer_params, text)
+    if prompt is None:
+        prompt = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")
     prompt_ids = wire.cut_prompt(prompt.ids, params, text.model.max_model_len)
     parsing = _parser_settings(text, wire, use, prompt)
-    params = _constrained(params, use, text.formats, parsing)
+    field = "functions" if wire.has_functions else "tools"
+    params = _constrained(params, use, text.formats, parsing, field)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
     return ChatCall(
@@ -93,7 +96,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
 
 
 def _constrained(
-    params: SamplingParams, use: ToolUse, formats: ModelFormats, parsing: ParserSettings
+    params: SamplingParams, use: ToolUse, formats: ModelFormats, parsing: ParserSettings, tools_field: str
 ) -> SamplingParams:
     """Returns the parameters with the grammar of forced or strict calls, if there are any.
 
@@ -113,7 +116,7 @@ def _constrained(
     elif form is None or use.is_forced:
         calls = call_grammar(use, formats.tools, formats.special_ids, is_after_reasoning=bool(after))
         if calls is not None:
-            form = StructuredOutputs(lark=calls, after=after, field="tools")
+            form = StructuredOutputs(lark=calls, after=after, field=tools_field)
     return params if form is None else dataclasses.replace(params, structured_outputs=form)
 
 

@@ -39,6 +39,7 @@ class ChatAnswer(Answer):
         self._wants_logprobs = bool(wire.logprobs)
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._echo = wire.echoed()
+        self._has_functions = wire.has_functions
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
         self._messages: list[Message] = []  # of a whole answer
 
@@ -66,7 +67,7 @@ class ChatAnswer(Answer):
         """
         text = delta.text
         reader = self._readers[delta.index]
-        parts = message_deltas(reader.add(text))
+        parts = message_deltas(reader.add(text), is_older=self._has_functions)
         logprobs = self._logprobs.chat(text.logprobs) if self._wants_logprobs and text.logprobs else None
         if not parts:
             if logprobs is None and text.finish_reason is None and not self.returns_ids:
@@ -77,13 +78,17 @@ class ChatAnswer(Answer):
         ]
         choices[0]["logprobs"] = logprobs
         if text.finish_reason is not None:
-            choices[-1]["finish_reason"] = reader.finish_reason(text.finish_reason)
+            choices[-1]["finish_reason"] = self._finish_reason(delta.index, text.finish_reason)
             choices[-1]["stop_reason"] = text.stop_reason
         if self.returns_ids:
             for choice in choices:
                 choice["token_ids"] = []
             choices[0]["token_ids"] = list(text.token_ids)
         return choices
+
+    def _finish_reason(self, index: int, reason: str | None) -> str | None:
+        reason = self._readers[index].finish_reason(reason)
+        return "function_call" if reason == "tool_calls" and self._has_functions else reason
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -98,15 +103,14 @@ class ChatAnswer(Answer):
         return document
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
-        reader = self._readers[result.index]
-        message = message_document(self._messages[result.index])
+        message = message_document(self._messages[result.index], is_older=self._has_functions)
         if self._echo:
             message["content"] = self._echo + (message["content"] or "")
         return {
             "index": result.index,
             "message": message,
             "logprobs": self._logprobs.chat(result.logprobs) if self._wants_logprobs else None,
-            "finish_reason": reader.finish_reason(result.finish_reason),
+            "finish_reason": self._finish_reason(result.index, result.finish_reason),
             "stop_reason": result.stop_reason,
             "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
         }

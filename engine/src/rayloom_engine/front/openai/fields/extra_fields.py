@@ -39,6 +39,7 @@ class ExtraFields(Wire):
     chat_template_kwargs: dict[str, Any] | None = as_in_chats("chat_template_kwargs")
     priority: Whole | None = as_in_chats("priority")
     cache_salt: str | None = as_in_chats("cache_salt")
+    kv_transfer_params: dict[str, Any] | None = as_in_chats("kv_transfer_params")
     request_id: str | None = as_in_chats("request_id")
 
     def given(self, *names: str) -> dict[str, Any]:

@@ -55,23 +55,27 @@ MESSAGE: dict[str, Any] = {
         ),
     },
 }
-# A tool as the OpenAPI document describes it. tool_fields.py checks it.
+# A function and a tool as the OpenAPI document describes them. tool_fields.py checks them.
+FUNCTION: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+}
+FUNCTION_NAME: dict[str, Any] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": FUNCTION["properties"]["name"]},
+    "additionalProperties": False,
+}
 TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "null"]},
-                "strict": {"type": ["boolean", "null"]},
-            },
-        },
-    },
+    "properties": {"type": {"const": "function"}, "function": FUNCTION},
 }
 
 Whole = Annotated[int, BeforeValidator(whole)]

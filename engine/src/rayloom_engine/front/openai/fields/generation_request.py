@@ -124,6 +124,12 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Only requests of the same API key with the same text here share cached prompt prefixes."
     )
+    kv_transfer_params: dict[str, Any] | None = Field(
+        None,
+        description="From a router that lets one engine compute the prompt and another the answer. This engine always "
+        "computes both, so only the key `prompt_token_ids` has an effect: in a chat without echo it replaces the "
+        "messages as the prompt. The answer has this field as null.",
+    )
     request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
         None,
         description="Becomes the answer's id, after `chatcmpl-` or `cmpl-`; 1 to 128 visible ASCII characters. "

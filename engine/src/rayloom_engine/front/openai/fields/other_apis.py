@@ -116,8 +116,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
     {
         field.name: field
         for field in (
-            _refused("OpenAI", "functions", "functions that the model may call", [], instead="tools"),
-            _refused("OpenAI", "function_call", "the function that the model calls", "none", instead="tool_choice"),
             _refused("OpenAI", "background", "an answer that is fetched later", False, instead="a stream"),
             _refused("OpenAI", "previous_response_id", "a stored answer", instead="the earlier items in `input`"),
             _refused("OpenAI", "conversation", "a stored conversation", instead="the earlier items in `input`"),
@@ -139,7 +137,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "media_io_kwargs", "settings of images, audio and video", {}),
             _refused("vLLM", "mm_processor_kwargs", "settings of images, audio and video", {}),
             _refused("vLLM", "vllm_xargs", "arguments of plugins", {}),
-            _refused("vLLM", "kv_transfer_params", "a KV cache from another engine"),
             _refused("vLLM", "thinking_token_budget", "a limit of the model's thoughts"),
             _refused("vLLM", "repetition_detection", "an end of the answer when its text repeats"),
             _refused("vLLM", "spaces_between_special_tokens", "blanks between special tokens", True),

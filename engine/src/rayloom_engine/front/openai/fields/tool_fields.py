@@ -21,6 +21,8 @@ _MODES = ("none", "auto", "required")
 def tool_use(tools: Sequence[Any] | None, tool_choice: object, parallel_tool_calls: bool | None) -> ToolUse:
     """Returns the tools of a request and how the model may use them. Raises RequestError that names the field."""
     parsed = _tools(tools or ())
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        tool_choice, parsed = _allowed(tool_choice, parsed)
     if tool_choice is None:
         tool_choice = "auto" if parsed else "none"
     if tool_choice == "none":
@@ -35,21 +37,45 @@ def tool_use(tools: Sequence[Any] | None, tool_choice: object, parallel_tool_cal
     if tool_choice == "required":
         return ToolUse(tools=parsed, mode="required", callable=parsed, is_parallel=is_parallel)
     name = _chosen_name(tool_choice)
-    chosen = tuple(tool for tool in parsed if tool.name == name)
-    if not chosen:
-        names = ", ".join(tool.name for tool in parsed[:5]) + (", ..." if len(parsed) > 5 else "")
-        raise RequestError(
-            f"tool_choice.function.name {shown(name)} is none of the tools; use one of {names}", "tool_choice"
-        )
-    return ToolUse(tools=parsed, mode="named", callable=chosen, is_parallel=is_parallel)
+    chosen = _by_name(parsed, name, "tool_choice.function.name")
+    return ToolUse(tools=parsed, mode="named", callable=(chosen,), is_parallel=is_parallel)
+
+
+def _by_name(tools: Sequence[Tool], name: object, where: str) -> Tool:
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    names = ", ".join(tool.name for tool in tools[:5]) + (", ..." if len(tools) > 5 else "")
+    use = f"use one of {names}" if names else "add it to tools"
+    raise RequestError(f"{where} {shown(name)} is none of the tools; {use}", "tool_choice")
+
+
+def _allowed(tool_choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+    """Returns the mode and the tools of an object of the type allowed_tools. The prompt does not show other tools."""
+    where = "tool_choice.allowed_tools"
+    allowed = tool_choice.get("allowed_tools")
+    if not isinstance(allowed, Mapping):
+        raise RequestError(f"{where} must be an object with mode and tools, given {shown(allowed)}", where)
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise RequestError(f'{where}.mode must be "auto" or "required", given {shown(mode)}', f"{where}.mode")
+    named = allowed.get("tools")
+    if not isinstance(named, list) or not named:
+        raise RequestError(f"{where}.tools must be a list with at least one tool, given {shown(named)}", where)
+    chosen = {}
+    for index, tool in enumerate(named[: MAX_TOOLS + 1]):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        chosen[str(name)] = _by_name(tools, name, f"{where}.tools[{index}].function.name")
+    return str(mode), tuple(chosen.values())
 
 
 def _chosen_name(tool_choice: object) -> object:
     function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
     if not isinstance(tool_choice, Mapping) or tool_choice.get("type") != "function" or not isinstance(function, dict):
         raise RequestError(
-            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": NAME}}, given '
-            f"{shown(tool_choice)}",
+            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": NAME}}, or '
+            f"an object of the type allowed_tools, given {shown(tool_choice)}",
             "tool_choice",
         )
     return function.get("name")

@@ -14,6 +14,8 @@ from pydantic import BaseModel, Field
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai.fields.field_types import (
+    FUNCTION,
+    FUNCTION_NAME,
     LISTS_OF_IDS,
     MAX_DETOKENIZED,
     MESSAGE,
@@ -24,6 +26,7 @@ from rayloom_engine.front.openai.fields.field_types import (
 from rayloom_engine.front.openai.fields.field_types import StopTokenIds as StopTokenIds
 from rayloom_engine.front.openai.fields.field_types import TokenIds as TokenIds
 from rayloom_engine.front.openai.fields.field_types import Whole as Whole
+from rayloom_engine.front.openai.fields.function_fields import function_use
 from rayloom_engine.front.openai.fields.generation_request import GenerationRequest as GenerationRequest
 from rayloom_engine.front.openai.fields.generation_request import StreamOptions as StreamOptions
 from rayloom_engine.front.openai.fields.generation_request import Wire as Wire
@@ -77,8 +80,21 @@ class ChatRequest(TemplateFields, GenerationRequest):
     tool_choice: Any = Field(
         None,
         description='"none": no call. "auto": the model chooses. "required": at least one call. '
-        '{"type": "function", "function": {"name": NAME}}: a call of this function. Default: auto if there are tools.',
+        '{"type": "function", "function": {"name": NAME}}: a call of this function. {"type": "allowed_tools", '
+        '"allowed_tools": {"mode": MODE, "tools": [...]}}: as if there were only these tools, named in the same way; '
+        "the mode is auto or required. Default: auto if there are tools.",
         json_schema_extra=either({"type": "string"}, {"type": "object"}),
+    )
+    functions: list[Any] | None = Field(
+        None,
+        description="OpenAI's older form of tools: objects with name, description and parameters. The answer has at "
+        "most one call, in `function_call`, and then the `finish_reason` function_call.",
+        json_schema_extra=either({"type": "array", "items": FUNCTION, "maxItems": MAX_TOOLS}),
+    )
+    function_call: Any = Field(
+        None,
+        description='For functions: "none", "auto" or {"name": NAME}. Default: auto if there are functions.',
+        json_schema_extra=either({"enum": ["none", "auto"]}, FUNCTION_NAME),
     )
     parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -102,6 +118,11 @@ class ChatRequest(TemplateFields, GenerationRequest):
         num_top = (self.top_logprobs or 0) if self.logprobs else None
         return self._sampling(defaults, max_tokens=self.max_tokens, logprobs=num_top)
 
+    @property
+    def has_functions(self) -> bool:
+        """True if the request has tools in the older form, so that the answer has its call in that form, too."""
+        return bool(self.functions) or self.function_call not in (None, "none")
+
     def echoed(self) -> str:
         """Returns the text in front of the answer: with `echo`, that of the assistant's last message."""
         last = self.messages[-1] if self.echo and self.messages else None
@@ -123,6 +144,12 @@ class ChatRequest(TemplateFields, GenerationRequest):
 
     def tool_use(self) -> ToolUse:
         """Returns the tools and how the model may use them. Raises RequestError that names the field."""
+        if self.has_functions:
+            if self.tools or self.tool_choice is not None:
+                raise RequestError(
+                    "functions and function_call are older names of tools and tool_choice; give one pair", "functions"
+                )
+            return function_use(self.functions, self.function_call)
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
