@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -73,6 +74,36 @@ def test_the_probabilities_of_the_whole_vocabulary_add_up_to_one(client: openai.
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-3)
     entries = answer.model_extra["prompt_logprobs"]
     assert {len(entry) for entry in entries[1:]} == {49152}
+
+
+def test_a_beam_search_finds_answers_that_are_at_least_as_likely_as_the_greedy_one(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 8, "logprobs": 0}
+    searching = {"use_beam_search": True, "length_penalty": 0.0, "ignore_eos": True}
+
+    def sums(answer: Any) -> list[float]:
+        return [sum(choice.logprobs.token_logprobs) for choice in answer.choices]
+
+    greedy = client.completions.create(**fields, temperature=0, extra_body={"ignore_eos": True})
+    one = client.completions.create(**fields, extra_body=searching)
+    assert one.choices[0].text == greedy.choices[0].text
+    assert sums(one) == pytest.approx(sums(greedy), abs=1e-3)
+
+    four = client.completions.create(**fields, n=4, extra_body={**searching, "return_token_ids": True})
+    found = sums(four)
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= sums(greedy)[0] - 1e-3
+    assert len({choice.text for choice in four.choices}) == 4
+    best = four.choices[0].model_extra
+    scored = client.completions.create(
+        model=MODEL,
+        prompt=[*best["prompt_token_ids"], *best["token_ids"]],
+        max_tokens=0,
+        extra_body={"prompt_logprobs": 0},
+    )
+    entries = scored.choices[0].model_extra["prompt_logprobs"][-8:]
+    assert sum(next(iter(entry.values()))["logprob"] for entry in entries) == pytest.approx(found[0], abs=1e-3)
+    assert four.usage is not None
+    assert four.usage.completion_tokens == 32
 
 
 def test_completion_with_logprobs_and_echo(client: openai.OpenAI) -> None:

@@ -69,8 +69,8 @@ def test_a_field_that_is_not_implemented_may_ask_for_nothing(name: str) -> None:
 
 
 def test_a_refusal_has_the_cure_in_json() -> None:
-    assert refusal(ChatRequest, use_beam_search=True) == (
-        "use_beam_search is not supported by this server; leave it out or set it to false"
+    assert refusal(ChatRequest, early_stopping=True) == (
+        "early_stopping is not supported by this server; leave it out or set it to false"
     )
     assert refusal(ChatRequest, images=[{}]) == "images is not supported by this server; leave it out or set it to []"
     assert refusal(ChatRequest, n_predict=5) == "n_predict is not supported by this server; use max_tokens instead"

@@ -32,6 +32,7 @@ from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
 
+Alternatives = Callable[[Sequence[int]], Sequence[tuple[int, float]]]
 Script = Callable[[Submit], Sequence[int]]
 
 
@@ -71,6 +72,8 @@ class FakeCore:
         self.script: Script = say("Hello there.")
         self.tokens_per_output = 1
         self.hold_after: int | None = None  # tokens of each sequence after which nothing more comes until `release`
+        # The most likely tokens after some ids, instead of "!" alone.
+        self.alternatives: Alternatives | None = None
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # takes no notice of Submits
         self.submits: list[Submit] = []
@@ -158,7 +161,7 @@ class FakeCore:
             output = SequenceOutput(
                 sequence_id=submit.sequence_id,
                 token_ids=tuple(new),
-                logprobs=_logprobs(new, submit.params.logprobs),
+                logprobs=self._logprobs(submit, new),
                 prompt_logprobs=_logprobs(submit.prompt_ids[1:], submit.params.prompt_logprobs) if is_first else (),
                 finish_reason=("stop" if is_stop else "length") if is_last else None,
                 stop_token_id=new[-1] if is_stop else None,
@@ -166,6 +169,12 @@ class FakeCore:
             )
             is_first = False
             _write(writer, Outputs((output,)))
+
+    def _logprobs(self, submit: Submit, new: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        if self.alternatives is None:
+            return _logprobs(new, submit.params.logprobs)
+        top = tuple(self.alternatives(submit.prompt_ids))[: submit.params.logprobs]
+        return (TokenLogprobs(token_id=new[0], logprob=-0.5, rank=1, top=top),)
 
     def _status(self) -> CoreStatus:
         is_starting = self.state == "starting"

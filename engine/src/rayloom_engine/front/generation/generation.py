@@ -72,6 +72,7 @@ class Generation:
         self.warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
+        self._is_submitted = False
 
     @classmethod
     async def start(
@@ -90,7 +91,7 @@ class Generation:
         Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
         """
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
-        num_choices = len(generation.prompts) * params.n
+        num_choices = generation.num_choices
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)
         service.lifecycle.enter()  # before the form is checked: a drain waits for this request, too
@@ -102,16 +103,16 @@ class Generation:
             # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
-            await generation._submit()
-            service.metrics.prompt_tokens.add(generation.num_prompt_tokens)
-            service.metrics.request_n.observe(params.n)
-            service.metrics.request_max_tokens.observe(generation._lanes[0].sequence.params.max_tokens, num_choices)
-            for prompt in generation.prompts:
-                service.metrics.request_prompt_tokens.observe(len(prompt))
+            await generation.submit([lane.sequence for lane in generation._lanes])
+            generation.observe_start(generation._lanes[0].sequence.params.max_tokens)
         except BaseException:
             generation.close()  # the handler cannot close it, as it gets no object
             raise
         return generation
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -151,7 +152,7 @@ class Generation:
 
     async def collect(self) -> list[ChoiceResult]:
         """Returns all choices once they are finished. Raises as `deltas` does."""
-        results = [ChoiceResult(index=index) for index in range(len(self._lanes))]
+        results = [ChoiceResult(index=index) for index in range(self.num_choices)]
         async for deltas in self.deltas(wait_s=3600.0):
             for delta in deltas:
                 results[delta.index].add(delta)
@@ -190,8 +191,18 @@ class Generation:
         self._is_closed = True
         self._abort_unfinished()
         self._service.lifecycle.leave()
-        if self._lanes and not self._unfinished:  # a request that is refused in `start` has no lanes
+        if self._is_submitted and not self._unfinished:
             self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
+
+    def observe_start(self, max_tokens: int) -> None:
+        """Counts the request in the metrics. `max_tokens`: of each choice."""
+        self._is_submitted = True
+        metrics = self._service.metrics
+        metrics.prompt_tokens.add(self.num_prompt_tokens)
+        metrics.request_n.observe(self.params.n)
+        metrics.request_max_tokens.observe(max_tokens, self.num_choices)
+        for prompt in self.prompts:
+            metrics.request_prompt_tokens.observe(len(prompt))
 
     async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[_Lane]:
         model = text.model
@@ -241,15 +252,15 @@ class Generation:
             if lane % LANES_AT_ONCE < self.params.n:
                 await asyncio.sleep(0)
 
-    async def _submit(self) -> None:
-        """Submits the sequences in parts of at most TOKENS_AT_ONCE prompt tokens; other requests get a turn in between.
+    async def submit(self, sequences: Sequence[ClientSequence]) -> None:
+        """Submits sequences of this request in parts of at most TOKENS_AT_ONCE prompt tokens.
 
-        A prompt is sent once, and counted once, for all its choices in a part.
+        Other requests get a turn in between. A prompt is sent once, and counted once, for all its choices in a part.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
-        for lane in self._lanes:
-            prompt_ids = lane.sequence.prompt_ids
+        for sequence in sequences:
+            prompt_ids = sequence.prompt_ids
             num_new = 0 if part and part[-1].prompt_ids is prompt_ids else len(prompt_ids)
             if part and (len(part) >= LANES_AT_ONCE or (num_new and num_tokens + num_new > TOKENS_AT_ONCE)):
                 self._service.client.submit(part)
@@ -257,7 +268,7 @@ class Generation:
                 num_tokens = 0
                 num_new = len(prompt_ids)
                 await asyncio.sleep(0)
-            part.append(lane.sequence)
+            part.append(sequence)
             num_tokens += num_new
         if part:
             self._service.client.submit(part)

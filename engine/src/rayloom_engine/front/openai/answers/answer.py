@@ -15,6 +15,7 @@ from rayloom_engine.front.generation.admission import (
     check_num_logprobs,
     check_num_prompt_logprobs,
 )
+from rayloom_engine.front.generation.beam_search import BeamSearch
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http.errors import ApiError
@@ -151,15 +152,18 @@ async def answer(
     service.lifecycle.check_accepts()  # a drain may have begun while the body was read
     tenant: str = request.state.tenant
     prefixes = cache_key(request.state.owner, wire.cache_salt)
-    generation = await Generation.start(
-        service,
-        text,
+    given: dict[str, Any] = {
         # Clients may reuse an id, but the engine needs a unique one.
-        request_id=f"{writer.request_id}-{secrets.token_hex(8)}",
-        prompts=prompts,
-        params=params,
-        caller=Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
-        fresh_seed=secrets.randbits(63),
+        "request_id": f"{writer.request_id}-{secrets.token_hex(8)}",
+        "prompts": prompts,
+        "params": params,
+        "caller": Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
+    }
+    penalty = wire.beam_length_penalty()
+    generation = (
+        await Generation.start(service, text, fresh_seed=secrets.randbits(63), **given)
+        if penalty is None
+        else await BeamSearch.search(service, text, length_penalty=penalty, **given)
     )
     writer.generation = generation
     watcher = watch_client(request.receive, generation)

@@ -107,6 +107,18 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         description="Log-probabilities of the prompt's tokens, with this many alternatives each, at most "
         "`--max-logprobs`; -1: the whole vocabulary. In a stream they are in the first chunk.",
     )
+    use_beam_search: bool | None = Field(
+        None,
+        description="The answers are the n most likely ones that a beam search with n beams finds. temperature, top_p, "
+        "top_k, min_p and seed then have no effect, and a stream has the text at its end. Not with penalties, "
+        "logit_bias, stop, bad_words, allowed_token_ids, prompt_logprobs, logprob_token_ids or a form of the answer. "
+        "Default: false.",
+    )
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
+        None,
+        description="With use_beam_search: the log-probability of an answer is divided by this power of its length, "
+        "the prompt included; from -10 to 10. Default: 1.",
+    )
     skip_special_tokens: bool | None = Field(None, description="Special tokens are left out of the text.")
     include_stop_str_in_output: bool | None = Field(None, description="The text keeps the stop string that ended it.")
     add_special_tokens: bool | None = Field(
@@ -153,7 +165,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
             value = getattr(self, name)
             if value is not None:
                 settings.setdefault(name, value)
-        for name, value in defaults.settings.items():
+        for name, value in () if self.use_beam_search else defaults.settings.items():
             settings.setdefault(name, value)
         with self.own_names():
             if settings.get("max_tokens") == 0 and self.least_tokens > 0:
@@ -178,6 +190,19 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
                 raise
             message = re.sub(rf"(?<![\w-]){name}(?!\w)", own, str(error))
             raise RequestError(message, own) from error
+
+    def beam_length_penalty(self) -> float | None:
+        """Returns the length penalty of a beam search; None if the request does not ask for one.
+
+        Raises RequestError for a length penalty without a beam search.
+        """
+        if self.use_beam_search:
+            return 1.0 if self.length_penalty is None else self.length_penalty
+        if self.length_penalty not in (None, 1.0):
+            raise RequestError(
+                "length_penalty needs use_beam_search; set it to true, or leave both out", "length_penalty"
+            )
+        return None
 
     def check_priority(self, is_enabled: bool) -> None:
         """Raises RequestError if the request sets a priority but the server does not use priorities."""

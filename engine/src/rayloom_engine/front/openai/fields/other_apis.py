@@ -128,8 +128,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("Anthropic", "container", "tools that run in the server"),
             _refused("Anthropic", "mcp_servers", "tools that run in the server", []),
             _refused("vLLM", "guided_whitespace_pattern", "the blanks in JSON"),
-            _refused("vLLM", "use_beam_search", "beam search", False),
-            _refused("vLLM", "length_penalty", "a setting of beam search", 1),
             _refused("vLLM", "early_stopping", "a setting of beam search", False),
             _refused("vLLM", "logits_processors", "code that changes the logits", []),
             _refused("vLLM", "prompt_embeds", "a prompt of embeddings"),

@@ -94,7 +94,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
     function_call: Any = Field(
         None,
         description='For functions: "none", "auto" or {"name": NAME}. Default: auto if there are functions.',
-        json_schema_extra=either({"enum": ["none", "auto"]}, FUNCTION_NAME),
+        json_schema_extra=either({"type": "string", "enum": ["none", "auto"]}, FUNCTION_NAME),
     )
     parallel_tool_calls: bool | None = Field(None, description="The answer may have several calls. Default: true.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(

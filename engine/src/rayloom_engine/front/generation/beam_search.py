@@ -1,0 +1,224 @@
+"""BeamSearch: a request whose choices are the best answers that a beam search finds.
+
+Each step submits every live beam as a sequence of one token with its most likely alternatives. To the core these are
+ordinary sequences: the prefix cache has most of their tokens, and the core's death only repeats a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.core_link.core_client import ClientSequence
+from rayloom_engine.front.generation.admission import check_num_choices, check_room
+from rayloom_engine.front.generation.beams import Beam, BeamSettings, BeamTree
+from rayloom_engine.front.generation.deltas import ChoiceDelta
+from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.http.tenant import Caller
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.output_decoder import OutputDecoder
+
+# Settings that would change the log-probabilities or the text, with the values that do not.
+_EXCLUDED: dict[str, tuple[object, ...]] = {
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ({},),
+    "stop": ((),),
+    "bad_words": ((),),
+    "allowed_token_ids": (None,),
+    "logprob_token_ids": ((),),
+    "prompt_logprobs": (None,),
+}
+
+
+def check_beam_search(params: SamplingParams) -> None:
+    """Raises RequestError for settings that a beam search does not obey."""
+    if params.structured_outputs is not None:
+        name = params.structured_outputs.field
+        raise RequestError(f"{name} cannot be combined with use_beam_search; leave one of them out", name)
+    for name, neutral in _EXCLUDED.items():
+        if getattr(params, name) not in neutral:
+            asked = " (echo with logprobs asks for them, too)" if name == "prompt_logprobs" else ""
+            raise RequestError(f"{name}{asked} cannot be combined with use_beam_search; leave one of them out", name)
+    if params.max_tokens == 0:
+        raise RequestError("max_tokens must be at least 1 with use_beam_search, given 0", "max_tokens")
+
+
+class BeamSearch(Generation):
+    """A search for the best answers to each prompt, from `search` until `close`."""
+
+    def __init__(self, service: Service, text: ModelText, **settings: Any) -> None:
+        """Use `search` instead. `settings`: those of Generation."""
+        super().__init__(service, **settings)
+        self._text = text
+        self._arrival = time.time()
+        self._trees: list[BeamTree] = []
+        self._running: dict[int, ClientSequence] = {}  # lane -> unfinished sequence of this step
+        self._num_steps = 0
+        self._is_accepted = False
+        self._num_output_tokens = 0
+
+    @classmethod
+    async def search(
+        cls,
+        service: Service,
+        text: ModelText,
+        *,
+        request_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        caller: Caller,
+        length_penalty: float,
+    ) -> BeamSearch:
+        """Begins a search. `params.n` is the number of beams and of answers.
+
+        Raises RequestError if the request can never be served, and QueueFull if there is no room for it now.
+        """
+        check_beam_search(params)
+        search = cls(service, text, request_id=request_id, prompts=prompts, params=params, caller=caller)
+        check_num_choices(service.config, search.num_choices, caller.tenant)
+        check_room(service.config, service.client, search.num_choices, caller.tenant)
+        settings = [search._settings(prompt, length_penalty) for prompt in search.prompts]
+        search._trees = [
+            BeamTree(settings=each, prompt_len=len(prompt))
+            for each, prompt in zip(settings, search.prompts, strict=True)
+        ]
+        search._unfinished = set(range(search.num_choices))
+        service.lifecycle.enter()
+        search.observe_start(settings[0].max_tokens)
+        return search
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._num_output_tokens
+
+    def accept(self) -> None:
+        if self._unfinished and self._mailbox.failure is not None:
+            raise self._mailbox.failure
+        self._is_accepted = True
+        for sequence in self._running.values():
+            sequence.is_accepted = True
+
+    async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
+        """Yields empty lists during the search, one in each `wait_s`, then each choice as a single delta."""
+        until_s = time.monotonic() + (wait_s if first_wait_s is None else first_wait_s)
+        while any(tree.is_open for tree in self._trees):
+            entries = await self._begin_step()
+            while self._running:
+                self._take(await self._mailbox.take(max(0.0, until_s - time.monotonic())), entries)
+                if time.monotonic() >= until_s:
+                    yield []
+                    until_s = time.monotonic() + wait_s
+            self._end_step(entries)
+        if self._mailbox.failure is not None:
+            raise self._mailbox.failure
+        for number, tree in enumerate(self._trees):
+            beams = tree.answers()
+            yield [
+                self._delta_of(number * self.params.n + choice, beam, self.prompts[number])
+                for choice, beam in enumerate(beams)
+            ]
+            await asyncio.sleep(0)  # let other requests run before the next prompt's answers are decoded
+
+    def _settings(self, prompt: tuple[int, ...], length_penalty: float) -> BeamSettings:
+        model = self._text.model
+        most = self._service.config.max_output_tokens
+        decoding = self.params.decoding(
+            0, len(prompt), model.max_model_len, model.vocab_size, 0, max_output_tokens=most
+        )
+        stop_ids: Collection[int] = () if self.params.ignore_eos else model.eos_token_ids
+        return BeamSettings(
+            width=self.params.n,
+            max_tokens=decoding.max_tokens,
+            min_tokens=self.params.min_tokens,
+            stop_ids=frozenset((*stop_ids, *decoding.stop_token_ids)),
+            length_penalty=length_penalty,
+            num_top=decoding.logprobs,
+        )
+
+    async def _begin_step(self) -> dict[int, TokenLogprobs | None]:
+        """Submits a sequence for each live beam of the unfinished searches. Returns a place for each one's result."""
+        prompts = [
+            (*prompt, *beam.token_ids)
+            for prompt, tree in zip(self.prompts, self._trees, strict=True)
+            if tree.is_open
+            for beam in tree.live
+        ]
+        most = max(tree.settings.num_alternatives for tree in self._trees)
+        params = DecodingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=min(most, self._text.model.vocab_size)
+        )
+        sequences = [
+            ClientSequence(
+                sequence_id=f"{self.request_id}-{self._num_steps}-{lane}",
+                request_id=self.request_id,
+                lane=lane,
+                mailbox=self._mailbox,
+                prompt_ids=prompt,
+                params=params,
+                priority=self._caller.priority,
+                arrival=self._arrival,
+                tenant=self._caller.tenant,
+                cache_key=self._caller.cache_key,
+            )
+            for lane, prompt in enumerate(prompts)
+        ]
+        self._running = {sequence.lane: sequence for sequence in sequences}
+        await self.submit(sequences)
+        if self._is_accepted or self._num_steps:
+            for sequence in sequences:
+                sequence.is_accepted = True  # a full queue ends no search that has begun
+        self._num_steps += 1
+        return dict.fromkeys(self._running)
+
+    def _take(self, items: list[Any], entries: dict[int, TokenLogprobs | None]) -> None:
+        for lane, output in items:
+            if lane in self._running and output.logprobs:
+                entries[lane] = output.logprobs[0]
+                del self._running[lane]
+                if self._num_steps == 1:
+                    self.num_cached_tokens += output.num_cached_tokens
+
+    def _end_step(self, entries: dict[int, TokenLogprobs | None]) -> None:
+        found = [entry for entry in entries.values() if entry is not None]
+        position = 0
+        for tree in self._trees:
+            if tree.is_open:
+                num_live = len(tree.live)
+                tree.advance(found[position : position + num_live])
+                position += num_live
+
+    def _delta_of(self, index: int, beam: Beam, prompt: tuple[int, ...]) -> ChoiceDelta:
+        decoder = OutputDecoder(
+            self._text.tokenizer, self.params, self._text.model.eos_token_ids, prompt, None, self._text.kept_ids
+        )
+        reason = "length" if beam.stop_id is None else "stop"
+        delta = decoder.add(beam.token_ids, beam.entries, reason, beam.stop_id)
+        self._num_output_tokens += len(beam.token_ids)
+        self._unfinished.discard(index)
+        self._observe_choice(len(beam.token_ids), reason)
+        return ChoiceDelta(index=index, text=delta, is_first=True)
+
+    def _observe_choice(self, num_tokens: int, reason: str) -> None:
+        metrics = self._service.metrics
+        seconds = time.monotonic() - self._started_s
+        if self._is_silent:
+            self._is_silent = False
+            metrics.request_first_token_s.observe(seconds)
+        metrics.first_token_s.observe(seconds)
+        metrics.generation_tokens.add(num_tokens)
+        metrics.success.add(1, finished_reason=reason)
+        metrics.request_output_tokens.observe(num_tokens)
+
+    def _abort_unfinished(self) -> None:
+        for sequence in self._running.values():
+            self._service.client.abort(sequence.sequence_id)
+        self._running = {}

@@ -1,0 +1,106 @@
+"""The steps of a beam search over one prompt. Pure.
+
+In each step every live beam is continued by its most likely tokens, and the best of all continuations live on. A beam
+that ends with a stop token leaves the search with its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from rayloom_engine.core.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSettings:
+    """The settings of one search, with those of its request."""
+
+    width: int  # number of live beams, and of answers
+    max_tokens: int
+    min_tokens: int = 0  # a shorter beam is not continued by a stop token
+    stop_ids: Collection[int] = ()
+    length_penalty: float = 1.0
+    num_top: int | None = None  # alternatives of each token that the answer shows; None = no log-probabilities
+
+    @property
+    def num_alternatives(self) -> int:
+        """The number of most likely tokens that a step needs: without the stop tokens, `width` of them remain."""
+        return self.width + max(self.width, len(self.stop_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beam:
+    """A possible beginning of the answer, or a whole one."""
+
+    token_ids: tuple[int, ...] = ()
+    logprob: float = 0.0  # sum over the tokens
+    entries: tuple[TokenLogprobs, ...] = ()  # of the tokens, if the request wants them
+    stop_id: int | None = None  # the last token, if it ended the answer
+
+
+@dataclass(slots=True, kw_only=True)
+class BeamTree:
+    """The search over one prompt of `prompt_len` tokens."""
+
+    settings: BeamSettings
+    prompt_len: int
+    live: list[Beam] = field(default_factory=lambda: [Beam()])
+    finished: list[Beam] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """True if another step may change the best answers."""
+        if not self.live or len(self.live[0].token_ids) >= self.settings.max_tokens:
+            return False
+        scores = sorted((self._score(beam) for beam in self.finished), reverse=True)[: self.settings.width]
+        return len(scores) < self.settings.width or self._best_possible() > scores[-1]
+
+    def advance(self, entries: Sequence[TokenLogprobs]) -> None:
+        """Continues the live beams. `entries`: for each of them, the most likely next tokens."""
+        candidates: list[Beam] = []
+        for beam, entry in zip(self.live, entries, strict=True):
+            for rank, (token_id, logprob) in enumerate(entry.top, start=1):
+                is_stop = token_id in self.settings.stop_ids
+                if is_stop and len(beam.token_ids) < self.settings.min_tokens:
+                    continue
+                shown = self._shown(entry, token_id, logprob, rank)
+                longer = Beam(
+                    token_ids=(*beam.token_ids, token_id),
+                    logprob=beam.logprob + logprob,
+                    entries=beam.entries + shown,
+                    stop_id=token_id if is_stop else None,
+                )
+                (self.finished if is_stop else candidates).append(longer)
+        candidates.sort(key=lambda beam: -beam.logprob)  # stable: equal ones keep the order of their beams
+        self.live = candidates[: self.settings.width]
+        self.finished = self._best(self.finished)
+
+    def answers(self) -> list[Beam]:
+        """Returns the best beams, finished or cut by max_tokens; the best one first."""
+        return self._best([*self.finished, *self.live])
+
+    def _best(self, beams: list[Beam]) -> list[Beam]:
+        return sorted(beams, key=lambda beam: -self._score(beam))[: self.settings.width]
+
+    def _score(self, beam: Beam) -> float:
+        """Returns the sum of log-probabilities over a power of the length. As in vLLM, the prompt is counted, too."""
+        return beam.logprob / self._divisor(self._length(beam))
+
+    def _length(self, beam: Beam) -> int:
+        return max(1, self.prompt_len + len(beam.token_ids) - (beam.stop_id is not None))
+
+    def _best_possible(self) -> float:
+        """Returns a score that no continuation of a live beam can exceed: its further tokens would cost nothing."""
+        first = self.live[0]  # of all live beams, which are equally long, the most likely one
+        return first.logprob / max(
+            self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)
+        )
+
+    def _divisor(self, length: int) -> float:
+        return float(length**self.settings.length_penalty)
+
+    def _shown(self, entry: TokenLogprobs, token_id: int, logprob: float, rank: int) -> tuple[TokenLogprobs, ...]:
+        if self.settings.num_top is None:
+            return ()
+        return (TokenLogprobs(token_id, logprob, rank, entry.top[: self.settings.num_top]),)

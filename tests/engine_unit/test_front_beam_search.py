@@ -1,0 +1,167 @@
+"""Beam search over HTTP against a fake core with bytes as tokens, whose most likely tokens the test gives."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rt_byte_model import END
+from rt_front import FrontUnderTest, events, running_front
+
+PROMPT = "Q:"
+# "B" is less likely than "A", but what follows "B" is almost certain.
+NEXT: dict[str, dict[str, float]] = {
+    "": {"A": 0.6, "B": 0.3, "C": 0.07, "D": 0.03},
+    "A": {"a": 0.4, "b": 0.35, "c": 0.15, "d": 0.1},
+    "B": {"!": 0.97, "?": 0.01, "x": 0.01, "w": 0.01},
+    "B!": {"end": 0.97, "y": 0.01, "z": 0.01, "v": 0.01},
+}
+
+
+def alternatives(ids: Sequence[int]) -> list[tuple[int, float]]:
+    text = bytes(token_id for token_id in ids if token_id < 256).decode()
+    chances = NEXT.get(text.rpartition(PROMPT)[2], {"-": 0.5, ".": 0.3, "+": 0.15, "=": 0.05})
+    return [(END if key == "end" else ord(key), math.log(chance)) for key, chance in chances.items()]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path_factory.mktemp("front")) as front:
+        yield front
+
+
+@pytest.fixture
+def front(running: FrontUnderTest) -> FrontUnderTest:
+    def prepare() -> None:
+        running.core.reset()
+        running.core.alternatives = alternatives
+        running.core.script = lambda _submit: [65]
+
+    running.do(prepare)
+    return running
+
+
+def search(front: FrontUnderTest, **fields: Any) -> Any:
+    return front.complete(**{"prompt": PROMPT, "use_beam_search": True, "n": 2, "max_tokens": 3, **fields}).json()
+
+
+def test_the_choices_are_the_best_answers_in_order(front: FrontUnderTest) -> None:
+    answer = search(front)
+    best, second = answer["choices"]
+    assert (best["index"], best["text"], best["finish_reason"]) == (0, "B!", "stop")  # 0.3 x 0.97 x 0.97 = 0.282
+    assert (second["index"], second["text"], second["finish_reason"]) == (1, "Aa-", "length")  # 0.6 x 0.4 x 0.5 = 0.12
+    assert answer["usage"]["prompt_tokens"] == 2
+    assert answer["usage"]["completion_tokens"] == 6, "the end token counts"
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 3, "of the first step"
+
+
+def test_each_step_is_one_token_of_every_beam(front: FrontUnderTest) -> None:
+    search(front)
+    submits = front.do(lambda: list(front.core.submits))
+    texts = [bytes(submit.prompt_ids).decode().removeprefix(PROMPT) for submit in submits]
+    assert texts == ["", "A", "B", "B!", "Aa"]
+    params = {(submit.params.max_tokens, submit.params.logprobs, submit.params.ignore_eos) for submit in submits}
+    assert params == {(1, 4, True)}
+    assert len({submit.sequence_id for submit in submits}) == 5
+
+
+def test_one_beam_follows_the_most_likely_tokens(front: FrontUnderTest) -> None:
+    (choice,) = search(front, n=1)["choices"]
+    assert choice["text"] == "Aa-"
+
+
+def test_every_prompt_has_a_search_of_its_own(front: FrontUnderTest) -> None:
+    choices = search(front, prompt=[PROMPT, PROMPT + "A"], max_tokens=2)["choices"]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "B!"), (1, "Aa"), (2, "a-"), (3, "b-")]
+
+
+def test_log_probabilities_are_those_of_the_beams_tokens(front: FrontUnderTest) -> None:
+    logprobs = search(front, logprobs=1)["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:2] == ["B", "!"]
+    assert logprobs["token_logprobs"] == pytest.approx([math.log(0.3), math.log(0.97), math.log(0.97)])
+    assert set(logprobs["top_logprobs"][0]) == {"A", "B"}
+
+
+def test_end_tokens_and_least_lengths_are_obeyed(front: FrontUnderTest) -> None:
+    one: dict[str, Any] = {"n": 1, "prompt": PROMPT + "B"}
+    assert search(front, **one)["choices"][0]["text"] == "!"
+    assert search(front, **one, min_tokens=3)["choices"][0]["text"] == "!y-"
+    assert search(front, **one, ignore_eos=True)["choices"][0]["finish_reason"] == "length"
+    stopped = search(front, **one, stop_token_ids=[ord("!")])["choices"][0]
+    assert (stopped["text"], stopped["stop_reason"], stopped["finish_reason"]) == ("", ord("!"), "stop")
+    kept = search(front, **one, stop_token_ids=[ord("!")], include_stop_str_in_output=True)["choices"][0]
+    assert kept["text"] == "!"
+
+
+def test_a_chat_and_a_stream_have_the_same_answers(front: FrontUnderTest) -> None:
+    fields: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 2}
+    whole = [choice["message"]["content"] for choice in front.chat(PROMPT, **fields).json()["choices"]]
+    texts = {0: "", 1: ""}
+    with front.chat_stream(PROMPT, **fields) as chunks:
+        for chunk in chunks:
+            for choice in chunk["choices"] if isinstance(chunk, dict) else ():
+                texts[choice["index"]] += choice["delta"].get("content", "")
+    assert list(texts.values()) == whole
+    assert len(set(whole)) == 2
+
+
+def test_the_death_of_the_core_repeats_the_step(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 0))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(search(front)))
+    thread.start()
+    front.wait_until(lambda: len(front.core.submits) == 1, "the first step is submitted")
+
+    def restart() -> None:
+        front.core.die()
+        front.core.release()
+
+    front.do(restart)
+    thread.join(20.0)
+    assert [choice["text"] for choice in answers[0]["choices"]] == ["B!", "Aa-"]
+
+
+def test_a_client_that_leaves_ends_the_search(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_silent", True))
+    body = {"model": "tiny", "prompt": PROMPT, "use_beam_search": True, "max_tokens": 3, "stream": True}
+    with front.http.stream("POST", "/v1/completions", json=body) as response:
+        assert next(events(response)) == ": ping"
+        submitted = front.do(lambda: [submit.sequence_id for submit in front.core.submits])
+    front.wait_until(lambda: front.core.aborts == submitted, "the beam is aborted")
+    front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "the request is over")
+    assert len(submitted) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"logit_bias": {"65": 1}}, "logit_bias"),
+        ({"stop": "x"}, "stop"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"allowed_token_ids": [65]}, "allowed_token_ids"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"logprobs": 1, "echo": True}, "prompt_logprobs"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 600}, None),
+        ({"length_penalty": 11}, "length_penalty"),
+        ({"length_penalty": 2, "use_beam_search": False}, "length_penalty"),
+        ({"use_beam_search": 1}, "use_beam_search"),
+    ],
+)
+def test_what_a_beam_search_cannot_obey_is_refused(
+    front: FrontUnderTest, fields: dict[str, Any], param: str | None
+) -> None:
+    answer = search(front, **fields)
+    assert answer["error"]["param"] == param
+    assert front.do(lambda: (front.core.submits, front.service.lifecycle.num_in_flight)) == ([], 0)
+
+
+def test_values_that_ask_for_no_search_are_accepted(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "alternatives", None))
+    assert front.complete("a", use_beam_search=False, length_penalty=1.0).status_code == 200
