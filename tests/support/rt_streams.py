@@ -33,7 +33,6 @@ PROMPTS = [
 ]
 
 
-
 def completion_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
     """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them in JSON."""
     form = {"structured_outputs": {"json": ENDLESS_JSON}} if index % 4 >= 2 else {}

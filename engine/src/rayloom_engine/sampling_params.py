@@ -13,7 +13,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -81,12 +81,13 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "frequency_penalty": Range(low=-2.0, high=2.0),
         "seed": Range(low=-(2**63), high=2**63 - 1, is_whole=True),
         "min_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
+        "thinking_token_budget": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "max_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
         "logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
         "prompt_logprobs": Range(low=0, high=MAX_LOGPROBS, is_whole=True),
     }
 )
-_MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"))
 _BIAS = Range(low=-100.0, high=100.0)
 _TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
@@ -109,6 +110,8 @@ class SamplingParams:
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
     min_tokens: int = 0  # until then no EOS, stop id or stop string ends the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
+    thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
+    thinking: ThinkingBudget | None = None  # that limit with the model's tags, which chats fill in
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives per generated token; None = none, 0 = the chosen token only
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
@@ -239,6 +242,7 @@ class SamplingParams:
             logprobs=0 if self.logprob_token_ids else self.logprobs,
             logprob_token_ids=self.logprob_token_ids,
             prompt_logprobs=self.prompt_logprobs,
+            thinking=self.thinking,
             grammar=self.grammar,
             grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
         )

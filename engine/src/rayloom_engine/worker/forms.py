@@ -52,6 +52,10 @@ class Forms:
         endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
         return Form(self._builds, self._vocabulary, matcher, endings)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that a token adds to a text. Raises GrammarFault if the tokenizer cannot be used."""
+        return self._builds.wait_for(self._vocabulary).token_bytes(token_id)
+
     def _build(self, grammar: str) -> Build[Matcher]:
         return self._builds.start(lambda: Matcher.build(self._vocabulary.future.result(), grammar))
 

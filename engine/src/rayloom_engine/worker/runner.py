@@ -25,7 +25,7 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
-from rayloom_engine.worker.bans import mask_form
+from rayloom_engine.worker.bans import mask_slot
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
 from rayloom_engine.worker.forms import Forms
@@ -196,13 +196,13 @@ class Runner:
         return parts, corrupt
 
     def _fill_masks(self, steps_N: list[tuple[SlotStep, Slot]]) -> dict[int, BrokenForm]:
-        """Sets the tokens that each slot's form allows next. Returns the slots whose form cannot continue."""
+        """Sets the tokens that each slot's form and thinking allow next. Returns the slots that cannot continue."""
         broken = {}
         for step, slot in steps_N:
-            if slot.form is None:
+            if slot.form is None and slot.thinking is None:
                 continue
             try:
-                mask_form(slot, self._model.shape.vocab_size)
+                mask_slot(slot, self._model.shape.vocab_size)
             except GrammarFault as fault:
                 broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
         return broken

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
+from rayloom_engine.choice_limits import check_num_allowed_ids
+from rayloom_engine.front.generation.admission import check_num_prompt_logprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http import json_pieces
