@@ -23,6 +23,7 @@ class Slot:
         "eos_token_ids",
         "form",
         "newest",
+        "num_postponed",
         "num_prompt_tokens",
         "num_tokens",
         "other_ids",
@@ -45,6 +46,7 @@ class Slot:
         self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
+        self.num_postponed = 0  # steps since its last mask in which it was to sample and had no mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # of the current end of token_ids; None: not computed yet
         self.eos_token_ids = new.eos_token_ids
