@@ -30,7 +30,7 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way; 3 as stages."""
     folder = tmp_path_factory.mktemp("four-layers")
     tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
-    return str(tiny_tokenizer(folder))
+    return str(tiny_tokenizer(folder, has_tools=True))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,4 +132,19 @@ def test_what_cannot_be_served_ends_the_server_with_the_reason(arguments: list[s
     done = subprocess.run(command, capture_output=True, text=True, timeout=120.0)
     assert done.returncode in (2, 78)
     assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_without_a_tokenizer_ends_the_server_with_78(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    last_words = tmp_path / "last-words"
+    monkeypatch.setenv("RAYLOOM_TERMINATION_LOG", str(last_words))
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0", str(folder)]
+    done = subprocess.run([*command, "--num-kv-blocks", "300"], capture_output=True, text=True, timeout=120.0)
+    sentence = f"{folder} has no tokenizer.json; put the model's tokenizer.json there"
+    assert (done.returncode, last_words.read_text()) == (78, sentence)
+    assert done.stderr.count(sentence) == 1
     assert "Traceback" not in done.stderr

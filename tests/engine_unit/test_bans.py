@@ -25,7 +25,7 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.bad_words import MAX_SEQUENCES, bad_word_ids
 from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.worker.bad_word_index import BadWordIndex
-from rayloom_engine.worker.bans import all_banned_ids, mask_form
+from rayloom_engine.worker.bans import all_banned_ids, mask_slot
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.sampler import adjust_logits, token_logprobs, with_tokens
 from rayloom_engine.worker.slots import Slot
@@ -116,7 +116,7 @@ def test_bans_count_in_every_step_of_a_form_and_after_a_replay() -> None:
         return Slot(new, None, forms)
 
     def allows_b(slot: Slot) -> bool:
-        mask_form(slot, VOCAB_SIZE)
+        mask_slot(slot, VOCAB_SIZE)
         assert slot.allowed is not None
         return bool(slot.allowed[b // 32] >> (b % 32) & 1)
 

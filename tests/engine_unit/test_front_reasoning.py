@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from rayloom_engine.core.decoding import ThinkingBudget
 from rt_front import FrontUnderTest, running_front, text_of
 from rt_tools import CALL, OPEN_TEMPLATE, TEMPLATE, WEATHER, message, prompt, roomy, says, use_template
 
@@ -57,6 +59,25 @@ def test_a_stream_of_reasoning(thinker: FrontUnderTest, tokens_per_output: int) 
     assert sum("tool_calls" in delta for delta in deltas) >= 2
     expected = len("<think>\nHm, ä.\n</think>".encode())
     assert usage["usage"]["completion_tokens_details"]["reasoning_tokens"] == expected
+
+
+def test_the_budget_of_the_reasoning_reaches_the_core_with_the_models_tags(front: FrontUnderTest) -> None:
+    def budget(source: str, **fields: Any) -> ThinkingBudget | None:
+        use_template(front, source)
+        says(front, "Hm.</think>Yes.")
+        assert front.chat(**fields).status_code == 200
+        return front.do(lambda: front.core.submits[-1]).params.thinking
+
+    tags = {"ends": ("</think>", "<tool_call>"), "end_ids": tuple(b"</think>")}
+    assert budget(OPEN_TEMPLATE, thinking_token_budget=7, tools=[WEATHER]) == ThinkingBudget(
+        num_tokens=7, start="", **tags
+    )
+    assert budget(TEMPLATE, thinking_token_budget=0, tools=[WEATHER]) == ThinkingBudget(
+        num_tokens=0, start="<think>", **tags
+    )
+    assert budget(OPEN_TEMPLATE) is None
+    assert budget(OPEN_TEMPLATE, thinking_token_budget=-1) is None
+    assert budget("{{ messages[0].content }}", thinking_token_budget=5) is None  # a model without reasoning
 
 
 def test_reasoning_can_be_left_out(thinker: FrontUnderTest) -> None:

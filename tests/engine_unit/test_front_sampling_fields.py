@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.front.generation.admission import check_num_allowed_ids
+from rayloom_engine.choice_limits import check_num_allowed_ids
 from rayloom_engine.protocol.messages import Submit
 from rayloom_engine.sampling_params import SamplingParams
 from rt_fake_core import say

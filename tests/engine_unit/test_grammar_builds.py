@@ -45,7 +45,7 @@ def test_a_build_that_does_not_end_fails_alone() -> None:
     others = [builds.start(lambda number=number: number) for number in range(3)]
     assert [builds.wait_for(build) for build in reversed(others)] == [2, 1, 0]
     for _ in range(2):
-        with pytest.raises(GrammarFault, match=r"was not built while a step waited for 0\.3 s"):
+        with pytest.raises(GrammarFault, match=r"was not built in 0\.3 s"):
             builds.wait_for(stuck)
     release.set()
 

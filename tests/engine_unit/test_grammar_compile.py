@@ -286,6 +286,33 @@ def test_a_verdict_that_is_forgotten_at_once_is_not_asked_for_on_the_event_loop(
     assert threading.current_thread() not in threads
 
 
+@pytest.mark.parametrize(
+    ("form", "num"),
+    [
+        ({"lark": "start: {}"}, 3000),
+        ({"lark": 'start: "x" ({}) /a|b/\nother: "y"'}, 1991),
+        ({"lark": 'T: "a" | "b"\nstart: T\n  | {}'}, 1992),
+        ({"grammar": "root ::= {}"}, 2500),
+    ],
+)
+def test_a_rule_with_more_alternatives_than_the_parser_follows_is_refused(form: dict[str, str], num: int) -> None:
+    names = "|".join(f'"|{n}"' for n in range(num - form.get("lark", "").startswith("T")))
+    [(kind, text)] = form.items()
+    with pytest.raises(RequestError, match=f"has a rule with {num} alternatives, at most 1990 are allowed"):
+        grammar_of(StructuredOutputs(**{kind: text.format(names)}))
+
+
+def test_terminals_and_alternatives_within_the_limit_can_be_followed() -> None:
+    names = [f'"0{n}"' for n in range(3000)]
+    for form in (
+        {"lark": "start: T\nT: " + "|".join(names)},
+        {"lark": "start: " + "|".join(names[:1990])},
+        {"lark": f"start: {'|'.join(names[:1500])} | other\nother: /{'a|' * 1000}b/  // {'|' * 1000}"},
+        {"grammar": "root ::= names\nnames ::= " + "|".join(names)},
+    ):
+        assert accepts(StructuredOutputs(**form), "01234")
+
+
 async def _tick(gaps: list[float]) -> None:
     while True:
         before = time.thread_time()

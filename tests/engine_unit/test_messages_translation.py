@@ -140,6 +140,7 @@ def test_options_get_the_names_of_chats() -> None:
 def test_thinking_is_switched_in_the_template() -> None:
     enabled = chat(thinking={"type": "enabled", "budget_tokens": 1024}, chat_template_kwargs={"a": 1})
     assert enabled["chat_template_kwargs"] == {"enable_thinking": True, "a": 1}
+    assert enabled["thinking_token_budget"] == 1024
     assert chat(thinking={"type": "disabled"}, output_config={"effort": "high"})["reasoning_effort"] == "none"
     assert chat(thinking={"type": "adaptive", "display": "omitted"}) == chat()
 

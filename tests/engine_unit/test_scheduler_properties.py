@@ -9,6 +9,7 @@ these hold after every step, with one plan in flight or several.
 - a prompt with a token that gives NaN ends as corrupt, and no other sequence computes with a NaN; ranks that are lost
   may keep their memory
 - logprobs of a prompt are complete, each once
+- a sequence whose grammar is not built yet holds up no other, and gets its tokens afterwards
 - a block that a later token sees is never given back, and with a window no sequence holds more than it needs
 """
 
@@ -41,6 +42,7 @@ class Arrival:
     num_generated: int  # > 0: a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
+    build_steps: int = 0  # > 0: it has a grammar, which is not built in so many steps
     poison_at: int | None = None  # modulo the prompt's length: this token gives NaN
 
     def prompt_ids(self) -> tuple[int, ...]:
@@ -63,6 +65,7 @@ ARRIVALS = st.lists(
         num_generated=st.integers(0, 3),
         salt=st.sampled_from((b"", b"", b"salt")),
         has_prompt_logprobs=st.integers(0, 3).map(lambda number: number == 3),
+        build_steps=st.one_of(st.just(0), st.integers(1, 9)),
         poison_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 19)),
     ),
     min_size=1,
@@ -136,7 +139,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
     in_flight = deque()
     keys: dict[str, bytes] = {}
-    rank = SimulatedRank(window=window, keys=keys)
+    build_steps: dict[str, int] = {}
+    rank = SimulatedRank(window=window, keys=keys, build_steps=build_steps)
     outputs = []
     prompts: dict[str, tuple[int, ...]] = {}  # of the requests that want logprobs
     poisoned: set[str] = set()
@@ -164,7 +168,9 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
                         max_tokens=arrival.max_tokens,
                         temperature=0.0,
                         prompt_logprobs=0 if arrival.has_prompt_logprobs else None,
+                        grammar="start: /.*/" if arrival.build_steps else "",
                     )
+                    build_steps[request_id] = arrival.build_steps
                     scheduler.add(
                         make_sequence(
                             request_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 
 from rayloom_engine.core.decoding import DecodingParams
@@ -62,9 +62,18 @@ class SimulatedRank:
     """
 
     def __init__(
-        self, block_size: int = BLOCK_SIZE, window: int | None = None, keys: Mapping[str, bytes] | None = None
+        self,
+        block_size: int = BLOCK_SIZE,
+        window: int | None = None,
+        keys: Mapping[str, bytes] | None = None,
+        build_steps: dict[str, int] | None = None,
     ) -> None:
-        """`window`: positions that a token sees, itself included; no other is read. `keys`: request id -> cache key."""
+        """`window`: positions that a token sees, itself included; no other is read. `keys`: request id -> cache key.
+
+        `build_steps`: request id -> steps in which its grammar is not built; counted down.
+        """
+        self._build_steps = build_steps if build_steps is not None else {}
+        self._postponed: set[str] = set()
         self._block_size = block_size
         self._window = window
         self._keys = keys or {}
@@ -98,7 +107,7 @@ class SimulatedRank:
             assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
             for position in range(step.start, step.start + step.num_tokens):
                 self._content[self._place(table, position)] = self._key(new), tuple(ids[: position + 1])
-        sampled, parts, corrupt = [], [], []
+        sampled, parts, corrupt, postponed = [], [], [], []
         for step in plan.slots:
             new, ids, table = self._slots[step.slot]
             end = step.start + step.num_tokens
@@ -119,7 +128,10 @@ class SimulatedRank:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, entries))
             self.num_computed_tokens += step.num_tokens
             assert step.samples == (end == len(ids))
-            if step.samples and step.slot not in corrupt:
+            if step.samples and self._build_steps.get(new.request_id) and step.slot not in corrupt:
+                postponed.append(step.slot)
+                self._postponed.add(new.request_id)
+            elif step.samples and step.slot not in corrupt:
                 sampled.append(SampledToken(step.slot, next_token(ids)))
         return StepResult(
             step_id=plan.step_id,
@@ -127,7 +139,16 @@ class SimulatedRank:
             sampled=tuple(sampled),
             prompt_logprobs=tuple(parts),
             corrupt_slots=tuple(corrupt),
+            postponed_slots=tuple(postponed),
+            waiting_slots=tuple(self._slots_that_wait()),
         )
+
+    def _slots_that_wait(self) -> Iterator[int]:
+        for slot, (new, _, _) in self._slots.items():
+            left = self._build_steps.get(new.request_id, 0)
+            self._build_steps[new.request_id] = max(0, left - 1)
+            if left > 1 and new.request_id in self._postponed:
+                yield slot
 
     def forget_all(self, keeps_memory: bool = False) -> None:
         """`keeps_memory`: its process lives, so the blocks hold what they held."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import psutil
@@ -99,6 +99,9 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 class Stream:
     """One streamed completion, gathered while it runs. `failure` is set for anything that a user would call one."""
 
+    endpoint: ClassVar[str] = "/v1/completions"
+    logprobs: ClassVar[object] = 0  # the value with which a token comes with its own logprob alone
+
     text: str = ""
     tokens: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # of each token, by time.monotonic
@@ -107,12 +110,12 @@ class Stream:
     failure: str | None = None
 
     def run(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        """Streams POST /v1/completions with logprobs, so that tokens can be compared one by one. No retries."""
-        request = {**body, "stream": True, "logprobs": 0}
+        """Streams an answer with logprobs, so that tokens can be compared one by one. No retries."""
+        request = {**body, "stream": True, "logprobs": self.logprobs}
         try:
             # A client that reads certificates takes 16 ms of a core, and the stream that is through first runs ahead.
             with httpx.stream(
-                "POST", f"{url}/v1/completions", json=request, headers=headers, timeout=120.0, verify=False
+                "POST", f"{url}{self.endpoint}", json=request, headers=headers, timeout=120.0, verify=False
             ) as response:
                 if response.status_code != 200:
                     self.failure = f"HTTP {response.status_code}: {response.read().decode()}"
@@ -135,8 +138,12 @@ class Stream:
             self.failure = f"error event: {event['error']}"
             return
         for choice in event["choices"]:
-            self.text += choice["text"]
-            new = (choice.get("logprobs") or {}).get("tokens") or []
+            new = self.take_choice(choice)
             self.tokens += new
             self.times += [time.monotonic()] * len(new)
             self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+    def take_choice(self, choice: dict[str, Any]) -> list[str]:
+        """Adds the text of an event. Returns its tokens."""
+        self.text += choice["text"]
+        return (choice.get("logprobs") or {}).get("tokens") or []

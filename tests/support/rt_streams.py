@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rt_call_streams import ENDLESS_JSON, CallStream, call_body
 from rt_server import RunningServer, Stream, wait_until
 
 NUM_STREAMS = 4
@@ -32,38 +33,28 @@ PROMPTS = [
 ]
 
 
-# A list that is longer than any answer, so that a fault always lands inside the JSON.
-ENDLESS_JSON = {
-    "type": "array",
-    "minItems": 1_000_000,
-    "items": {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-}
-
-
 def completion_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
     """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them in JSON."""
-    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
-    sampling = seeded if index % 2 else {"temperature": 0.0}
     form = {"structured_outputs": {"json": ENDLESS_JSON}} if index % 4 >= 2 else {}
-    return {
-        "model": "m",
-        "prompt": PROMPTS[index % 8],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        **sampling,
-        **form,
-    }
+    return {"model": "m", "prompt": PROMPTS[index % 8], "max_tokens": max_tokens, **_sampling(index), **form}
+
+
+def stream_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
+    """The request of stream `index` of `disturb`: two texts, a text in JSON, and a tool call."""
+    if index % NUM_STREAMS == NUM_STREAMS - 1:
+        return call_body(PROMPTS[index % 8], max_tokens) | _sampling(index)
+    return completion_body(index, max_tokens)
+
+
+def _sampling(index: int) -> dict[str, object]:
+    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
+    return {"ignore_eos": True, **(seeded if index % 2 else {"temperature": 0.0})}
 
 
 def start_streams(
     server: RunningServer, bodies: list[dict[str, object]]
 ) -> tuple[list[Stream], list[threading.Thread]]:
-    streams = [Stream() for _ in bodies]
+    streams = [CallStream() if "tools" in body else Stream() for body in bodies]
     threads = [
         threading.Thread(target=stream.run, args=(server.api_url, body), daemon=True)
         for stream, body in zip(streams, bodies, strict=True)
@@ -82,14 +73,24 @@ def join_streams(threads: list[threading.Thread]) -> None:
 class Said(NamedTuple):
     tokens: list[str]
     text: str
+    calls: list[tuple[str, str]]  # name and arguments, put together from the deltas
+
+
+def said(stream: Stream) -> Said:
+    return Said(stream.tokens, stream.text, _calls(stream))
+
+
+def _calls(stream: Stream) -> list[tuple[str, str]]:
+    return stream.calls() if isinstance(stream, CallStream) else []
 
 
 def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Said]:
     """The text of the streams of `disturb` when nothing breaks."""
-    streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
+    streams, threads = start_streams(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
-    return [Said(stream.tokens, stream.text) for stream in streams]
+    assert [name for stream in streams for name, _ in _calls(stream)] == ["add"], "one stream is inside a tool call"
+    return [said(stream) for stream in streams]
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,9 @@ def disturb(
     new epoch.
     """
     before = server.status()
-    streams, threads = start_streams(server, [completion_body(index, num_tokens) for index in range(NUM_STREAMS)])
+    streams, threads = start_streams(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
     wait_until(
-        lambda: all(len(stream.tokens) >= strike_at for stream in streams),
+        lambda: all(len(stream.tokens) >= strike_at and _is_inside(stream) for stream in streams),
         60.0,
         lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
     )
@@ -142,15 +143,15 @@ def disturb(
     late_threads: list[threading.Thread] = []
     while running := [thread for thread in threads if thread.is_alive()]:
         if len(late) < MOST_LATE:
-            new, new_threads = start_streams(server, [completion_body(len(late) % NUM_STREAMS, LATE_TOKENS)])
+            new, new_threads = start_streams(server, [stream_body(len(late) % NUM_STREAMS, LATE_TOKENS)])
             late += new
             late_threads += new_threads
         running[0].join(LATE_EVERY_S)
         assert time.monotonic() < struck_at + 120.0, server.log_text()[-4000:]
     join_streams(late_threads)
-    problems = [_problem(stream, said) for stream, said in zip(streams, expected, strict=True)]
+    problems = [_problem(stream, words) for stream, words in zip(streams, expected, strict=True)]
     for index, stream in enumerate(late):
-        begin = Said(expected[index % NUM_STREAMS].tokens[:LATE_TOKENS], stream.text)
+        begin = Said(expected[index % NUM_STREAMS].tokens[:LATE_TOKENS], stream.text, _calls(stream))
         problems.append(_problem(stream, begin))
     wait_until(
         lambda: (status := server.status())["state"] == "serving" and status["epoch"] > before["epoch"],
@@ -165,9 +166,14 @@ def disturb(
 
 
 def _problem(stream: Stream, expected: Said) -> str:
-    if stream.failure is None and Said(stream.tokens, stream.text) != expected:
-        return f"changed: {stream.tokens} instead of {expected.tokens}"
+    if stream.failure is None and said(stream) != expected:
+        return f"changed: {said(stream)} instead of {expected}"
     return stream.failure or ""
+
+
+def _is_inside(stream: Stream) -> bool:
+    """True for a text, and for a tool call whose arguments have begun. Calls of `stream_body` never end."""
+    return not isinstance(stream, CallStream) or any(stream.arguments)
 
 
 def _end_of_pause(times: list[float], since: float) -> float:

@@ -115,8 +115,12 @@ def tiny_variant(folder: Path, variant: str) -> Path:
     return tiny_checkpoint(folder, architecture, **overrides)
 
 
-def tiny_tokenizer(folder: Path) -> Path:
-    """A byte-level tokenizer for a tiny checkpoint: ids 0 to 3 are special (2 ends a text), then printable ASCII."""
+def tiny_tokenizer(folder: Path, *, has_tools: bool = False, opens_reasoning: bool = False) -> Path:
+    """A byte-level tokenizer for a tiny checkpoint: ids 0 to 3 are special (2 ends a text), then printable ASCII.
+
+    `has_tools`: the chat template names tools in a few tokens. Otherwise the server describes them in a long message.
+    `opens_reasoning`: answers begin inside the reasoning, which `</think>` ends.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     specials = ["<pad>", "<bos>", "<eos>", "<turn>"]
@@ -128,9 +132,12 @@ def tiny_tokenizer(folder: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    template = (
+    tools = "{% for tool in tools or [] %}<turn><tool_call>{{ tool.function.name | tojson }}<eos>{% endfor %}"
+    template = (tools if has_tools else "") + (
         "{% for message in messages %}<turn>{{ message['role'] }}:{{ message['content'] }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+        "{% if add_generation_prompt %}<turn>assistant:"
+        + ("<think>{# </think> #}" if opens_reasoning else "")
+        + "{% endif %}"
     )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -19,6 +19,7 @@ import msgspec
 from tqdm import tqdm
 
 from rayloom_engine.build import build_engine
+from rayloom_engine.choice_limits import check_num_allowed_ids
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
@@ -32,8 +33,11 @@ from rayloom_engine.sampling_defaults import NO_DEFAULTS, read_sampling_defaults
 from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.chat_template import ChatTemplate
+from rayloom_engine.text.message_parsing.parser import ParserSettings
+from rayloom_engine.text.model_formats import model_formats
 from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
+from rayloom_engine.text.thinking_budget import with_thinking
 from rayloom_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -125,6 +129,7 @@ class LLM:
         self._max_logprobs = config.max_logprobs
         self._defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
         self._template = ChatTemplate.load(folder, self.tokenizer.special_tokens)
+        self._formats = model_formats(self._template, self.tokenizer, config.tool_parser, config.reasoning_parser)
         self._is_shut_down = False
         self._next_id = 0
 
@@ -165,6 +170,11 @@ class LLM:
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
         params = _params_for(sampling_params, len(many), self._defaults_for(ids, SamplingParams().max_tokens))
+        if any(each.thinking_token_budget not in (None, -1) for each in params):
+            raise RequestError(
+                "thinking_token_budget is for chats, whose reasoning has known tags; use chat, or leave it out",
+                "thinking_token_budget",
+            )
         return self._run(texts, ids, params, use_tqdm)
 
     def chat(
@@ -185,7 +195,15 @@ class LLM:
         texts = [self._template.render(conversation) for conversation in many]
         ids = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         params = _params_for(sampling_params, len(many), self._defaults_for(ids, None))
+        params = [
+            with_thinking(each, self._parsing(text), self.tokenizer) for each, text in zip(params, texts, strict=True)
+        ]
         return self._run(list(texts), ids, params, use_tqdm)
+
+    def _parsing(self, prompt: str) -> ParserSettings:
+        formats = self._formats
+        is_open = formats.reasoning is not None and formats.reasoning.is_open(prompt)
+        return ParserSettings(reasoning=formats.reasoning, is_harmony=formats.is_harmony, is_open=is_open)
 
     def _defaults_for(self, prompts: list[list[int]], max_tokens: int | None) -> SamplingParams:
         """Returns the default SamplingParams for these prompts. `max_tokens`: the default if the model has none."""
@@ -205,6 +223,7 @@ class LLM:
         for prompt_index, (prompt_ids, sampling) in enumerate(zip(prompts, params, strict=True)):
             check_token_ids(prompt_ids, self.model.vocab_size)
             sampling.check_logprobs(self._max_logprobs, self.model.vocab_size)
+            check_num_allowed_ids(1, sampling)
             if sampling.structured_outputs is not None:
                 validate_here(sampling.grammar, sampling.structured_outputs.field)
             shared_ids = tuple(prompt_ids)  # one object for all choices: the scheduler compares prompts by identity

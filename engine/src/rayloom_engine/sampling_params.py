@@ -15,7 +15,7 @@ from types import MappingProxyType
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.common.ranges import Range
 from rayloom_engine.common.seeds import choice_seed
-from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -53,13 +53,14 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "frequency_penalty": Range(low=-2.0, high=2.0),
         "seed": Range(low=-(2**63), high=2**63 - 1, is_whole=True),
         "min_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
+        "thinking_token_budget": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "max_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
         # check_logprobs knows the upper limit, which is a setting of the server.
         "logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "prompt_logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
     }
 )
-_MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs"))
+_MAY_BE_NONE = frozenset(("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"))
 _BIAS = Range(low=-100.0, high=100.0)
 _TOKEN_ID = Range(low=0, high=MAX_COUNT, is_whole=True)
 
@@ -82,6 +83,8 @@ class SamplingParams:
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
     min_tokens: int = 0  # until then no EOS, stop id or stop string ends the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
+    thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
+    thinking: ThinkingBudget | None = None  # that limit with the model's tags, which chats fill in
     ignore_eos: bool = False
     # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
     logprobs: int | None = None
@@ -213,6 +216,7 @@ class SamplingParams:
             logprobs=0 if self.logprob_token_ids else _num_alternatives(self.logprobs, vocab_size),
             logprob_token_ids=self.logprob_token_ids,
             prompt_logprobs=_num_alternatives(self.prompt_logprobs, vocab_size),
+            thinking=self.thinking,
             grammar=self.grammar,
             grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,
         )

@@ -10,6 +10,15 @@ from __future__ import annotations
 import msgspec
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of the reasoning's tokens, and how the model writes the reasoning's beginning and end."""
+
+    num_tokens: int  # after so many tokens of reasoning, `end_ids` are the next ones
+    start: str  # the reasoning begins after this text, at the beginning of the answer; empty: with the answer
+    ends: tuple[str, ...]  # texts that end the reasoning
+    end_ids: tuple[int, ...]  # tokens of one of these texts
+
+
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     """These settings, the logits and the position determine every token of a sequence. All values are validated."""
 
@@ -33,6 +42,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
     grammar: str = ""  # of the answer, in llguidance's Lark syntax; empty: any answer
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
+    thinking: ThinkingBudget | None = None  # None: reasoning is not limited
     # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
     logprob_token_ids: tuple[int, ...] = ()
 

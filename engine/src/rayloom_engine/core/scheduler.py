@@ -23,6 +23,9 @@ earlier plans: it may compute the next chunk of a prompt, read blocks that are s
 or reuse the blocks of an aborted sequence. It cannot depend on a token that is not sampled yet, so a sequence whose
 next token is being sampled is left out until the result arrives. Decodes therefore form `depth` groups that take
 turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
+
+A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
+computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
 """
 
 from __future__ import annotations
@@ -152,6 +155,8 @@ class Scheduler:
                 break
             # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
             # each round has fewer running sequences, so the loop ends.
+        if not builder.num_tokens and not self._in_flight:
+            self._planner.take_waiting(builder)
         if not builder.num_tokens:
             return None
         self._step_id += 1
@@ -188,6 +193,10 @@ class Scheduler:
                 outputs.append(
                     SequenceOutput(sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message)
                 )
+        for slot in result.postponed_slots:
+            if sequences[slot].state is not SequenceState.FINISHED:
+                sequences[slot].postpone()
+        self._running.wait_for_forms(result.waiting_slots)
         for part in result.prompt_logprobs:
             sequence = sequences[part.slot]
             if sequence.state is SequenceState.FINISHED:

@@ -86,6 +86,7 @@ class Sequence:
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # entries of token_ids that the ranks have
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
+        self.waits_for_form = False  # its next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # for positions 1, 2, ... in order
@@ -152,6 +153,12 @@ class Sequence:
         self.num_sent_blocks = 0
         self.num_sent_tokens = 0
         self.num_registered_blocks = 0
+        self.waits_for_form = False
+
+    def postpone(self) -> None:
+        """Takes back the newest token's computation, because no token was sampled from it."""
+        assert self.num_computed == len(self.token_ids)
+        self.num_computed -= 1
 
     def has_prompt_of(self, other: Sequence) -> bool:
         return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids

@@ -100,9 +100,11 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     sampled: tuple[
         SampledToken, ...
-    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt or broken ones
+    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken or postponed ones
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()
+    postponed_slots: tuple[int, ...] = ()  # slots of the plan whose mask is not ready; no token is sampled for them
+    waiting_slots: tuple[int, ...] = ()  # slots that were postponed and whose grammar is not built yet
     forward_s: float = 0.0  # seconds that the model's forward pass took
     sample_s: float = 0.0  # seconds that sampling took

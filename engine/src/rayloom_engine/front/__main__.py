@@ -23,7 +23,14 @@ from pathlib import Path
 import uvloop
 from starlette.types import ASGIApp
 
-from rayloom_engine.common.process import EXIT_CONFIG, PULSE_SECONDS, end_with_parent, give_sign, set_up_logging
+from rayloom_engine.common.process import (
+    EXIT_CONFIG,
+    PULSE_SECONDS,
+    end_with_parent,
+    give_sign,
+    set_up_logging,
+    write_failure,
+)
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.errors import ConfigError, EngineDead
 from rayloom_engine.front.app import api_app
@@ -55,14 +62,15 @@ class Front:
         self._sockets = (api[1], admin[1])
         self._servers = (api_server(api[0]), admin_server(admin[0]))
         self._stop = asyncio.Event()
+        self._exit_code = 0
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
         service.lifecycle.close_connections = self._close_connections
 
-    async def run(self) -> None:
-        """Runs both servers and the connection to the core until a signal ends them.
+    async def run(self) -> int:
+        """Runs both servers and the connection to the core until a signal or `give_up` ends them.
 
-        If one of them ends by itself, raises its error.
+        Returns the exit code. If one of them ends by itself, raises its error.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,6 +90,12 @@ class Front:
         core.cancel()
         for task in done:
             task.result()
+        return self._exit_code
+
+    def give_up(self) -> None:
+        """Ends the process, because the model cannot be used. A restart would not help."""
+        self._exit_code = EXIT_CONFIG
+        self._stop.set()
 
     def _close_connections(self) -> None:
         """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
@@ -151,7 +165,7 @@ def main() -> int:
         return EXIT_CONFIG
     token = (args.run_dir / "token").read_text().strip()
 
-    async def serve() -> None:
+    async def serve() -> int:
         service = Service(
             config,
             CoreAddress(args.core_address, token, f"front-{secrets.token_hex(8)}"),
@@ -172,14 +186,21 @@ def main() -> int:
         beside = [asyncio.create_task(api_keys.watch())]
         if args.pulse_fd is not None:
             beside.append(asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle)))
-        await Front(config, service, (api, api_socket), (admin, admin_socket)).run()
+        front = Front(config, service, (api, api_socket), (admin, admin_socket))
+
+        def give_up(reason: str) -> None:
+            write_failure(args.run_dir, reason)
+            front.give_up()
+
+        service.on_unusable = give_up
+        code = await front.run()
         for task in beside:
             task.cancel()
+        return code
 
     gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
-    return 0
+        return runner.run(serve())
 
 
 async def _pulse(fd: int, lifecycle: Lifecycle) -> None:

@@ -19,6 +19,9 @@ MAX_DEPTH = 100  # objects and lists inside each other
 MAX_PROPERTIES = 400  # of one object
 MAX_REFERENCES = 500  # occurrences of `$ref`
 MAX_RULES = 1000
+# Alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first token with
+# more. Its limit could be higher, but then 16,000 equal alternatives keep a rank busy for 0.4 s.
+MAX_ALTERNATIVES = 1990
 # Number of schemas that are merged with others, times the number of properties of the largest object. Each merge makes
 # a new object: 3,200 take 0.07 s of the front and 0.17 s of the rank, and 8,000 take 0.18 s and 0.35 s.
 MAX_MERGED_PROPERTIES = 4000
@@ -27,6 +30,7 @@ _RULE = re.compile(
     r"^[ \t]*[?!]?_?[A-Za-z]\w*[^\S\n]*(?:\[[^\]\n]*\])?(?:\{[^}\n]*\})?(?:\.-?\d+)?[^\S\n]*:", re.MULTILINE
 )
 
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MERGES = ("allOf", "anyOf", "oneOf")  # lists of schemas
 # Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description they are not.
@@ -45,11 +49,30 @@ def check_rules(lark: str) -> None:
     num_rules = len(_RULE.findall(lark))
     if num_rules > MAX_RULES:
         raise RequestError(f"the grammar has {num_rules} rules, at most {MAX_RULES} are allowed")
+    _check_alternatives(lark)
     _check_merged(sum(_num_embedded(lark, found.end()) for found in _EMBEDDED.finditer(lark)))
     # A grammar can contain JSON schemas, whose references it does not count as rules.
     num_references = lark.count('"$ref"')
     if num_references > MAX_REFERENCES:
         raise RequestError(f"the grammar has {num_references} times $ref, at most {MAX_REFERENCES} are allowed")
+
+
+def _check_alternatives(lark: str) -> None:
+    """Raises RequestError for a rule of more than MAX_ALTERNATIVES. A terminal, which is one lexeme, may have more."""
+    if lark.count("|") < MAX_ALTERNATIVES:
+        return
+    text = _LITERAL.sub('""', lark)
+    found = list(_RULE.finditer(text))
+    ends = [*(rule.start() for rule in found[1:]), len(text)]
+    for rule, end in zip(found, ends, strict=True):
+        name = rule[0].strip(" \t?!_").split(":")[0]
+        num = text.count("|", rule.end(), end) + 1
+        if num > MAX_ALTERNATIVES and name[:1].islower():
+            raise RequestError(
+                f"the grammar has a rule with {num} alternatives, at most {MAX_ALTERNATIVES} are allowed; make it a "
+                "terminal (in Lark a name in capitals, in GBNF a rule that is not root and refers to no recursive "
+                "rule), or ask for choice"
+            )
 
 
 def check_schema(schema: Mapping[str, Any] | bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.worker.slots import Slot
+from rayloom_engine.worker.thinking import mask_of
 
 Ids = npt.NDArray[np.int64]
 
@@ -16,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
 
-    Not for samplers of a slot with a mask of its form: `mask_form` has taken them out of the mask.
+    Not for samplers of a slot with a mask of its form: `mask_slot` has taken them out of the mask.
     """
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
@@ -31,10 +32,18 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     return both
 
 
-def mask_form(slot: Slot, vocab_size: int) -> None:
-    """Sets the tokens that the slot's form allows next, without banned ones. Raises GrammarFault with no mask set."""
-    assert slot.form is not None
+def mask_slot(slot: Slot, vocab_size: int) -> None:
+    """Sets the tokens that the slot's form allows next, without banned ones, or the one that its thinking forces.
+
+    A forced token may be a banned one. Raises GrammarFault with no mask set.
+    """
     slot.allowed = None
+    forced = None if slot.thinking is None else slot.thinking.forced()
+    if forced is not None:
+        slot.allowed = mask_of(forced, vocab_size)
+        return
+    if slot.form is None:
+        return
     banned = all_banned_ids(slot, vocab_size)
     slot.allowed = slot.form.allowed(() if banned is None else banned)
 

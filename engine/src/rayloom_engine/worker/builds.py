@@ -1,4 +1,4 @@
-"""Builds: grammars that one thread of a rank builds, while a step may wait for them.
+"""Builds: grammars that one thread of a rank builds, while steps do without them.
 
 A wait for a build counts as progress of the rank, so it is never taken for a hang. It has its own end: if the thread
 finishes nothing for PATIENCE_S, the build at which it stands is given up, and the others continue on a new thread.
@@ -6,6 +6,7 @@ finishes nothing for PATIENCE_S, the build at which it stands is given up, and t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
@@ -29,14 +30,16 @@ class Build(Generic[_T]):
 
 
 class Builds:
-    """The thread that builds. `wait_for` is called by one other thread."""
+    """The thread that builds. All methods are called by one other thread."""
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._num_slices = round(patience_s / _SLICE_S)
-        # Waits are counted, not measured by a clock: a process that was stopped for a while has waited one slice.
-        self._num_waited = 0  # slices since the thread last finished a build
+        self._clock = clock
+        self._noted_at = 0.0  # time of the last `note_wait`
+        # Waits are counted in slices: a process that was stopped for a while has waited one slice.
+        self._num_waited = 0.0  # slices since the thread last finished a build
         self._present: Build[Any] | None = None  # what the thread builds
 
     def start(self, make: Callable[[], _T]) -> Build[_T]:
@@ -47,20 +50,37 @@ class Builds:
 
     def wait_for(self, build: Build[_T]) -> _T:
         """Returns what the build made, or raises its exception. Raises GrammarFault if the build is given up."""
-        while not build.future.done() or build.future.cancelled():
-            if build.is_overdue:
-                raise GrammarFault(
-                    f"its grammar was not built while a step waited for {self._num_slices * _SLICE_S:g} s; "
-                    "make the grammar simpler"
-                )
-            if build.future.cancelled():
-                self._submit(build)
-            self.report_progress()
-            self._num_waited += 1
-            wait([build.future], timeout=_SLICE_S)
-            if self._num_waited >= self._num_slices:
-                self._give_up()
+        while not self.is_done(build):
+            self.wait_a_slice(build)
+        if not build.future.done() or build.future.cancelled():
+            raise GrammarFault(
+                f"its grammar was not built in {self._num_slices * _SLICE_S:g} s; make the grammar simpler"
+            )
         return build.future.result()
+
+    def is_done(self, build: Build[Any]) -> bool:
+        """True if `wait_for` returns or raises at once."""
+        if build.future.cancelled() and not build.is_overdue:
+            self._submit(build)
+        return build.future.done() or build.is_overdue
+
+    def wait_a_slice(self, build: Build[Any]) -> None:
+        """Waits until the build ends, but at most 0.1 s."""
+        self.report_progress()
+        self._num_waited += 1
+        wait([build.future], timeout=_SLICE_S)
+        self._check_patience()
+
+    def note_wait(self) -> None:
+        """Counts the time since the last call as a wait. For each step that does without a build."""
+        now = self._clock()
+        self._num_waited += min(1.0, (now - self._noted_at) / _SLICE_S)
+        self._noted_at = now
+        self._check_patience()
+
+    def _check_patience(self) -> None:
+        if self._num_waited >= self._num_slices:
+            self._give_up()
 
     def _submit(self, build: Build[Any]) -> None:
         build.future = self._pool.submit(self._run, build)
@@ -70,11 +90,11 @@ class Builds:
         try:
             return build.make()
         finally:
-            self._num_waited = 0
+            self._num_waited = 0.0
 
     def _give_up(self) -> None:
-        """Gives up the present build. `wait_for` submits the cancelled builds again, to the new thread."""
-        self._num_waited = 0
+        """Gives up the present build. `is_done` submits the cancelled builds again, to the new thread."""
+        self._num_waited = 0.0
         if self._present is not None:
             self._present.is_overdue = True
         self._pool.shutdown(wait=False, cancel_futures=True)

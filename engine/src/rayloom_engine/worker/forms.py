@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class Forms:
         self._endings: OrderedDict[str, Build[Endings]] = OrderedDict()
 
     def report_to(self, report_progress: Callable[[], None]) -> None:
-        """Makes a step that waits for a grammar call `report_progress` again and again."""
+        """Makes a step that waits for a grammar call `report_progress`."""
         self._builds.report_progress = report_progress
 
     def begin(self, params: DecodingParams) -> Form:
@@ -51,6 +51,14 @@ class Forms:
         after = params.grammar_after
         endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
         return Form(self._builds, self._vocabulary, matcher, endings)
+
+    def note_wait(self) -> None:
+        """Counts the time since the last call as a wait for the grammar that is being built."""
+        self._builds.note_wait()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that a token adds to a text. Raises GrammarFault if the tokenizer cannot be used."""
+        return self._builds.wait_for(self._vocabulary).token_bytes(token_id)
 
     def _build(self, grammar: str) -> Build[Matcher]:
         return self._builds.start(lambda: Matcher.build(self._vocabulary.future.result(), grammar))
@@ -78,6 +86,22 @@ class Form:
     def append(self, token_ids: Sequence[int]) -> None:
         """Adds generated ids."""
         self._waiting += token_ids
+
+    @property
+    def is_built(self) -> bool:
+        """True if `allowed` does not wait for the thread that builds grammars."""
+        return self._matcher is not None or self._fault is not None or self._missing() is None
+
+    def wait_a_slice(self) -> None:
+        """Waits until the grammar is built, but at most 0.1 s."""
+        missing = self._missing()
+        if missing is not None:
+            self._builds.wait_a_slice(missing)
+
+    def _missing(self) -> Build[Any] | None:
+        """Returns a build that is not done."""
+        builds: tuple[Build[Any] | None, ...] = (self._vocabulary, self._first, self._endings)
+        return next((build for build in builds if build is not None and not self._builds.is_done(build)), None)
 
     def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         """Returns the tokens that may come next, without `banned_ids` unless only these are left; None: all may.

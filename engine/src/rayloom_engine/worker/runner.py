@@ -12,7 +12,6 @@ import torch
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import (
-    BrokenForm,
     PromptLogprobs,
     SampledToken,
     SlotStep,
@@ -20,15 +19,15 @@ from rayloom_engine.core.step import (
     StepResult,
     TokenLogprobs,
 )
-from rayloom_engine.errors import CorruptRank, GrammarFault
+from rayloom_engine.errors import CorruptRank
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
-from rayloom_engine.worker.bans import mask_form
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.cpu_sampler import choose_sampler
 from rayloom_engine.worker.forms import Forms
+from rayloom_engine.worker.masks import Masks, StepMasks
 from rayloom_engine.worker.sampler import are_finite, with_tokens
 from rayloom_engine.worker.slots import Slot, SlotTable
 
@@ -63,6 +62,7 @@ class Runner:
         self._cache = cache
         self._device = model.kernels.target.device
         self._slots = SlotTable(epoch, forms if self.answers else None)
+        self._masks = Masks(self._slots.forms, model.shape.vocab_size)
         self._sampler = choose_sampler(model.shape.vocab_size, model.kernels.target)
 
     @torch.inference_mode()  # small calls take a fifth less time than with no_grad
@@ -74,6 +74,7 @@ class Runner:
         stage is gone, and CorruptRank if this stage computes a value that is not finite for a probe.
         """
         steps = self._slots.apply(plan)
+        self._masks.forget(plan.freed_slots)
         if plan.cleared_blocks:
             self._cache.clear_blocks(plan.cleared_blocks)
         if plan.block_copies:
@@ -98,7 +99,7 @@ class Runner:
         prompt_logprobs, corrupt = self._prompt_logprobs(batch, hidden_TD)
         rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
         sampled: dict[int, SampledToken] = {}
-        broken: dict[int, BrokenForm] = {}
+        masks = StepMasks()
         forward_end = time.perf_counter()
         if rows:
             last_N = torch.tensor([batch.ends[row] - 1 for row in rows], device=self._device)
@@ -106,20 +107,22 @@ class Runner:
             forward_end = time.perf_counter()
             if logits_NV is not None:
                 steps_N = [batch.steps[row] for row in rows]
-                broken = self._fill_masks(steps_N)  # after the call that starts the head: a GPU computes meanwhile
+                # After the call that starts the head: a GPU computes meanwhile.
+                masks = self._masks.set(steps_N, is_whole_step=len(rows) == len(batch.steps))
                 sampled = self._sample(logits_NV, steps_N, corrupt)
+        without_token = corrupt | masks.postponed | masks.broken.keys()
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
             # An earlier position of the prompt may be corrupt although a token could be sampled at the last position.
             sampled=tuple(
-                sampled[step.slot]
-                for step in plan.slots
-                if step.slot in sampled and step.slot not in corrupt and step.slot not in broken
+                sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in without_token
             ),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
-            broken_forms=tuple(form for slot, form in sorted(broken.items()) if slot not in corrupt),
+            broken_forms=tuple(form for slot, form in sorted(masks.broken.items()) if slot not in corrupt),
+            postponed_slots=tuple(sorted(masks.postponed - corrupt)),
+            waiting_slots=self._masks.waiting_slots(),
             forward_s=forward_end - started,
             sample_s=time.perf_counter() - forward_end,
         )
@@ -127,6 +130,7 @@ class Runner:
     def forget_all(self) -> None:
         """Empties every slot. No sequence refers to the content of the KV cache any more."""
         self._slots = SlotTable(self._slots.epoch, self._slots.forms)
+        self._masks = Masks(self._slots.forms, self._model.shape.vocab_size)
 
     def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
@@ -194,18 +198,6 @@ class Runner:
             if self.answers and step.slot not in corrupt:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts, corrupt
-
-    def _fill_masks(self, steps_N: list[tuple[SlotStep, Slot]]) -> dict[int, BrokenForm]:
-        """Sets the tokens that each slot's form allows next. Returns the slots whose form cannot continue."""
-        broken = {}
-        for step, slot in steps_N:
-            if slot.form is None:
-                continue
-            try:
-                mask_form(slot, self._model.shape.vocab_size)
-            except GrammarFault as fault:
-                broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
-        return broken
 
 
 def _wanted_rows(batch: InputBatch) -> list[int] | None:

@@ -12,6 +12,7 @@ from rayloom_engine.grammar.matcher import Mask
 from rayloom_engine.worker.bad_word_index import BadWordIndex
 from rayloom_engine.worker.block_tables import BlockTables
 from rayloom_engine.worker.forms import Form, Forms
+from rayloom_engine.worker.thinking import Thinking
 
 
 class Slot:
@@ -22,11 +23,13 @@ class Slot:
         "eos_token_ids",
         "form",
         "newest",
+        "num_postponed",
         "num_prompt_tokens",
         "num_tokens",
         "other_ids",
         "params",
         "request_id",
+        "thinking",
         "token_ids",
         "_bad_words",
         "_completed",
@@ -40,8 +43,10 @@ class Slot:
             assert known is not None
             self.params = msgspec.structs.replace(new.params, grammar=known.params.grammar)
         self.form: Form | None = None
+        self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
-        self.allowed: Mask | None = None  # the tokens that the form allows next, set before sampling; None: all
+        self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
+        self.num_postponed = 0  # steps since its last mask in which it was to sample and had no mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # of the current end of token_ids; None: not computed yet
         self.eos_token_ids = new.eos_token_ids
@@ -57,6 +62,9 @@ class Slot:
         if self.params.grammar and forms is not None:
             self.form = forms.begin(self.params)
             self.form.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())
+        if self.params.thinking is not None and forms is not None:
+            self.thinking = Thinking(self.params.thinking, forms.token_bytes)
+            self.thinking.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
@@ -85,6 +93,8 @@ class Slot:
         end = self.num_tokens + len(token_ids)
         if self.form is not None:
             self.form.append(token_ids)
+        if self.thinking is not None:
+            self.thinking.append(token_ids)
         while end > len(self.token_ids):
             self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
         self.newest = token_ids[-1]

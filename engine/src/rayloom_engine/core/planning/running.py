@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -22,6 +22,7 @@ class RunningSequences:
         self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
+        self._has_waiting = False  # a sequence waits for its grammar
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -106,6 +107,15 @@ class RunningSequences:
         self._slots_to_free = []
         return freed
 
+    def wait_for_forms(self, slots: Collection[int]) -> None:
+        """Records the slots whose grammars are not built yet. No other slot waits for a grammar."""
+        if not slots and not self._has_waiting:
+            return
+        for sequence in self._sequences:
+            # A slot of an earlier plan may have another sequence by now.
+            sequence.waits_for_form = sequence.slot in slots and bool(sequence.params.grammar)
+        self._has_waiting = bool(slots)
+
     def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocates blocks for the first `num_tokens` tokens. Returns False and changes nothing if blocks run out."""
         num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
@@ -150,7 +160,9 @@ class RunningSequences:
 
         Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
         """
-        first = first_seen_block(sequence.num_computed, self._config.window, self._config.block_size)
+        # The newest token of a sequence with a form is computed again if its mask is not ready.
+        num_computed = sequence.num_computed - bool(sequence.params.grammar)
+        first = first_seen_block(num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
             self.pool.release(sequence.block_ids[sequence.first_block : first], max(0, num_proven))

@@ -51,7 +51,8 @@ class StepPlanner:
         """
         allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
-        decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1]  # 0: its next token is in flight
+        # 0: its next token is in flight.
+        decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         num_prompt_tokens = max(1, builder.budget - num_decodes)
@@ -76,6 +77,16 @@ class StepPlanner:
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
+
+    def take_waiting(self, builder: StepBuilder) -> None:
+        """Adds the first sequence that waits for its grammar, whose result says which sequences wait no longer.
+
+        For a step in which nothing else can be computed.
+        """
+        for sequence in self._running:
+            if sequence.waits_for_form and self._is_allowed(sequence):
+                builder.take(sequence, 1, is_prompt=False)
+                return
 
     def _limit_prompts(
         self, builder: StepBuilder, costs: StepSeconds, decodes: list[Sequence], prefills: list[Sequence]

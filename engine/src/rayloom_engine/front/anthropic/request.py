@@ -24,8 +24,8 @@ class ThinkingOptions(BaseModel):
     )
     budget_tokens: Whole | None = Field(
         None,
-        description=f"For enabled: from {MIN_THINKING_TOKENS} to one less than max_tokens. The budget is not enforced; "
-        "max_tokens limits thinking and answer together.",
+        description=f"For enabled: from {MIN_THINKING_TOKENS} to one less than max_tokens. After this many tokens of "
+        "thinking the answer follows.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="Accepted without effect; the answer has the whole thinking."

@@ -22,6 +22,7 @@ _NAMES = (
     (r"\bresponse_format(\.json_schema)?", "output_config.format"),
     (r"\btool_choice\.function\.name", "tool_choice.name"),
     (r"^reasoning_effort$", "output_config.effort"),
+    (r"^thinking_token_budget$", "thinking.budget_tokens"),
     (r"^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
     (r"^stop$", "stop_sequences"),
     (r"\.function\.parameters", ".input_schema"),
@@ -140,4 +141,5 @@ def _add_thinking(document: dict[str, Any], thinking: ThinkingOptions) -> None:
     if thinking.type == "disabled":
         document["reasoning_effort"] = "none"
     elif thinking.type == "enabled":
+        document["thinking_token_budget"] = thinking.budget_tokens
         document["chat_template_kwargs"] = {"enable_thinking": True, **document.get("chat_template_kwargs", {})}

@@ -1,4 +1,4 @@
-"""Admission: limits on the choices, allowed tokens and log-probabilities of a request, and a queue limit that also
+"""Admission: limits on the choices and log-probabilities of a request, and a queue limit that also
 works while the core is away.
 """
 
@@ -12,7 +12,6 @@ from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
-MAX_ALLOWED_IDS = 2**19  # in all choices of a request: each choice's copy crosses to the core and to the ranks
 MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS  # the same for the answer's own tokens, if they have many alternatives
 FEW_ALTERNATIVES = 20  # OpenAI's limit, with which an answer may have any length
@@ -76,17 +75,4 @@ def check_num_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParam
             f"logprobs {params.logprobs} for each token of a long answer is too much: the answer may have at most "
             f"{MAX_LOGPROBS} log-probabilities; set max_tokens to at most {most}, or lower logprobs",
             "logprobs",
-        )
-
-
-def check_num_allowed_ids(num_prompts: int, params: SamplingParams) -> None:
-    """Raises RequestError if all choices together would have more than MAX_ALLOWED_IDS entries in allowed_token_ids."""
-    assert isinstance(params.allowed_token_ids, tuple | None)
-    num_choices = num_prompts * params.n
-    num_ids = len(params.allowed_token_ids or ())
-    if num_ids * num_choices > MAX_ALLOWED_IDS:
-        raise RequestError(
-            f"allowed_token_ids has {num_ids} ids for each of {num_choices} choices, {num_ids * num_choices} in all, "
-            f"at most {MAX_ALLOWED_IDS} are allowed; lower n, send fewer prompts or allow fewer tokens",
-            "allowed_token_ids",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -66,6 +67,7 @@ class Service:
             config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
         )
         self.text: ModelText | None = None
+        self.on_unusable: Callable[[str], None] = lambda _: None  # called with the reason why no text can be loaded
         self._api_url = api_url
         now = time.time()
         self.created = int(now if start.server_started is None else start.server_started)
@@ -143,11 +145,11 @@ class Service:
         try:
             self.text = await ModelText.load(model, self.config)
         except (ModelError, OSError) as error:
-            self.lifecycle.fail(str(error))
-            logger.error("cannot load the tokenizer: %s", error)
+            logger.error("%s", error)
+            self._give_up(str(error))
         except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
-            self.lifecycle.fail(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
             logger.exception("cannot load the tokenizer in %s", model.path)
+            self._give_up(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
         else:
             if words := self.text.defaults.words():
                 logger.info(
@@ -156,6 +158,10 @@ class Service:
                     words,
                 )
             self._update()
+
+    def _give_up(self, reason: str) -> None:
+        self.lifecycle.fail(reason)
+        self.on_unusable(reason)
 
     def _update(self) -> None:
         """Updates the lifecycle from the states of the core and the tokenizer."""

@@ -10,11 +10,8 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rayloom_engine.front.generation.admission import (
-    check_num_allowed_ids,
-    check_num_logprobs,
-    check_num_prompt_logprobs,
-)
+from rayloom_engine.choice_limits import check_num_allowed_ids
+from rayloom_engine.front.generation.admission import check_num_logprobs, check_num_prompt_logprobs
 from rayloom_engine.front.generation.beam_search import BeamSearch
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation, watch_client

@@ -23,6 +23,7 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
 from rayloom_engine.text.model_formats import ModelFormats
+from rayloom_engine.text.thinking_budget import with_thinking
 from rayloom_engine.text.tools.call_grammar import call_grammar, calls_or_form
 from rayloom_engine.text.tools.call_ids import call_id
 from rayloom_engine.text.tools.tool import ToolUse
@@ -83,6 +84,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     parsing = _parser_settings(text, wire, use, prompt)
     field = "functions" if wire.has_functions else "tools"
     params = _constrained(params, use, text.formats, parsing, field)
+    params = with_thinking(params, parsing, text.tokenizer)
     if not parsing.is_plain:
         text = dataclasses.replace(text, kept_ids=frozenset(text.formats.special_ids.values()))
     return ChatCall(

@@ -31,6 +31,7 @@ class ExtraFields(Wire):
     bad_words: BadWords | None = as_in_chats("bad_words")
     allowed_token_ids: AllowedTokenIds | None = as_in_chats("allowed_token_ids")
     min_tokens: Whole | None = as_in_chats("min_tokens")
+    thinking_token_budget: Whole | None = as_in_chats("thinking_token_budget")
     ignore_eos: bool | None = as_in_chats("ignore_eos")
     skip_special_tokens: bool | None = as_in_chats("skip_special_tokens")
     include_stop_str_in_output: bool | None = as_in_chats("include_stop_str_in_output")

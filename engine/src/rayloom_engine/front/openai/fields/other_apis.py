@@ -135,7 +135,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "media_io_kwargs", "settings of images, audio and video", {}),
             _refused("vLLM", "mm_processor_kwargs", "settings of images, audio and video", {}),
             _refused("vLLM", "vllm_xargs", "arguments of plugins", {}),
-            _refused("vLLM", "thinking_token_budget", "a limit of the model's thoughts"),
             _refused("vLLM", "repetition_detection", "an end of the answer when its text repeats"),
             _refused("vLLM", "spaces_between_special_tokens", "blanks between special tokens", True),
             _refused("SGLang", "structural_tag", _CONSTRAINT),

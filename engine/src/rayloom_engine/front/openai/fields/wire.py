@@ -102,6 +102,10 @@ class ChatRequest(TemplateFields, GenerationRequest):
         description="A variable for the chat template: none, minimal, low, medium, high, xhigh or max. none also sets "
         "`enable_thinking` to false, unless chat_template_kwargs has it.",
     )
+    thinking_token_budget: Whole | None = Field(
+        None,
+        description="After this many tokens of reasoning the tag follows that ends it, then the answer; -1: no limit.",
+    )
     echo: bool | None = Field(
         None,
         description="The answer's text begins with the last message, if that is the assistant's. Default: false.",
@@ -116,7 +120,8 @@ class ChatRequest(TemplateFields, GenerationRequest):
         if self.logprob_token_ids and not self.logprobs:
             raise RequestError("logprob_token_ids needs logprobs; set logprobs to true", "logprob_token_ids")
         num_top = (self.top_logprobs or 0) if self.logprobs else None
-        return self._sampling(defaults, max_tokens=self.max_tokens, logprobs=num_top)
+        own = {"max_tokens": self.max_tokens, "thinking_token_budget": self.thinking_token_budget}
+        return self._sampling(defaults, logprobs=num_top, **own)
 
     @property
     def has_functions(self) -> bool:

@@ -1,0 +1,85 @@
+"""Masks: sets the tokens that the slots of a step may choose next, in a limited time.
+
+A slot whose mask takes too long is postponed: its grammar is still being built, or other masks of the step took the
+time. The core computes its newest token once more in a later step, so the sequences beside it keep their pace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rayloom_engine.core.step import BrokenForm, SlotStep
+from rayloom_engine.errors import GrammarFault
+from rayloom_engine.worker.bans import mask_slot
+from rayloom_engine.worker.forms import Form, Forms
+from rayloom_engine.worker.slots import Slot
+
+# CPU time of a step's masks, after which the others are postponed. A usual mask takes 5 to 15 us, a costly one 7 ms.
+MASKS_S = 0.02
+
+
+@dataclass(slots=True)
+class StepMasks:
+    """The slots of a step that get no token."""
+
+    broken: dict[int, BrokenForm] = field(default_factory=dict)
+    postponed: set[int] = field(default_factory=set)
+
+
+class Masks:
+    """Follows the slots that wait for their grammars."""
+
+    def __init__(self, forms: Forms | None, vocab_size: int, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        self._forms = forms
+        self._vocab_size = vocab_size
+        self._cpu_clock = cpu_clock
+        self._waiting: dict[int, Form] = {}  # slot -> its form, which is not built yet
+
+    def set(self, steps: Sequence[tuple[SlotStep, Slot]], *, is_whole_step: bool) -> StepMasks:
+        """Sets the masks of slots that sample. Returns those that get no token.
+
+        `is_whole_step`: the step computes nothing but `steps`. If all of them wait for their grammars, the step waits
+        for the first of them, but at most 0.1 s.
+        """
+        result = StepMasks()
+        limited = [pair for pair in steps if pair[1].form is not None or pair[1].thinking is not None]
+        if not limited:
+            return result
+        if is_whole_step and len(limited) == len(steps):
+            unbuilt = [slot.form for _, slot in limited if slot.form is not None and not slot.form.is_built]
+            if len(unbuilt) == len(steps):
+                unbuilt[0].wait_a_slice()
+        limited.sort(key=lambda pair: -pair[1].num_postponed)
+        end = None  # of the time for masks, once the first is set
+        for step, slot in limited:
+            is_built = slot.form is None or slot.form.is_built
+            if not is_built or (end is not None and self._cpu_clock() > end):
+                result.postponed.add(step.slot)
+                slot.allowed = None
+                slot.num_postponed += 1
+                if slot.form is not None and not is_built:
+                    self._waiting[step.slot] = slot.form
+                continue
+            end = end or self._cpu_clock() + MASKS_S
+            slot.num_postponed = 0
+            try:
+                mask_slot(slot, self._vocab_size)
+            except GrammarFault as fault:
+                result.broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
+        return result
+
+    def waiting_slots(self) -> tuple[int, ...]:
+        """Returns the slots that were postponed and whose grammars are not built yet."""
+        if not self._waiting:
+            return ()
+        assert self._forms is not None
+        self._forms.note_wait()
+        self._waiting = {slot: form for slot, form in self._waiting.items() if not form.is_built}
+        return tuple(sorted(self._waiting))
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Forgets slots that were freed."""
+        for slot in slots:
+            self._waiting.pop(slot, None)
