@@ -157,7 +157,7 @@ def add(a, b):  # one more
     [
         "rayloom_engine.__main__",
         "rayloom_engine.supervisor.supervisor",
-        "rayloom_engine.front.__main__",
+        "rayloom_engine.front.process",
         "rayloom_engine.core_server.process",
         "rayloom_engine.launcher.__main__",
         "rayloom_engine.worker.process",
@@ -174,7 +174,7 @@ def test_the_start_imports_nothing_heavy(module):
 
 
 def test_the_front_imports_the_writer_of_metrics_with_the_first_scrape():
-    start = "import sys, rayloom_engine.front.__main__; from rayloom_engine.front.operations.metrics import Metrics"
+    start = "import sys, rayloom_engine.front.process; from rayloom_engine.front.operations.metrics import Metrics"
     seen = "print('prometheus_client' in sys.modules)"
 
     assert run_python(f"{start}; {seen}; Metrics('m').text(); {seen}").split() == ["False", "True"]

@@ -6,6 +6,7 @@ finishes nothing for PATIENCE_S, the build at which it stands is given up, and t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,7 @@ class Build(Generic[_T]):
     def __init__(self, make: Callable[[], _T]) -> None:
         self.make = make
         self.future: Future[_T] = Future()
+        self.is_begun = False  # given to the thread
         self.is_overdue = False  # given up, unless it ends after all
 
 
@@ -33,6 +35,7 @@ class Builds:
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
+        self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._num_slices = round(patience_s / _SLICE_S)
         # Waits are counted, not measured by a clock: a process that was stopped for a while has waited one slice.
@@ -42,8 +45,15 @@ class Builds:
     def start(self, make: Callable[[], _T]) -> Build[_T]:
         """Returns the build of what `make` returns. The thread takes builds in the order of their starts."""
         build = Build(make)
-        self._submit(build)
+        self.begin(build)
         return build
+
+    def begin(self, build: Build[Any]) -> None:
+        """Gives a build to the thread, unless it has it already. May be called by any thread."""
+        with self._lock:
+            if not build.is_begun:
+                self._submit(build)
+                build.is_begun = True
 
     def wait_for(self, build: Build[_T]) -> _T:
         """Returns what the build made, or raises its exception. Raises GrammarFault if the build is given up."""
