@@ -23,8 +23,10 @@ _SLICE_S = 0.1  # progress is reported after each slice, which is much shorter t
 class Build(Generic[_T]):
     """One object that the thread makes."""
 
-    def __init__(self, make: Callable[[], _T]) -> None:
+    def __init__(self, make: Callable[[], _T], patience: int = 1) -> None:
+        """`patience`: the build is given up after this many times PATIENCE_S."""
         self.make = make
+        self.patience = patience
         self.future: Future[_T] = Future()
         self.is_begun = False  # given to the thread
         self.is_overdue = False  # given up, unless it ends after all
@@ -39,7 +41,7 @@ class Builds:
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._num_slices = round(patience_s / _SLICE_S)
         # Waits are counted, not measured by a clock: a process that was stopped for a while has waited one slice.
-        self._num_waited = 0  # slices since the thread last finished a build
+        self._num_waited = 0.0  # slices since the thread last finished a build
         self._present: Build[Any] | None = None  # what the thread builds
 
     def start(self, make: Callable[[], _T]) -> Build[_T]:
@@ -66,7 +68,7 @@ class Builds:
             if build.future.cancelled():
                 self._submit(build)
             self.report_progress()
-            self._num_waited += 1
+            self._num_waited += 1 / (self._present or build).patience
             wait([build.future], timeout=_SLICE_S)
             if self._num_waited >= self._num_slices:
                 self._give_up()
@@ -80,11 +82,11 @@ class Builds:
         try:
             return build.make()
         finally:
-            self._num_waited = 0
+            self._num_waited = 0.0
 
     def _give_up(self) -> None:
         """Gives up the present build. `wait_for` submits the cancelled builds again, to the new thread."""
-        self._num_waited = 0
+        self._num_waited = 0.0
         if self._present is not None:
             self._present.is_overdue = True
         self._pool.shutdown(wait=False, cancel_futures=True)

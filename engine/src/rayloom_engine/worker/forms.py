@@ -41,7 +41,8 @@ class Forms:
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
         self._builds = Builds()
-        self._vocabulary = Build(load_vocabulary)
+        # No grammar of a client makes it long, so only a machine without time for this process does.
+        self._vocabulary = Build(load_vocabulary, patience=12)
         self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
         self._is_watched = False
         self._matchers: OrderedDict[str, Build[Matcher]] = OrderedDict()
