@@ -109,7 +109,12 @@ def make_result() -> RunResult:
         },
         workloads=(WORKLOAD,),
         ours="rayloom bf16",
-        start_up=StartUp(first_s=12.0, second_s=4.256, phases={"import": 2.0, "load": 0.51}),
+        start_up=StartUp(
+            first_s=12.0,
+            second_s=4.256,
+            phases={"import": 2.0, "load": 0.51},
+            cpu_s={"front 12": 0.5, "core 13": 2.25},
+        ),
         memory=Memory(after="S", pss_bytes={"front 12": 100_000_000, "core 13": 1_100_000_000}),
         others_percent={"rayloom bf16": 2.0, "transformers bf16": 31.0},
         rates=RATES,
@@ -141,6 +146,7 @@ def test_summary_has_the_machine_the_start_and_the_memory() -> None:
     assert "used by other processes: 2 % during rayloom bf16, 31 % during transformers bf16 (DISTURBED" in text
     assert "no bf16 instructions" in text
     assert "start to first token: 4.26 s (first start 12.00 s" in text
+    assert "CPU time until the first token: 2.75 s (front 12 0.50, core 13 2.25)" in text
     assert "memory after S: 1.20 GB PSS (MB: front 12 100, core 13 1100)" in text
 
 

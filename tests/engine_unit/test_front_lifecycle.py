@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayloom_engine.front.__main__ import write_mark
 from rayloom_engine.front.operations import lifecycle as module
 from rayloom_engine.front.operations.lifecycle import Lifecycle
+from rayloom_engine.front.process import write_mark
 
 DRAIN_S = 120.0
 Step = tuple[float, Callable[[Lifecycle], object]]

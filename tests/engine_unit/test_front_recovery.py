@@ -189,7 +189,8 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(front: FrontUnd
 
 def test_before_the_first_load_requests_get_503_with_retry_after(tmp_path: Path) -> None:
     with running_front(tmp_path, ready=False) as front:
-        front.wait_until(lambda: front.service.text is not None, "the tokenizer is loaded")
+        front.wait_until(lambda: front.service.files is not None, "the tokenizer is read while the core loads")
+        assert front.service.text is None
         refused = front.chat()
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_starting"

@@ -10,7 +10,7 @@ import pytest
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.worker.activity import Activity
-from rayloom_engine.worker.builds import Builds
+from rayloom_engine.worker.builds import Build, Builds
 from rayloom_engine.worker.forms import Forms
 from rt_forms import tiny_vocabulary
 from rt_stages import load_stages, stage_config
@@ -50,6 +50,20 @@ def test_a_build_that_does_not_end_fails_alone() -> None:
     release.set()
 
 
+def test_a_build_may_have_more_patience_than_others() -> None:
+    builds, release, num_slices = Builds(patience_s=0.1), threading.Event(), []
+
+    def report() -> None:
+        num_slices.append(1)
+        if len(num_slices) == 4:
+            release.set()
+
+    builds.report_progress = report
+    slow = Build(lambda: release.wait(60), patience=60)
+    builds.begin(slow)
+    assert builds.wait_for(slow) is True
+
+
 def test_builds_that_end_in_turn_are_all_waited_for() -> None:
     builds = Builds(patience_s=0.5)
     turns = [threading.Event() for _ in range(8)]
@@ -66,6 +80,7 @@ def test_a_form_whose_grammar_is_not_built_is_broken_for_good() -> None:
     release = threading.Event()
     forms = Forms(lambda: tiny_vocabulary() if release.wait(60) else None)
     forms._builds._num_slices = 2
+    forms._vocabulary.patience = 1
     form = forms.begin(DecodingParams(max_tokens=5, grammar='start: "a"'))
     with pytest.raises(GrammarFault, match="make the grammar simpler"):
         form.allowed(())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,33 @@ def _form(forms: Forms, generated: str = "", after: str = "", **form) -> Form:
     begun = forms.begin(DecodingParams(max_tokens=50, grammar=grammar_of(structured), grammar_after=after))
     begun.append(ids_of(generated))
     return begun
+
+
+def test_a_rank_that_computes_does_not_load_the_vocabulary() -> None:
+    loaded = threading.Event()
+    forms = Forms(lambda: (loaded.set(), tiny_vocabulary())[1])
+    progress = iter((1, 2, 3, 4, 4))
+    seen: list[int] = []
+
+    def advance() -> int:
+        assert not loaded.is_set()
+        seen.append(next(progress))
+        return seen[-1]
+
+    forms.load_when_idle(advance, quiet_s=0.001)
+    forms.load_when_idle(lambda: pytest.fail("only the first call counts"), quiet_s=0.001)
+    assert loaded.wait(30)
+    assert seen == [1, 2, 3, 4, 4]
+
+
+def test_the_first_form_loads_the_vocabulary_and_no_later_one_does() -> None:
+    loads: list[int] = []
+    forms = Forms(lambda: (loads.append(1), tiny_vocabulary())[1])
+    forms.load_when_idle(lambda: object())  # never idle
+    assert loads == []
+    assert _texts(_form(forms, regex="a").allowed(())) == "a"
+    assert _texts(_form(forms, regex="b").allowed(())) == "b"
+    assert loads == [1]
 
 
 def test_the_end_is_allowed_exactly_where_the_form_is_complete(forms: Forms) -> None:

@@ -89,3 +89,10 @@ def test_a_window_needs_room_for_itself_and_a_step_alone() -> None:
     assert _plan(sequence=sequence, num_kv_blocks=7, max_model_len=8192).max_model_len == 8192
     with pytest.raises(ConfigError, match="room for 96 tokens"):
         _plan(sequence=sequence, num_kv_blocks=6, max_model_len=8192)
+
+
+def test_a_cpu_keeps_few_cached_blocks_at_first_but_a_whole_conversation() -> None:
+    assert _plan().num_kept_blocks == 512  # the longest sequence; 256 MiB are 256 blocks
+    assert _plan(max_model_len=1024).num_kept_blocks == 256
+    assert _plan(max_model_len=1024, ranks_on_host=4).num_kept_blocks == 64  # also the longest sequence
+    assert _plan(is_cpu=False).num_kept_blocks is None

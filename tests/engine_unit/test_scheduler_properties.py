@@ -101,6 +101,7 @@ def _arrival(
     losses={29},
     keeps_memory=False,
     token_s=None,
+    num_kept=None,
 )
 # The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
 @example(
@@ -115,6 +116,7 @@ def _arrival(
     losses=set(),
     keeps_memory=False,
     token_s=None,
+    num_kept=None,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -129,11 +131,13 @@ def _arrival(
     losses=st.sets(st.integers(1, 40), max_size=3),
     keeps_memory=st.booleans(),
     token_s=st.one_of(st.none(), st.sampled_from((0.01, 0.1, 10.0))),
+    num_kept=st.one_of(st.none(), st.integers(1, 8)),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
-    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory, token_s
+    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory, token_s, num_kept
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
+    sizes["num_kept_blocks"] = num_kept
     scheduler = make_scheduler(num_blocks, **sizes)
     # Seconds of a prompt's token, where a decode takes 1 s; None: costs are not known, and nothing is limited by time.
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)

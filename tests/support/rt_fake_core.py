@@ -194,7 +194,8 @@ class FakeCore:
                     rank=0, node="here", host="here", pid=1, phase="idle", heartbeat_age_s=0.1, step=4, memory_bytes=5
                 ),
             ),
-            model=self.model,
+            model_folder=self.model.path if self.model is not None else "",
+            model=None if is_starting else self.model,
             message=self.message,
             lost=self.lost,
             lost_node="there" if self.lost else "",

@@ -42,6 +42,9 @@ def summary(result: RunResult) -> str:
             f"start to first token: {result.start_up.second_s:.2f} s (first start {result.start_up.first_s:.2f} s; "
             f"phases of the second, s: {phases})"
         )
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in result.start_up.cpu_s.items())
+        total_s = sum(result.start_up.cpu_s.values())
+        lines.append(f"CPU time until the first token: {total_s:.2f} s ({parts})")
     if result.memory is not None:
         parts = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in result.memory.pss_bytes.items())
         lines.append(f"memory after {result.memory.after}: {result.memory.total_bytes / 1e9:.2f} GB PSS (MB: {parts})")

@@ -27,6 +27,7 @@ class StartUp:
     first_s: float  # may include a download and a conversion
     second_s: float
     phases: Mapping[str, float]  # of the second start, as /status names them; they may overlap
+    cpu_s: Mapping[str, float] = field(default_factory=dict)  # by process, from its start to the first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,9 +97,13 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
     before = CpuClock.read()
     with running_server(flags) as server:
         second_s = start_to_first_token_s(server, SECOND_START_S)
+        cpu_s = server.cpu_seconds_by_process()
         status = server.status()
         result.start_up = StartUp(
-            first_s=first_s, second_s=second_s, phases={phase.name: phase.seconds for phase in status.startup}
+            first_s=first_s,
+            second_s=second_s,
+            phases={phase.name: phase.seconds for phase in status.startup},
+            cpu_s=cpu_s,
         )
         assert status.model is not None  # the engine has just answered a request
         dtype = status.model.dtype

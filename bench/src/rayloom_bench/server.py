@@ -68,6 +68,10 @@ class ServerProcess:
         """CPU seconds of the server's processes so far, with those of their descendants that have ended."""
         return tree_cpu_seconds(self.process.pid)
 
+    def cpu_seconds_by_process(self) -> dict[str, float]:
+        """`name pid` -> CPU seconds of each of the server's processes so far."""
+        return tree_cpu_seconds_by_process(self.process.pid)
+
     def log_end(self) -> str:
         """The last LOG_LINES_SHOWN lines of the server's log."""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:])
@@ -166,6 +170,18 @@ def tree_pss_bytes(pid: int) -> dict[str, int]:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue  # it ended after it was listed, so it has no memory
     return sizes
+
+
+def tree_cpu_seconds_by_process(pid: int) -> dict[str, float]:
+    """`name pid` -> CPU seconds, user and system, of a process and each of its descendants."""
+    parent = psutil.Process(pid)
+    seconds = {}
+    for process in (parent, *parent.children(recursive=True)):
+        try:
+            seconds[f"{_role(process)} {process.pid}"] = sum(process.cpu_times()[:2])
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue  # it ended after it was listed
+    return seconds
 
 
 def tree_cpu_seconds(pid: int) -> float:

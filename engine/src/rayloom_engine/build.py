@@ -49,6 +49,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
         num_blocks=rank.kv.num_blocks,
         max_model_len=rank.kv.max_model_len,
         num_step_tokens=rank.num_step_tokens,
+        num_kept_blocks=rank.kv.num_kept_blocks,
     )
     return BuiltEngine(
         engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch),
@@ -91,6 +92,7 @@ class EngineSizes:
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens
     num_step_tokens: int  # most tokens in one step
+    num_kept_blocks: int | None = None  # as in KvPlan
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
@@ -104,6 +106,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             max_model_len=sizes.max_model_len,
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_kept_blocks=sizes.num_kept_blocks,
             depth=config.pipeline_parallel_size,  # steps in flight: one per stage
             window=shape.attention_span,
         ),

@@ -48,6 +48,15 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def return_free_memory() -> None:
+    """Gives memory that was freed back to the system, where the C library can do that.
+
+    After a load, hundreds of megabytes may be free between objects that stay: malloc would keep them for later.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> None:
     """Makes this process get the signal `how` when its parent `parent_pid` ends, for whatever reason.
 

@@ -4,7 +4,8 @@ A block is in exactly one of these states:
 
   held      ref_count > 0; it is in the block tables of that many sequences
   cached    ref_count = 0, with a hash: it holds part of a known prefix; in the free list until a prefix hit takes it
-  free      ref_count = 0, without a hash; at the head of the free list, so that cached blocks are reused last
+  free      ref_count = 0, without a hash; given out before cached blocks
+  untouched free, and never allocated: its memory is not taken yet
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
 never written again. A block that is not held and not proven may hold a NaN, so two rules apply:
@@ -12,8 +13,8 @@ never written again. A block that is not held and not proven may hold a NaN, so 
 - Before it is allocated for other content, it is cleared. Masked attention multiplies by zero the positions that the
   new owner has not written yet, and NaN x 0 is NaN.
 
-The free list is least-recently-used first. A sequence releases its last block first, so the end of a prefix is evicted
-before its beginning: without the first block, the rest of a prefix cannot be found.
+Cached blocks are evicted least-recently-used first. A sequence releases its last block first, so the end of a prefix is
+evicted before its beginning: without the first block, the rest of a prefix cannot be found.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 
+from rayloom_engine.core.cache_growth import CacheGrowth
+
 
 class BlockPool:
     """`num_blocks` blocks with reference counts, a prefix index and LRU eviction."""
 
-    def __init__(self, num_blocks: int, unproven: Iterable[int] = ()) -> None:
-        """`unproven`: blocks that may hold a NaN from the time before this pool."""
+    def __init__(self, num_blocks: int, unproven: Iterable[int] = (), num_kept: int | None = None) -> None:
+        """`unproven`: blocks that may hold a NaN from the time before this pool.
+
+        `num_kept`: number of cached blocks up to which the cache takes untouched blocks, see cache_growth.py.
+        """
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
@@ -35,15 +41,27 @@ class BlockPool:
         self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
         self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse all the same: see `vouch`
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
-        # Together the free list. Blocks are taken from the front, which holds the plain block that was freed last and
-        # the cached block that was freed first. An OrderedDict removes any entry in O(1).
-        self._free_plain: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._free_cached: OrderedDict[int, None] = OrderedDict()
+        self._free_plain: list[int] = []  # free blocks that were in use, the one that was freed last at the end
+        self._first_untouched = 0  # this block and all after it
+        self._free_cached: OrderedDict[int, None] = OrderedDict()  # the one that was freed first is evicted first
+        self._growth = CacheGrowth(num_blocks, num_kept)
+
+    def successor(self, unproven: Iterable[int] = ()) -> BlockPool:
+        """Returns a pool in which all blocks are free, after ranks lost their content. Its cache grows from here on.
+
+        `unproven`: blocks that may hold a NaN besides those of this pool.
+        """
+        return BlockPool(self.num_blocks, self.unproven().union(unproven), self._growth.limit)
 
     @property
     def num_free(self) -> int:
         """Number of blocks that can be allocated: free and cached blocks."""
-        return len(self._free_plain) + len(self._free_cached)
+        return len(self._free_plain) + self.num_untouched + len(self._free_cached)
+
+    @property
+    def num_untouched(self) -> int:
+        """Number of blocks that were never allocated."""
+        return self.num_blocks - self._first_untouched
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_counts[block_id]
@@ -53,16 +71,7 @@ class BlockPool:
         assert num <= self.num_free, f"asked for {num} blocks, {self.num_free} free"
         block_ids = []
         for _ in range(num):
-            if self._free_plain:
-                # Take the block that was freed last: its memory is warm. Memory of blocks that were never used is not
-                # touched before it is needed.
-                block_id, _ = self._free_plain.popitem(last=False)
-            else:
-                block_id, _ = self._free_cached.popitem(last=False)
-                evicted = self._hashes[block_id]
-                assert evicted is not None
-                del self._cached[evicted]
-                self._hashes[block_id] = None
+            block_id = self._take()
             self._ref_counts[block_id] = 1
             if block_id in self._unproven:
                 self._to_clear.append(block_id)
@@ -70,6 +79,23 @@ class BlockPool:
             self._vouched.discard(block_id)
             block_ids.append(block_id)
         return block_ids
+
+    def _take(self) -> int:
+        """Removes the block that is best given out from the free ones, and returns it."""
+        if self._free_plain:
+            return self._free_plain.pop()  # the block that was freed last: its memory is warm
+        is_full = self._growth.is_full(len(self._free_cached))
+        if self.num_untouched and not is_full:
+            self._first_untouched += 1
+            return self._first_untouched - 1
+        block_id, _ = self._free_cached.popitem(last=False)
+        evicted = self._hashes[block_id]
+        assert evicted is not None
+        if self.num_untouched:
+            self._growth.lose(evicted)
+        del self._cached[evicted]
+        self._hashes[block_id] = None
+        return block_id
 
     def hold(self, block_ids: Iterable[int]) -> None:
         """Adds a holder to each block. The blocks must be held or cached."""
@@ -93,8 +119,7 @@ class BlockPool:
                 if self._hashes[block_id] is not None:
                     self._free_cached[block_id] = None
                 else:
-                    self._free_plain[block_id] = None
-                    self._free_plain.move_to_end(block_id, last=False)
+                    self._free_plain.append(block_id)
 
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
@@ -129,8 +154,7 @@ class BlockPool:
             self._hashes[block_id] = None
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]
-                self._free_plain[block_id] = None
-                self._free_plain.move_to_end(block_id, last=False)
+                self._free_plain.append(block_id)
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
@@ -148,11 +172,16 @@ class BlockPool:
 
         `own`: blocks that the asking sequence filled itself. It finds these even if they are not held and not proven.
         """
-        found = (self._cached.get(content) for content in hashes)
-        return [
-            None if block_id is not None and self._is_doubtful(block_id) and block_id not in own else block_id
-            for block_id in found
-        ]
+        found: list[int | None] = []
+        has_missed = False
+        for content in hashes:
+            block_id = self._cached.get(content)
+            if block_id is None and not has_missed:
+                has_missed = True
+                self._growth.miss(content)
+            is_offered = block_id is None or block_id in own or not self._is_doubtful(block_id)
+            found.append(block_id if is_offered else None)
+        return found
 
     def _is_doubtful(self, block_id: int) -> bool:
         """True if the block is not held and not proven: its owner ended before finite logits were computed from it."""
@@ -170,11 +199,12 @@ class BlockPool:
             for block_id in table:
                 expected[block_id] += 1
         assert expected == self._ref_counts, f"tables hold {expected}, counts say {self._ref_counts}"
-        free = set(self._free_plain) | set(self._free_cached)
+        untouched = set(range(self._first_untouched, self.num_blocks))
+        free = set(self._free_plain) | untouched | set(self._free_cached)
         held = {block_id for block_id, count in enumerate(self._ref_counts) if count}
         assert not free & held, f"both free and held: {sorted(free & held)}"
         assert len(free) + len(held) == self.num_blocks, f"{len(free)} free + {len(held)} held != {self.num_blocks}"
-        assert len(self._free_plain) + len(self._free_cached) == len(free), "a block is in both free lists"
+        assert self.num_free == len(free), "a block is in two free lists"
         assert {h: b for b, h in enumerate(self._hashes) if h is not None} == self._cached, "index and blocks differ"
-        assert all(self._hashes[block_id] is None for block_id in self._free_plain)
+        assert all(self._hashes[block_id] is None for block_id in (*self._free_plain, *untouched))
         assert all(self._hashes[block_id] is not None for block_id in self._free_cached)

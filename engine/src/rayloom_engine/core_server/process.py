@@ -77,6 +77,7 @@ class CoreProcess:
             self._state.pool = pool
         try:
             model = FoundModel(*find_model(self._config, self._state.begin_phase, has_weights=pool is None))
+            self._state.model_folder = str(model.resolved.path)  # fronts read the tokenizer while the ranks load
             if pool is None:
                 self._serve_alone(model)
             else:

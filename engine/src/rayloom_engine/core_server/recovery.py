@@ -188,6 +188,7 @@ class RecoveryMachine:
             num_blocks=sizes.num_kv_blocks,
             max_model_len=sizes.max_model_len,
             num_step_tokens=loaded[0].num_step_tokens,
+            num_kept_blocks=loaded[0].num_kept_blocks,
         )
         engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch)
         context.folder.keep_sizes(sizes)

@@ -30,6 +30,7 @@ class CoreState:
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # while recovering: the node of the lost rank
     message: str = ""
+    model_folder: str = ""  # of the model's files, once they are found
     model: ServedModel | None = None
     phases: list[PhaseProgress] = field(default_factory=list)
     phase_started: float = 0.0
@@ -131,6 +132,7 @@ class CoreState:
             phases=tuple(self.phases),
             stats=self.stats,
             ranks=self._own_rank(now) if self.pool is None else self.pool.statuses(),
+            model_folder=self.model_folder,
             model=self.model,
             message=self.message,
             lost=self.lost,

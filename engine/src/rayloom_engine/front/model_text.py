@@ -1,4 +1,7 @@
-"""ModelText: the model's tokenizer and chat template. Loaded once the core has sent the path of the model's folder."""
+"""ModelText: the model's tokenizer and chat template, and what the front must know of the model.
+
+A front reads the files as soon as the core has found them. Only then the ranks begin to load, so nobody waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rayloom_engine.common.process import return_free_memory
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.protocol.messages import ServedModel
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
@@ -19,6 +23,28 @@ ENCODE_IN_THREAD_ABOVE_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextFiles:
+    """Everything that a front reads in a model's folder."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    formats: ModelFormats = field(default_factory=ModelFormats)
+    defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
+
+    @classmethod
+    async def load(cls, folder: Path, config: EngineConfig) -> TextFiles:
+        """Reads the files in a thread. Raises ModelError or OSError."""
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
+        formats = await asyncio.to_thread(
+            model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser
+        )
+        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
+        await asyncio.to_thread(return_free_memory)  # reading a tokenizer takes twice the memory that it keeps
+        return cls(tokenizer=tokenizer, template=template, formats=formats, defaults=defaults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelText:
     model: ServedModel
     tokenizer: Tokenizer
@@ -28,16 +54,14 @@ class ModelText:
     kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 
     @classmethod
-    async def load(cls, model: ServedModel, config: EngineConfig) -> ModelText:
-        """Reads the files in a thread. Raises ModelError or OSError."""
-        folder = Path(model.path)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-        formats = await asyncio.to_thread(
-            model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser
+    def of(cls, model: ServedModel, files: TextFiles) -> ModelText:
+        return cls(
+            model=model,
+            tokenizer=files.tokenizer,
+            template=files.template,
+            formats=files.formats,
+            defaults=files.defaults,
         )
-        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
-        return cls(model=model, tokenizer=tokenizer, template=template, formats=formats, defaults=defaults)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.

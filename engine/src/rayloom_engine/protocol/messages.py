@@ -131,7 +131,8 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     phases: tuple[PhaseProgress, ...]
     stats: SchedulerStats
     ranks: tuple[RankReport, ...]
-    model: ServedModel | None = None
+    model_folder: str = ""  # folder of config.json and tokenizer.json, as soon as the core has found the model
+    model: ServedModel | None = None  # once the engine is built
     message: str = ""  # cause of the failure or recovery; else how the KV cache was sized
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank

@@ -6,6 +6,7 @@ finishes nothing for PATIENCE_S, the build at which it stands is given up, and t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,17 +24,21 @@ _SLICE_S = 0.1  # progress is reported after each slice, which is much shorter t
 class Build(Generic[_T]):
     """One object that the thread makes."""
 
-    def __init__(self, make: Callable[[], _T]) -> None:
+    def __init__(self, make: Callable[[], _T], patience: int = 1) -> None:
+        """`patience`: the build is given up after this many times PATIENCE_S."""
         self.make = make
+        self.patience = patience
         self.future: Future[_T] = Future()
+        self.is_begun = False  # given to the thread
         self.is_overdue = False  # given up, unless it ends after all
 
 
 class Builds:
-    """The thread that builds. All methods are called by one other thread."""
+    """The thread that builds. All methods but `begin` are called by one other thread."""
 
     def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
+        self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._num_slices = round(patience_s / _SLICE_S)
         self._clock = clock
@@ -45,8 +50,15 @@ class Builds:
     def start(self, make: Callable[[], _T]) -> Build[_T]:
         """Returns the build of what `make` returns. The thread takes builds in the order of their starts."""
         build = Build(make)
-        self._submit(build)
+        self.begin(build)
         return build
+
+    def begin(self, build: Build[Any]) -> None:
+        """Gives a build to the thread, unless it has it already. May be called by any thread."""
+        with self._lock:
+            if not build.is_begun:
+                self._submit(build)
+                build.is_begun = True
 
     def wait_for(self, build: Build[_T]) -> _T:
         """Returns what the build made, or raises its exception. Raises GrammarFault if the build is given up."""
@@ -67,14 +79,15 @@ class Builds:
     def wait_a_slice(self, build: Build[Any]) -> None:
         """Waits until the build ends, but at most 0.1 s."""
         self.report_progress()
-        self._num_waited += 1
+        self._num_waited += 1 / (self._present or build).patience
         wait([build.future], timeout=_SLICE_S)
         self._check_patience()
 
     def note_wait(self) -> None:
         """Counts the time since the last call as a wait. For each step that does without a build."""
         now = self._clock()
-        self._num_waited += min(1.0, (now - self._noted_at) / _SLICE_S)
+        patience = 1 if self._present is None else self._present.patience
+        self._num_waited += min(1.0, (now - self._noted_at) / _SLICE_S) / patience
         self._noted_at = now
         self._check_patience()
 

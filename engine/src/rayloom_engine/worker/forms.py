@@ -7,6 +7,7 @@ a preemption, a rebuild or a restart of the core, the NewSlot has the generated 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -29,15 +30,21 @@ Ids = npt.NDArray[np.int64]
 # Kept for later sequences, the most recently used ones. A matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
+# Without a step for this time, a rank is idle. A client that waits for the server's readiness sends its first request
+# sooner, and a running batch pauses for milliseconds at most.
+QUIET_S = 1.0
 
 
 class Forms:
     """The vocabulary and the grammars of a rank. They stay when the engine is rebuilt."""
 
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
-        """`load_vocabulary` may raise GrammarFault. It is called on a thread, at once: it takes 0.15 s and more."""
+        """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
         self._builds = Builds()
-        self._vocabulary: Build[Vocabulary] = self._builds.start(load_vocabulary)
+        # No grammar of a client makes it long, so only a machine without time for this process does.
+        self._vocabulary = Build(load_vocabulary, patience=12)
+        self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
+        self._is_watched = False
         self._matchers: OrderedDict[str, Build[Matcher]] = OrderedDict()
         self._endings: OrderedDict[str, Build[Endings]] = OrderedDict()
 
@@ -45,8 +52,29 @@ class Forms:
         """Makes a step that waits for a grammar call `report_progress`."""
         self._builds.report_progress = report_progress
 
+    def load_when_idle(self, progress: Callable[[], object], quiet_s: float = QUIET_S) -> None:
+        """Loads the vocabulary once `progress` has returned the same value for `quiet_s`. Only the first call counts.
+
+        Loading takes 0.15 s, in which no other Python code of the process runs: neither a start nor the streams of
+        others should wait for it.
+        """
+        if self._is_watched:
+            return
+        self._is_watched = True
+
+        def watch() -> None:
+            seen = progress()
+            while not self._has_begun.wait(quiet_s):
+                before = seen
+                seen = progress()
+                if seen == before:
+                    self._load()
+
+        threading.Thread(target=watch, name="vocabulary", daemon=True).start()
+
     def begin(self, params: DecodingParams) -> Form:
         """Returns the form of a sequence, before its first generated token. Its grammar is built on a thread."""
+        self._load()
         matcher = _kept(self._matchers, params.grammar, lambda: self._build(params.grammar))
         after = params.grammar_after
         endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
@@ -58,7 +86,12 @@ class Forms:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to a text. Raises GrammarFault if the tokenizer cannot be used."""
+        self._load()
         return self._builds.wait_for(self._vocabulary).token_bytes(token_id)
+
+    def _load(self) -> None:
+        self._builds.begin(self._vocabulary)
+        self._has_begun.set()
 
     def _build(self, grammar: str) -> Build[Matcher]:
         return self._builds.start(lambda: Matcher.build(self._vocabulary.future.result(), grammar))

@@ -94,6 +94,8 @@ class LoadedRank:
         if self._cache is None or self._cache.num_blocks != num_blocks:
             self._cache = None  # frees its memory before the new cache is allocated
             self._cache = self._allocate(num_blocks)
+        if self._forms is not None:
+            self._forms.load_when_idle(lambda: self.activity.advance)
         self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:

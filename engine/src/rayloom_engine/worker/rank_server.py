@@ -226,6 +226,7 @@ class RankServer:
             num_blocks=rank.kv.num_blocks,
             max_model_len=rank.kv.max_model_len,
             num_step_tokens=rank.num_step_tokens,
+            num_kept_blocks=rank.kv.num_kept_blocks,
             dtype=rank.dtype,
             compute_dtype=rank.compute_dtype,
             hidden_dtype=rank.hidden_dtype,

@@ -10,7 +10,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rayloom_engine.common.process import without_garbage_collection
+from rayloom_engine.common.process import return_free_memory, without_garbage_collection
 from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
@@ -154,6 +154,7 @@ def load_rank(
     loaded = load_model(
         resolved.path, shape, kernels, dtype=choice.dtype, quantization=quantization, part=part, progress=progress
     )
+    return_free_memory()  # that of the matrices as they were read
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
         _CPU_STEP_TOKENS if choice.device.type == "cpu" else _GPU_STEP_TOKENS

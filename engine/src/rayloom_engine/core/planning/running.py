@@ -16,7 +16,7 @@ class RunningSequences:
     """All running sequences. Each has a slot, and blocks for all of its computed tokens."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = BlockPool(config.num_blocks, num_kept=config.num_kept_blocks)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
         self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
@@ -98,7 +98,7 @@ class RunningSequences:
         self._num_of_tenant = Counter()
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
         self._slots_to_free = []
-        self.pool = BlockPool(self._config.num_blocks, unproven | self.pool.unproven())
+        self.pool = self.pool.successor(unproven)
         return left
 
     def take_freed_slots(self) -> tuple[int, ...]:

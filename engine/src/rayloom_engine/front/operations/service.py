@@ -8,17 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_link.core_client import CoreAddress, CoreClient
-from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
-from rayloom_engine.protocol.messages import CoreStatus, ServedModel
+from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import EngineStatus, State
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Service:
         # Uptime uses the monotonic clock, which cannot jump. It counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
+        self.files: TextFiles | None = None  # of the model, once they are read
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
             core,
@@ -134,24 +136,25 @@ class Service:
 
     def _on_status(self, status: CoreStatus) -> None:
         self.metrics.observe_core(status, self.client.core_pid)
-        if status.model is not None and self._loading is None:
-            self._loading = asyncio.create_task(self._load_text(status.model))
+        folder = status.model_folder or (status.model.path if status.model is not None else "")
+        if folder and self._loading is None:
+            self._loading = asyncio.create_task(self._load_files(Path(folder)))
         if status.state == "failed" and not self.lifecycle.failure:
             self.lifecycle.fail(status.message or "the core failed")
             logger.error("the engine failed: %s", self.lifecycle.failure)
         self._update()
 
-    async def _load_text(self, model: ServedModel) -> None:
+    async def _load_files(self, folder: Path) -> None:
         try:
-            self.text = await ModelText.load(model, self.config)
+            self.files = await TextFiles.load(folder, self.config)
         except (ModelError, OSError) as error:
             logger.error("%s", error)
             self._give_up(str(error))
         except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
-            logger.exception("cannot load the tokenizer in %s", model.path)
-            self._give_up(f"cannot load the tokenizer in {model.path}: {type(error).__name__}: {error}")
+            logger.exception("cannot load the tokenizer in %s", folder)
+            self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
         else:
-            if words := self.text.defaults.words():
+            if words := self.files.defaults.words():
                 logger.info(
                     "requests that leave settings out get those of the model's generation_config.json: %s; "
                     "--generation-config none turns this off",
@@ -167,6 +170,9 @@ class Service:
         """Updates the lifecycle from the states of the core and the tokenizer."""
         lifecycle = self.lifecycle
         lifecycle.is_core_serving = self.client.is_core_serving
+        model = self.client.status.model if self.client.status is not None else None
+        if self.text is None and self.files is not None and model is not None:
+            self.text = ModelText.of(model, self.files)
         if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:
             lifecycle.become_ready()
             logger.info("ready: %s at %s", self.config.api_model_name, self._api_url)
@@ -186,4 +192,4 @@ class Service:
             return core.message + where + (f"; at {core.phases[-1].name}" if core.phases else "")
         if not self.client.is_core_serving and core is not None and core.phases:
             return f"the core is at {core.phases[-1].name}"
-        return "loading the tokenizer" if self.text is None else "the core is starting"
+        return "loading the tokenizer" if self.files is None else "the core is starting"
