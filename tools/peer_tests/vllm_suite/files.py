@@ -37,6 +37,7 @@ NOT_APPLICABLE = {
     "test_parsable_context.py": "needs a server of tools in the network",
     "stateful": "stored responses: this server keeps no state",
     "_lora": "adapters",
+    "-lora": "adapters",
 }
 
 # A part of a test's id -> the cause of a failure that vLLM does not have.
