@@ -1,7 +1,8 @@
 """SGLang's checks as tests for pytest. It runs in the environment of clients, with PEER_TESTS_SGLANG on the path.
 
 SGLang's own test files start its server on a GPU and call these checks. Here a server of ours takes the server's place.
-The modules are loaded as they are; the names that they import from SGLang's engine are replaced.
+The modules are loaded as they are; the names that they import from SGLang's engine are replaced. The reason of a stop,
+`stop_reason` here and in vLLM, is shown to them by SGLang's name, `matched_stop`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,19 @@ def _load() -> tuple[Any, Any, Any]:
 
 _TOOLS, _STOPS, _JSON = _load()
 _StopChecks: Any = _STOPS.MatchedStopMixin
-_JsonChecks: Any = _JSON.TestJSONConstrainedMixin
+_JsonChecks: Any = _JSON.JSONConstrainedMixin
+
+
+def _post(url: str, json: Any) -> Any:
+    """Returns the answer to a request with SGLang's name for the reason of a stop."""
+    document = _HTTP.post(url, json=json).json()
+    for choice in document.get("choices", ()):
+        choice["matched_stop"] = choice["stop_reason"]
+    return types.SimpleNamespace(json=lambda: document)
+
+
+_HTTP: Any = _STOPS.requests
+_STOPS.requests = types.SimpleNamespace(post=_post)
 
 
 @pytest.fixture(scope="module", autouse=True)
