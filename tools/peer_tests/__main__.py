@@ -53,7 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, help="folder of the results; default: in the cache")
     parser.add_argument("-k", default="", help="only tests whose names match, as in pytest")
     parser.add_argument("--resume", action="store_true", help="keep our results of an interrupted run, too")
-    parser.add_argument("--retry-lost", action="store_true", help="run a peer's tests again that lost their server")
+    parser.add_argument("--retry-lost", action="store_true", help="run tests again that lost their server")
     parser.add_argument("--needed", action="store_true", help="run on the peer only the tests that fail on our server")
     parser.add_argument("--page", type=Path, help="write the tables and the tests that are owed into this file")
     return parser.parse_args()
@@ -64,13 +64,13 @@ def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> Non
     files: Sequence[str] = options.files or suite.files
     servers = options.servers.split(",")
     words = ("-k", options.k) if options.k else ()
+    if options.retry_lost:
+        num_lost = sum(forget_lost(place.results_of(server)) for server in servers)
+        _say(f"{suite.name}: {num_lost} tests that lost their server run again")
     if RAYLOOM in servers:
         _say(f"{suite.name}: our server")
         run_column(suite.column(RAYLOOM, files, place), resume=options.resume, words=words)
     if PEER in servers and suite.has_peer:
-        results = place.results_of(PEER)
-        if options.retry_lost:
-            _say(f"{suite.name}: {forget_lost(results)} results are lost")
         column = suite.column(PEER, files, place)
         failed = [test for test, result in _read(place.results_of(RAYLOOM)).items() if result.outcome == "failed"]
         _say(f"{suite.name}: the peer, {len(failed)} tests that fail on our server")

@@ -15,6 +15,7 @@ from pathlib import Path
 # Failures of tests whose server was gone or too slow. They say nothing about the server's answers.
 _LOST = re.compile(
     r"Connection error|ConnectionError|APITimeoutError|Timeout \(?>|failed to start in time|exited unexp"
+    r"|KeyboardInterrupt|SystemExit"
 )
 
 

@@ -54,11 +54,16 @@ def our_command(engine: str, weights: str, server: Any, folder: str) -> list[str
     return command
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Replaces a package that the conftest's imports need, and that only downloads of models use."""
+    sys.modules["wget"] = types.ModuleType("wget")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     sys.path.insert(0, str(config.rootpath))
     for marker in ("slow", "serial"):
         config.addinivalue_line("markers", marker)
-    sys.modules["wget"] = types.ModuleType("wget")  # only downloads of models use it
     utils: Any = importlib.import_module("utils")
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     process = utils.ServerProcess
