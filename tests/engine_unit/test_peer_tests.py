@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from peer_tests.common.column import forget_lost
+from peer_tests.common.column import Column, forget_lost, run_column
 from peer_tests.comparison import Comparison, Result, compare, listed, read_results, table
 from peer_tests.llama_cpp_suite import plugin as llama_cpp_plugin
 from peer_tests.vllm_suite.plugin import kept_flags, our_command, vllm_command
@@ -113,3 +116,38 @@ def test_a_test_that_our_server_never_reached_is_owed_and_one_that_cannot_apply_
     both = compared({}, theirs, not_applicable={"test_mcp_tools.py": "needs a server of tools"})
     assert both == [Comparison("tests/a.py::one", Result("absent"), Result("passed"))]
     assert both[0].is_owed
+
+
+def test_an_interrupted_column_continues_with_the_tests_that_have_no_result(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "from peer_tests.common import recorder\n"
+        "def test_right():\n    recorder.mark_served()\n"
+        "def test_wrong():\n    assert 1 == 2\n"
+        "def test_last():\n    if 'ENDS' in os.environ: os._exit(1)\n"
+    )
+    results = tmp_path / "peer.jsonl"
+
+    def run(variables, only=None):
+        column = Column(
+            python=Path(sys.executable),
+            root=tmp_path,
+            files=["test_it.py"],
+            plugins=["pytest_timeout"],
+            variables=os.environ | variables | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            results=results,
+            test_seconds=60,
+        )
+        run_column(column, resume=True, only=only)
+        return {test: result.outcome for test, result in read_results(results.read_text().splitlines()).items()}
+
+    assert run({"ENDS": "1"}) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
+    num_lines = len(results.read_text().splitlines())
+    # The new run has started no server, so the last test is recorded as one that no server answered.
+    others = ["test_it.py::test_wrong", "test_it.py::test_last"]
+    assert run({}, only=others) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
+    new = [json.loads(each) for each in results.read_text().splitlines()[num_lines:]]
+    assert [(each["test"], each["outcome"]) for each in new] == [
+        ("test_it.py::test_last", "started"),
+        ("test_it.py::test_last", "unserved"),
+    ]

@@ -27,8 +27,13 @@ FILES = (
     "unit/test_stream.py",
     "unit/test_tool_call.py",
 )
-NOT_APPLICABLE: dict[str, str] = {}
-EXCEPTIONS: dict[str, str] = {}
+NOT_APPLICABLE = {
+    "test_no_ui": "llama.cpp's own page at /",
+    "test_server_model_aliases_and_tags": "llama.cpp's own fields of the list of models",
+}
+EXCEPTIONS = {
+    "test_server_multiple_addresses": "gives several addresses in --host, a setting of llama.cpp",
+}
 
 
 def llama_cpp_suite() -> Suite:
