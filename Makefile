@@ -90,7 +90,7 @@ bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes 
 bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (20 minutes); ARGS="--short --parts step,peers"
 	$(BIN)/rayloom-engine bench pages --page docs/benchmarks $(ARGS)
 
-peer-tests: $(LIBRARY) ## Run vLLM's own tests of its API on our server and on vLLM, and compare (half an hour); ARGS="--servers rayloom -k chat"
+peer-tests: $(LIBRARY) ## Run the tests of vLLM, SGLang and llama.cpp on our server and on theirs (an hour, once); ARGS="--suites vllm --servers rayloom -k chat"
 	@PYTHONPATH=tools $(BIN)/python -m peer_tests $(ARGS)
 
 cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: without nodes, MODE=full: two nodes and the images (default)

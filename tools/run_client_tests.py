@@ -2,6 +2,9 @@
 
 The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
 clients need other versions of packages than the server, so they cannot be in `.venv`.
+
+The server has the built-in model, with the chat template in tests/clients. The model's own template is the same, but it
+cannot ask for reasoning.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import tempfile
 from pathlib import Path
 
 from rayloom_bench.peers.engines.installation import installed, make_environment, pip
-from rayloom_engine.models.checkpoint.source import cache_folder
-from rt_server import running_server
+from rayloom_engine.models.checkpoint.source import cache_folder, resolve
+from rt_server import RunningServer, running_server
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "clients"
 REQUIREMENTS = FOLDER / "requirements.txt"
 CONSTRAINTS = FOLDER / "constraints.txt"
+TEMPLATE = FOLDER / "chat_template.jinja"
 MODEL = "smollm2"  # the name in docs/clients.md
 # No client may ask a host for prices or send it traces.
 QUIET = {
@@ -43,19 +47,34 @@ def client_environment(cache: Path) -> Path:
     return installed(folder, install, what="the clients", log=print) / "bin" / "python"
 
 
+def model_that_reasons(folder: Path) -> Path:
+    """Returns `folder` with links to the built-in model's files and the chat template of the tests."""
+    folder.mkdir()
+    for path in resolve("builtin://smollm2-135m").path.iterdir():
+        if path.is_file():
+            (folder / path.name).symlink_to(path.resolve())
+    (folder / TEMPLATE.name).write_bytes(TEMPLATE.read_bytes())
+    return folder
+
+
 def main(arguments: list[str]) -> int:
     python = client_environment(cache_folder(os.environ))
-    settings = ("--dtype", "float32", "--max-model-len", "4096", "--served-model-name", MODEL)
-    with (
-        tempfile.TemporaryDirectory(prefix="rayloom-clients-") as folder,
-        running_server(Path(folder), *settings) as server,
-    ):
-        command: list[str | Path] = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
-        others = ("PYTHONPATH", "VIRTUAL_ENV")
-        environment = {name: value for name, value in os.environ.items() if name not in others}
-        code = subprocess.run(command, env=environment | QUIET | {"RAYLOOM_URL": server.api_url}).returncode
-        if code != 0:
-            print(f"the end of the server's log:\n{server.log_text()[-3000:]}")
+    with tempfile.TemporaryDirectory(prefix="rayloom-clients-") as name:
+        folder = Path(name)
+        model = model_that_reasons(folder / "model")
+        settings = ["--model", str(model), "--dtype", "float32", "--max-model-len", "4096"]
+        with running_server(folder, *settings, "--served-model-name", MODEL) as server:
+            return _run_tests(python, server, arguments)
+
+
+def _run_tests(python: Path, server: RunningServer, arguments: list[str]) -> int:
+    """Returns the exit code of the tests. Prints the end of the server's log if they fail."""
+    command: list[str | Path] = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", FOLDER, *arguments]
+    others = ("PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if name not in others}
+    code = subprocess.run(command, env=environment | QUIET | {"RAYLOOM_URL": server.api_url}).returncode
+    if code != 0:
+        print(f"the end of the server's log:\n{server.log_text()[-3000:]}")
     return code
 
 

@@ -14,6 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
 ANSWER = "The capital of France is Paris."
+# With these variables chat_template.jinja shows the model two answers with reasoning, and opens the reasoning.
+THINK = {"enable_thinking": True}
+REASONING = "They ask for the capital of France."
+REASONING_TOKENS = 12  # with both tags
 # Holds the JSON of a folder, so that the model ends the recursion.
 DESCRIBE = 'Copy this JSON, or describe a person as JSON: {"name": "etc", "folders": []}'
 
@@ -87,6 +91,8 @@ TOOLS = [
 ]
 PARAMETERS = {"weather": WEATHER_PARAMETERS, "time": TIME_PARAMETERS}
 ASK_TOOL = "How is the weather in Paris for 3 days?"
+ASK_TWO_TOOLS = "How is the weather in Paris for 3 days, and what is the time in CET?"
+TWO_CALLS = [("weather", {"city": "Paris", "days": 3}), ("time", {"zone": "CET"})]
 
 
 def check_call(name: str, arguments: str | dict[str, Any]) -> None:

@@ -7,7 +7,18 @@ from typing import Any
 
 import anthropic
 import pytest
-from client_shapes import ANSWER, ASK_TOOL, MODEL, PARAMETERS, QUESTION, check_call
+from client_shapes import (
+    ANSWER,
+    ASK_TOOL,
+    ASK_TWO_TOOLS,
+    MODEL,
+    PARAMETERS,
+    QUESTION,
+    REASONING,
+    REASONING_TOKENS,
+    TWO_CALLS,
+    check_call,
+)
 
 TOOLS = [{"name": name, "description": name, "input_schema": schema} for name, schema in PARAMETERS.items()]
 
@@ -58,6 +69,31 @@ def test_a_forced_call_whole_and_streamed(client: anthropic.Anthropic, choice: A
     with client.messages.stream(**asked) as stream:
         streamed = [block for block in stream.get_final_message().content if block.type == "tool_use"]
     assert [(call.name, call.input) for call in streamed] == [(call.name, call.input) for call in calls]
+
+
+@pytest.mark.feature("parallel tools")
+def test_two_calls_whole_and_streamed(client: anthropic.Anthropic) -> None:
+    asked = fields(ASK_TWO_TOOLS, tools=TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": False})
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        calls = [block for block in message.content if block.type == "tool_use"]
+        assert [(call.name, call.input) for call in calls] == TWO_CALLS
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_is_a_block_of_thinking(client: anthropic.Anthropic) -> None:
+    asked = fields(QUESTION, max_tokens=1100, thinking={"type": "enabled", "budget_tokens": 1024})
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        deltas = [event.delta for event in stream if event.type == "content_block_delta"]
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        thinking, text = message.content
+        assert (thinking.type, thinking.thinking, text.type, text.text) == ("thinking", REASONING, "text", ANSWER)
+    assert "".join(delta.thinking for delta in deltas if delta.type == "thinking_delta") == REASONING
+    assert whole.usage.output_tokens_details.thinking_tokens == REASONING_TOKENS
 
 
 @pytest.mark.feature("tools")

@@ -5,7 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from client_shapes import ANSWER, ASK_TOOL, DESCRIBE, MODEL, QUESTION, TOOLS, Folder, Large, Person, check_call
+from client_shapes import (
+    ANSWER,
+    ASK_TOOL,
+    ASK_TWO_TOOLS,
+    DESCRIBE,
+    MODEL,
+    QUESTION,
+    REASONING,
+    THINK,
+    TOOLS,
+    TWO_CALLS,
+    Folder,
+    Large,
+    Person,
+    check_call,
+)
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -73,3 +88,25 @@ def test_responses(base_url: str) -> None:
     model = made(base_url, use_responses_api=True)
     assert model.invoke(QUESTION).text == ANSWER
     assert "".join(chunk.text for chunk in model.stream(QUESTION)) == ANSWER
+
+
+@pytest.mark.feature("parallel tools")
+@pytest.mark.parametrize("uses_responses", [False, True], ids=["chat", "responses"])
+def test_two_calls_whole_and_streamed(base_url: str, uses_responses: bool) -> None:
+    model = made(base_url, use_responses_api=uses_responses)
+    bound = model.bind_tools(TOOLS, tool_choice="any", parallel_tool_calls=True)
+    whole = bound.invoke(ASK_TWO_TOOLS)
+    assert [(call["name"], call["args"]) for call in whole.tool_calls] == TWO_CALLS
+    joined, *others = list(bound.stream(ASK_TWO_TOOLS))
+    for chunk in others:
+        joined += chunk
+    assert [(call["name"], call["args"]) for call in joined.tool_calls] == TWO_CALLS
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_of_a_response_is_a_block(base_url: str) -> None:
+    model = made(base_url, use_responses_api=True, extra_body={"chat_template_kwargs": THINK})
+    message = model.invoke(QUESTION)
+    assert [block["type"] for block in message.content] == ["reasoning", "text"]
+    assert message.content[0]["content"][0]["text"] == REASONING
+    assert message.text == ANSWER

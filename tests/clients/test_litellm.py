@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import litellm
 import pytest
-from client_shapes import ANSWER, ASK_TOOL, DESCRIBE, MODEL, QUESTION, TOOLS, Folder, Large, Person, check_call
+from client_shapes import (
+    ANSWER,
+    ASK_TOOL,
+    ASK_TWO_TOOLS,
+    DESCRIBE,
+    MODEL,
+    QUESTION,
+    REASONING,
+    THINK,
+    TOOLS,
+    TWO_CALLS,
+    Folder,
+    Large,
+    Person,
+    check_call,
+)
 from pydantic import BaseModel
 
 
@@ -59,3 +75,23 @@ def test_a_streamed_call_is_the_whole_one(base_url: str) -> None:
 def test_response_format(base_url: str, shape: type[BaseModel]) -> None:
     text = complete(base_url, DESCRIBE, response_format=shape).choices[0].message.content
     assert isinstance(shape.model_validate_json(text), shape)
+
+
+@pytest.mark.feature("parallel tools")
+def test_two_calls_whole_and_streamed(base_url: str) -> None:
+    fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": True}
+    whole = complete(base_url, ASK_TWO_TOOLS, **fields)
+    built = litellm.stream_chunk_builder(list(complete(base_url, ASK_TWO_TOOLS, **fields, stream=True)))
+    for answer in (whole, built):
+        calls = answer.choices[0].message.tool_calls
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == TWO_CALLS
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_is_apart_from_the_content(base_url: str) -> None:
+    message = complete(base_url, QUESTION, extra_body={"chat_template_kwargs": THINK}).choices[0].message
+    assert (message.reasoning_content, message.content) == (REASONING, ANSWER)
+    stream = complete(base_url, QUESTION, extra_body={"chat_template_kwargs": THINK}, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REASONING
+    assert "".join(delta.content or "" for delta in deltas) == ANSWER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +11,16 @@ import pytest
 from client_shapes import (
     ANSWER,
     ASK_TOOL,
+    ASK_TWO_TOOLS,
     DESCRIBE,
     LARGE_BYTES,
     MODEL,
     QUESTION,
+    REASONING,
+    REASONING_TOKENS,
+    THINK,
     TOOLS,
+    TWO_CALLS,
     Folder,
     Large,
     Person,
@@ -36,6 +42,16 @@ def client(base_url: str) -> Iterator[openai.OpenAI]:
 
 def chat(client: openai.OpenAI, messages: list[Any], **fields: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=64, **fields)
+
+
+def joined_calls(stream: Any) -> list[tuple[str, str]]:
+    """Returns name and arguments of each call in the deltas of a stream."""
+    calls: dict[int, tuple[str, str]] = {}
+    for chunk in stream:
+        for piece in chunk.choices[0].delta.tool_calls or ():
+            name, arguments = calls.get(piece.index, ("", ""))
+            calls[piece.index] = (name + (piece.function.name or ""), arguments + (piece.function.arguments or ""))
+    return [calls[index] for index in sorted(calls)]
 
 
 @pytest.mark.feature("chat")
@@ -79,13 +95,19 @@ def test_without_parallel_calls_there_is_one(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_a_streamed_call_is_the_whole_one(client: openai.OpenAI, choice: Any) -> None:
     whole = chat(client, CALL, tools=TOOLS, tool_choice=choice).choices[0].message.tool_calls
-    calls: dict[int, list[str]] = {}
-    for chunk in chat(client, CALL, tools=TOOLS, tool_choice=choice, stream=True):
-        for piece in chunk.choices[0].delta.tool_calls or ():
-            call = calls.setdefault(piece.index, ["", ""])
-            call[0] += piece.function.name or ""
-            call[1] += piece.function.arguments or ""
-    assert [calls[index] for index in sorted(calls)] == [[c.function.name, c.function.arguments] for c in whole]
+    streamed = joined_calls(chat(client, CALL, tools=TOOLS, tool_choice=choice, stream=True))
+    assert streamed == [(call.function.name, call.function.arguments) for call in whole]
+
+
+@pytest.mark.feature("parallel tools")
+def test_two_calls_whole_and_streamed(client: openai.OpenAI) -> None:
+    fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": True}
+    ask = [{"role": "user", "content": ASK_TWO_TOOLS}]
+    calls = chat(client, ask, **fields).choices[0].message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == TWO_CALLS
+    assert len({call.id for call in calls}) == 2
+    streamed = joined_calls(chat(client, ask, **fields, stream=True))
+    assert streamed == [(call.function.name, call.function.arguments) for call in calls]
 
 
 @pytest.mark.feature("tools")
@@ -97,6 +119,25 @@ def test_the_result_of_a_tool_is_answered(client: openai.OpenAI) -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "It is noon."},
     ]
     assert chat(client, messages, tools=TOOLS).choices[0].message.content
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_of_a_chat_is_apart_from_its_content(client: openai.OpenAI) -> None:
+    thinks = {"chat_template_kwargs": THINK}
+    completion = chat(client, ASK, extra_body=thinks)
+    message = completion.choices[0].message
+    assert (message.reasoning_content, message.reasoning, message.content) == (REASONING, REASONING, ANSWER)
+    assert completion.usage.completion_tokens_details.reasoning_tokens == REASONING_TOKENS
+    deltas = [chunk.choices[0].delta for chunk in chat(client, ASK, extra_body=thinks, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REASONING
+    assert "".join(delta.content or "" for delta in deltas) == ANSWER
+
+
+@pytest.mark.feature("reasoning")
+def test_a_shape_begins_after_the_reasoning(client: openai.OpenAI) -> None:
+    fields = {"chat_template_kwargs": THINK, "structured_outputs": {"choice": ["Paris", "Rome"]}}
+    message = chat(client, ASK, extra_body=fields).choices[0].message
+    assert (message.reasoning_content, message.content) == (REASONING, "Paris")
 
 
 @pytest.mark.feature("structured output")
@@ -164,3 +205,28 @@ def test_a_response_calls_a_tool(client: openai.OpenAI) -> None:
 def test_a_response_has_a_shape(client: openai.OpenAI) -> None:
     response = client.responses.parse(model=MODEL, input=DESCRIBE, text_format=Person, temperature=0)
     assert isinstance(response.output_parsed, Person)
+
+
+@pytest.mark.feature("parallel tools")
+def test_a_response_makes_two_calls_whole_and_streamed(client: openai.OpenAI) -> None:
+    fields: Any = {"tools": RESPONSE_TOOLS, "tool_choice": "required", "parallel_tool_calls": True, "temperature": 0}
+    response = client.responses.create(model=MODEL, input=ASK_TWO_TOOLS, **fields)
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == TWO_CALLS
+    stream = client.responses.create(model=MODEL, input=ASK_TWO_TOOLS, **fields, stream=True)
+    ends = [event for event in stream if event.type == "response.function_call_arguments.done"]
+    assert [event.arguments for event in ends] == [call.arguments for call in calls]
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_of_a_response_is_an_item(client: openai.OpenAI) -> None:
+    fields: Any = {"reasoning": {"effort": "low"}, "extra_body": {"chat_template_kwargs": THINK}, "temperature": 0}
+    response = client.responses.create(model=MODEL, input=QUESTION, **fields)
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output[0].content[0].text == REASONING
+    assert response.output_text == ANSWER
+    assert response.usage.output_tokens_details.reasoning_tokens == REASONING_TOKENS
+    events = list(client.responses.create(model=MODEL, input=QUESTION, **fields, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+    assert "".join(deltas) == REASONING
+    assert events[-1].response.output_text == ANSWER

@@ -1,15 +1,27 @@
-"""`make peer-tests`: the flags that servers get, and the comparison of results, on lines written by hand."""
+"""`make peer-tests`: the flags and paths that servers get, and the comparison of results, on lines written by hand."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-from peer_tests.comparison import Comparison, Result, compare, owed, read_results, table
-from peer_tests.pytest_plugin import kept_flags, our_command, vllm_command
+import pytest
+
+from peer_tests.common.column import Column, forget_lost, run_column
+from peer_tests.comparison import Comparison, Result, compare, listed, read_results, table
+from peer_tests.llama_cpp_suite import plugin as llama_cpp_plugin
+from peer_tests.vllm_suite.plugin import kept_flags, our_command, vllm_command
 
 
 def line(test, outcome, message="", when="call"):
     return json.dumps({"test": test, "when": when, "outcome": outcome, "message": message})
+
+
+def compared(ours, theirs, not_applicable=None, exceptions=None):
+    return compare(ours, theirs, not_applicable=not_applicable or {}, exceptions=exceptions or {})
 
 
 def test_flags_of_other_models_and_hardware_are_left_out_and_the_context_is_cut_to_the_models():
@@ -19,7 +31,7 @@ def test_flags_of_other_models_and_hardware_are_left_out_and_the_context_is_cut_
 
 def test_our_server_gets_keys_in_a_file_and_flags_by_its_own_names(tmp_path):
     flags = ["--api-key", "secret", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
-    command = our_command("/bin/rayloom-engine", "org/model", flags, str(tmp_path))
+    command = our_command("/bin/rayloom-engine", "/weights", "org/model", flags, str(tmp_path))
     assert command[-4:] == ["--tool-parser", "hermes", "--api-key-file", str(tmp_path / "api-keys")]
     assert (tmp_path / "api-keys").read_text() == "secret\n"
     assert "org/model" in command and "--enable-auto-tool-choice" not in command
@@ -28,9 +40,32 @@ def test_our_server_gets_keys_in_a_file_and_flags_by_its_own_names(tmp_path):
 def test_vllm_gets_its_own_flags_and_the_same_weights():
     command = vllm_command("/weights", "org/model", ["--enable-auto-tool-choice", "--load-format", "dummy"])
     assert command == [
-        *("vllm", "serve", "/weights", "--served-model-name", "org/model", "--dtype", "float32"),
+        *("vllm", "serve", "/weights", "--served-model-name", "org/model", "--dtype", "float32", "--enforce-eager"),
         "--enable-auto-tool-choice",
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/health", "/health"),
+        ("/completion", None),
+        ("/completions", None),
+        ("/v1/stream?conv=1", None),
+        ("/props", None),
+    ],
+)
+def test_only_paths_of_shared_apis_reach_our_server(path, ours):
+    assert llama_cpp_plugin.our_path(path) == ours
+
+
+def test_the_context_of_llama_cpp_is_divided_among_its_slots():
+    settings = {"n_ctx": 512, "n_slots": 2, "kv_unified": False, "api_key": None, "model_alias": "tinyllama-2"}
+    server = SimpleNamespace(**settings, server_host="127.0.0.1", server_port=8080)
+    command = llama_cpp_plugin.our_command("/bin/rayloom-engine", "/weights", server, "/unused")
+    assert command[-6:] == ["--served-model-name", "tinyllama-2", "--max-model-len", "256", "--max-num-seqs", "2"]
 
 
 def test_a_test_has_failed_if_its_teardown_has():
@@ -39,16 +74,80 @@ def test_a_test_has_failed_if_its_teardown_has():
     assert read_results(reversed(lines)) == {"tests/a.py::t": Result("failed", "boom")}
 
 
-def test_only_what_vllm_passes_is_owed():
+def test_the_last_run_of_a_test_counts_and_an_interrupted_one_has_no_result():
+    failed, started, passed = (
+        line("a.py::t", "failed"),
+        line("a.py::t", "started", when="start"),
+        line("a.py::t", "passed"),
+    )
+    assert read_results([started, failed, started, passed]) == {"a.py::t": Result("passed")}
+    assert read_results([started, passed, started]) == {}
+
+
+def test_a_test_that_lost_its_server_is_forgotten_and_one_that_got_a_wrong_answer_is_not(tmp_path):
+    results = tmp_path / "peer.jsonl"
+    kept = [line("a.py::wrong", "started"), line("a.py::wrong", "failed", "assert 1 == 2")]
+    lost = [line("a.py::lost", "started"), line("a.py::lost", "failed", "openai.APIConnectionError: Connection error.")]
+    results.write_text("\n".join([*kept, *lost]))
+    assert forget_lost(results) == 1
+    assert results.read_text().splitlines() == kept
+
+
+def test_only_what_the_peer_passes_is_owed():
     ours = {"tests/a.py::one": Result("failed", "x\nassert 1 == 2"), "tests/a.py::two": Result("failed")}
     theirs = {"tests/a.py::one": Result("passed"), "tests/a.py::two": Result("failed")}
-    compared = compare(ours, theirs)
-    assert [each.is_owed for each in compared] == [True, False]
-    assert owed(compared) == "- `a.py::one`: assert 1 == 2"
-    assert table(compared).splitlines()[-1] == "| **all** | 2 | 0 | 1 | 1 |"
+    both = compared(ours, theirs)
+    assert [each.is_owed for each in both] == [True, False]
+    assert listed(both) == "Owed: only the peer passes:\n\n- `a.py::one`: assert 1 == 2"
+    assert table(both, "vllm").splitlines()[-1] == "| **all** | 2 | 0 | 1 | 1 | 0 |"
+
+
+def test_an_exception_is_listed_with_its_cause_and_not_owed():
+    both = compared(
+        {"a.py::one": Result("failed")}, {"a.py::one": Result("passed")}, exceptions={"a.py::one": "reads its log"}
+    )
+    assert not both[0].is_owed
+    assert listed(both) == "Exceptions, with causes:\n\n- `a.py::one`: reads its log"
+    assert table(both, "vllm").splitlines()[-1] == "| **all** | 1 | 0 | 1 | 0 | 1 |"
 
 
 def test_a_test_that_our_server_never_reached_is_owed_and_one_that_cannot_apply_is_not_listed():
     theirs = {"tests/a.py::one": Result("passed"), "tests/responses/test_mcp_tools.py::two": Result("passed")}
-    assert compare({}, theirs) == [Comparison("tests/a.py::one", Result("absent"), Result("passed"))]
-    assert compare({}, theirs)[0].is_owed
+    both = compared({}, theirs, not_applicable={"test_mcp_tools.py": "needs a server of tools"})
+    assert both == [Comparison("tests/a.py::one", Result("absent"), Result("passed"))]
+    assert both[0].is_owed
+
+
+def test_an_interrupted_column_continues_with_the_tests_that_have_no_result(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "from peer_tests.common import recorder\n"
+        "def test_right():\n    recorder.mark_served()\n"
+        "def test_wrong():\n    assert 1 == 2\n"
+        "def test_last():\n    if 'ENDS' in os.environ: os._exit(1)\n"
+    )
+    results = tmp_path / "peer.jsonl"
+
+    def run(variables, only=None):
+        column = Column(
+            python=Path(sys.executable),
+            root=tmp_path,
+            files=["test_it.py"],
+            plugins=["pytest_timeout"],
+            variables=os.environ | variables | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            results=results,
+            test_seconds=60,
+        )
+        run_column(column, resume=True, only=only)
+        return {test: result.outcome for test, result in read_results(results.read_text().splitlines()).items()}
+
+    assert run({"ENDS": "1"}) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
+    num_lines = len(results.read_text().splitlines())
+    # The new run has started no server, so the last test is recorded as one that no server answered.
+    others = ["test_it.py::test_wrong", "test_it.py::test_last"]
+    assert run({}, only=others) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
+    new = [json.loads(each) for each in results.read_text().splitlines()[num_lines:]]
+    assert [(each["test"], each["outcome"]) for each in new] == [
+        ("test_it.py::test_last", "started"),
+        ("test_it.py::test_last", "unserved"),
+    ]

@@ -150,7 +150,10 @@ def test_top_k_is_never_more_than_the_vocabulary() -> None:
 def test_prompt_ids_without_an_embedding_are_named(token_id: int) -> None:
     check_token_ids([0, 49], 50)
     check_token_ids([], 50)
-    with pytest.raises(RequestError, match=rf"prompt has token id {token_id}, but the model's ids go from 0 to 49"):
+    with pytest.raises(
+        RequestError,
+        match=rf"prompt has token id {token_id}, which is out of vocabulary: the model's 50 ids go from 0 to 49",
+    ):
         check_token_ids([0, token_id, 49], 50)
 
 

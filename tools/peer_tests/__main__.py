@@ -1,86 +1,102 @@
-"""`python -m peer_tests`: runs vLLM's tests against our server and against vLLM, and prints both columns."""
+"""`python -m peer_tests`: runs peers' tests of the API against our server and against the peers, and compares."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from peer_tests.comparison import Result, compare, owed, read_results, table
-from peer_tests.pytest_plugin import RAYLOOM
-from peer_tests.suites import FILES
-from peer_tests.vllm_source import source
-from rayloom_bench.peers.engines import vllm_cpu
+from peer_tests.common.column import forget_lost, run_column
+from peer_tests.common.suite import RAYLOOM, Place, Suite
+from peer_tests.comparison import Comparison, Result, compare, listed, read_results, table
+from peer_tests.llama_cpp_suite.suite import llama_cpp_suite
+from peer_tests.sglang_suite.suite import sglang_suite
+from peer_tests.vllm_suite.suite import vllm_suite
 from rayloom_bench.peers.engines.installation import PeerMissing, peers_folder
-from rayloom_engine.models.checkpoint.source import resolve
 
-VLLM = "vllm"
-TEST_SECONDS = 240  # includes the start of the server, if a test is the first of its file
-MODEL = "builtin://smollm2-135m"
+SUITES = {suite.name: suite for suite in (vllm_suite(), sglang_suite(), llama_cpp_suite())}
+PEER = "peer"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="peer_tests", description=__doc__)
-    parser.add_argument("--servers", default=f"{RAYLOOM},{VLLM}", help="which servers to test; others keep results")
-    parser.add_argument("--files", nargs="*", default=FILES, help="files below vLLM's folder `tests`")
-    parser.add_argument("--results", type=Path, help="folder of the results; default: in the cache")
-    parser.add_argument("-k", default="", help="only tests whose names match, as in pytest")
-    parser.add_argument("--page", type=Path, help="write the table and the tests that are owed into this file")
-    options = parser.parse_args()
-    parent = peers_folder(os.environ)
-    version = platform.python_version_tuple()
-    try:
-        vllm = vllm_cpu.install(parent, python_tag=f"py{version[0]}.{version[1]}", log=_say)
-        tests = source(parent, vllm / "venv" / "bin" / "python", log=_say)
-    except PeerMissing as error:
-        _say(str(error))
-        return 1
-    results = options.results or parent / "peer-test-results"
-    results.mkdir(parents=True, exist_ok=True)
-    for server in options.servers.split(","):
-        _run(server, vllm, tests, results / f"{server}.jsonl", options)
-    comparisons = compare(_read(results / f"{RAYLOOM}.jsonl"), _read(results / f"{VLLM}.jsonl"))
-    text = f"{table(comparisons)}\n\n{owed(comparisons)}\n"
+    options = _options()
+    cache = peers_folder(os.environ)
+    pages = []
+    num_owed = 0
+    for name in options.suites.split(","):
+        suite = SUITES[name]
+        results = (options.results or cache / "peer-test-results") / f"{suite.name}-{suite.version}"
+        results.mkdir(parents=True, exist_ok=True)
+        place = Place(cache=cache, results=results, log=_say)
+        try:
+            _run_columns(suite, place, options)
+        except PeerMissing as error:
+            _say(str(error))
+            return 1
+        comparisons = _comparisons(suite, place, options.k)
+        num_owed += sum(each.is_owed for each in comparisons)
+        pages.append(_page(suite, comparisons))
+    text = "\n\n".join(pages) + "\n"
     print(text)
     if options.page is not None:
         options.page.write_text(text, encoding="utf-8")
-    return 1 if any(each.is_owed for each in comparisons) else 0
+    return 1 if num_owed else 0
 
 
-def _run(server: str, vllm: Path, tests: Path, results: Path, options: argparse.Namespace) -> None:
-    """Runs the files against one server. Replaces `results`."""
-    results.unlink(missing_ok=True)
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    environment = vllm_cpu.environment(vllm, cores, os.environ) | {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "PEER_TESTS_SERVER": server,
-        "PEER_TESTS_ENGINE": str(Path(sys.executable).with_name("rayloom-engine")),
-        "PEER_TESTS_WEIGHTS": str(resolve(MODEL).path),
-        "PEER_TESTS_RESULTS": str(results),
-    }
-    # The tests' own process must not have the server's allocator and OpenMP library.
-    preload = environment.pop("LD_PRELOAD")
-    if server == VLLM:
-        environment["LD_PRELOAD"] = preload
-    words = ["-p", "peer_tests.pytest_plugin", "-c", "/dev/null", "--rootdir", str(tests)]
-    words += [
-        "-q",
-        "--no-header",
-        "--tb=short",
-        "--continue-on-collection-errors",
-        "-p",
-        "no:cacheprovider",
-        f"--timeout={TEST_SECONDS}",
-    ]
-    if options.k:
-        words += ["-k", options.k]
-    files = [f"tests/{file}" for file in options.files]
-    command = [str(vllm / "venv" / "bin" / "python"), "-m", "pytest", *words, *files]
-    _say(f"{server}: {len(files)} files")
-    subprocess.run(command, cwd=tests, env=environment, check=False)
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="peer_tests", description=__doc__)
+    parser.add_argument("--suites", default=",".join(SUITES), help=f"default: {','.join(SUITES)}")
+    parser.add_argument("--servers", default=f"{RAYLOOM},{PEER}", help="which servers to test; others keep results")
+    parser.add_argument("--files", nargs="*", help="test files, as in the tables; default: all of a suite")
+    parser.add_argument("--results", type=Path, help="folder of the results; default: in the cache")
+    parser.add_argument("-k", default="", help="only tests whose names match, as in pytest")
+    parser.add_argument("--resume", action="store_true", help="keep our results of an interrupted run, too")
+    parser.add_argument("--retry-lost", action="store_true", help="run tests again that lost their server")
+    parser.add_argument("--needed", action="store_true", help="run on the peer only the tests that fail on our server")
+    parser.add_argument("--page", type=Path, help="write the tables and the tests that are owed into this file")
+    return parser.parse_args()
+
+
+def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> None:
+    """Runs our column anew, and the peer's tests that have no result yet: those that fail here come first."""
+    files: Sequence[str] = options.files or suite.files
+    servers = options.servers.split(",")
+    words = ("-k", options.k) if options.k else ()
+    if options.retry_lost:
+        num_lost = sum(forget_lost(place.results_of(server)) for server in servers)
+        _say(f"{suite.name}: {num_lost} tests that lost their server run again")
+    if RAYLOOM in servers:
+        _say(f"{suite.name}: our server")
+        run_column(suite.column(RAYLOOM, files, place), resume=options.resume, words=words)
+    if PEER in servers and suite.has_peer:
+        column = suite.column(PEER, files, place)
+        failed = [test for test, result in _read(place.results_of(RAYLOOM)).items() if result.outcome == "failed"]
+        _say(f"{suite.name}: the peer, {len(failed)} tests that fail on our server")
+        run_column(column, resume=True, words=words, only=failed)
+        if not options.needed:
+            _say(f"{suite.name}: the peer, all other tests")
+            run_column(column, resume=True, words=words)
+
+
+def _comparisons(suite: Suite, place: Place, chosen: str) -> list[Comparison]:
+    ours = _read(place.results_of(RAYLOOM))
+    theirs = _read(place.results_of(PEER)) if suite.has_peer else _expected(suite)
+    if chosen:
+        theirs = {test: result for test, result in theirs.items() if test in ours}
+    return compare(ours, theirs, not_applicable=suite.not_applicable, exceptions=suite.exceptions)
+
+
+def _expected(suite: Suite) -> dict[str, Result]:
+    return {test: Result(outcome) for test, outcome in suite.expected.items()}
+
+
+def _page(suite: Suite, comparisons: Sequence[Comparison]) -> str:
+    peer = suite.name if suite.has_peer else f"{suite.name} (expected)"
+    source = f"\n\nExpected outcomes: {suite.expected_source}." if suite.expected_source else ""
+    title = f"## Tests of {suite.name} {suite.version}{source}"
+    return f"{title}\n\n{table(comparisons, peer)}\n\n{listed(comparisons)}".rstrip()
 
 
 def _read(path: Path) -> dict[str, Result]:

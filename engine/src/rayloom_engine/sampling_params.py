@@ -282,7 +282,9 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "pro
         return
     outside = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
     raise RequestError(
-        f"{field} has token id {shown(outside)}, but the model's ids go from 0 to {vocab_size - 1}; leave it out", field
+        f"{field} has token id {shown(outside)}, which is out of vocabulary: the model's {vocab_size} ids go "
+        f"from 0 to {vocab_size - 1}; leave it out",
+        field,
     )
 
 

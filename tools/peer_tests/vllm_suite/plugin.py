@@ -1,22 +1,23 @@
 """A plugin for pytest that runs vLLM's tests against another server. It runs inside vLLM's environment.
 
 The tests stay as they are. Their class RemoteOpenAIServer starts the server that PEER_TESTS_SERVER names, always with
-the weights of SmolLM2-135M in float32, under the model name that the test asks for. Their tokenizers come from the same
-checkpoint. Results are appended to the file PEER_TESTS_RESULTS, one JSON object a line.
+the checkpoint PEER_TESTS_WEIGHTS in float32, under the model name that the test asks for. Their tokenizers come from
+the same checkpoint.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+
+from peer_tests.common import recorder
 
 RAYLOOM = "rayloom"
 MAX_MODEL_LEN = 8192
@@ -60,8 +61,6 @@ _OURS = {
 # Variables that are meant for vLLM's own process.
 _NOT_OURS = ("LD_PRELOAD", "PYTHONPATH", "VLLM_CPU_OMP_THREADS_BIND")
 
-_FILES_WITH_SERVER: set[str] = set()  # files of tests during which a server was started
-
 
 def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
     """Returns the flags of a test's command line that any server can take, with their values."""
@@ -80,9 +79,9 @@ def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
     return flags
 
 
-def our_command(engine: str, model_name: str, arguments: Sequence[str], folder: str) -> list[str]:
+def our_command(engine: str, weights: str, model_name: str, arguments: Sequence[str], folder: str) -> list[str]:
     """Returns the command that starts our server. API keys are written into a file in `folder`."""
-    command = [engine, "serve", "--model", "builtin://smollm2-135m", "--dtype", "float32", "--threads", "2"]
+    command = [engine, "serve", "--model", weights, "--dtype", "float32", "--threads", "2"]
     command += ["--served-model-name", model_name, "--admin-port", "0"]
     keys = []
     for name, value in kept_flags(arguments):
@@ -99,8 +98,8 @@ def our_command(engine: str, model_name: str, arguments: Sequence[str], folder: 
 
 
 def vllm_command(weights: str, model_name: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the command that starts vLLM with the same weights."""
-    command = ["vllm", "serve", weights, "--served-model-name", model_name, "--dtype", "float32"]
+    """Returns the command that starts vLLM with the same weights. Compiled graphs would cost minutes at each start."""
+    command = ["vllm", "serve", weights, "--served-model-name", model_name, "--dtype", "float32", "--enforce-eager"]
     for name, value in kept_flags(arguments):
         command += [name] if value is None else [name, value]
     return command
@@ -113,51 +112,41 @@ def pytest_configure(config: pytest.Config) -> None:
     tokenizers: Any = importlib.import_module("vllm.tokenizers")
     utils: Any = importlib.import_module("tests.utils")
 
+    loader: Any = importlib.import_module("vllm.model_executor.model_loader.weight_utils")
+
     weights = os.environ["PEER_TESTS_WEIGHTS"]
+    loader.download_weights_from_hf = lambda *args, **more: weights
+    # Tests compute the size of the vocabulary from the settings of a model that is not here.
+    settings: Any = importlib.import_module("vllm.config")
+    settings_of = settings.ModelConfig
+    settings.ModelConfig = lambda *args, model=None, **more: settings_of(*args, model=weights, **more)
+    # Fixtures that download a model or an adapter get the checkpoint instead.
+    hub: Any = importlib.import_module("huggingface_hub")
+    hub.HfApi.snapshot_download = lambda *args, **more: weights
 
     def start(self: Any, model: str, arguments: list[str], variables: Mapping[str, str] | None) -> None:
-        _FILES_WITH_SERVER.add(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[0])
         server = os.environ["PEER_TESTS_SERVER"]
         environment = {**os.environ, **(variables or {})}
         if server == RAYLOOM:
             environment = {name: value for name, value in environment.items() if name not in _NOT_OURS}
             folder = tempfile.mkdtemp(prefix="peer-tests-")
             keys = [f"--api-key={environment['VLLM_API_KEY']}"] if "VLLM_API_KEY" in environment else []
-            command = our_command(os.environ["PEER_TESTS_ENGINE"], model, [*arguments, *keys], folder)
+            command = our_command(os.environ["PEER_TESTS_ENGINE"], weights, model, [*arguments, *keys], folder)
         else:
             command = vllm_command(weights, model, arguments)
         print("starts:", " ".join(command), flush=True)
         self.proc = subprocess.Popen(command, env=environment, start_new_session=True)
+        recorder.add_server(self.proc.pid)
+
+    wait = utils.RemoteVLLMServer._wait_for_server
+
+    def wait_long(self: Any, *, url: str, timeout: float) -> None:
+        wait(self, url=url, timeout=recorder.START_SECONDS)
 
     utils.RemoteVLLMServer._pre_download_model = lambda self, model, args: None
+    utils.RemoteVLLMServer._wait_for_server = wait_long
     utils.RemoteOpenAIServer._start_server = start
     tokenizer_of = tokenizers.get_tokenizer
     from_pretrained = transformers.AutoTokenizer.from_pretrained
     tokenizers.get_tokenizer = lambda *args, **more: tokenizer_of(weights)
     transformers.AutoTokenizer.from_pretrained = lambda *args, **more: from_pretrained(weights)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, Any]:
-    """Writes the result of a test that uses a server. Others compute in this process and say nothing about a server."""
-    report = yield
-    # A fixture of a wider scope may have started the server while another file ran.
-    has_fixture = any("Server" in type(value).__name__ for value in getattr(item, "funcargs", {}).values())
-    is_served = has_fixture or item.nodeid.split("::", 1)[0] in _FILES_WITH_SERVER
-    if is_served and (report.when == "call" or report.outcome != "passed"):
-        _write(report.nodeid, report.when, report.outcome, report.longrepr)
-    return report
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.failed:
-        _write(report.nodeid, "collect", "failed", report.longrepr)
-
-
-def _write(test: str, when: str, outcome: str, cause: object) -> None:
-    message = "" if cause is None else "\n".join(str(cause).strip().splitlines()[-6:])[-1000:]
-    line = {"test": test, "when": when, "outcome": outcome, "message": message}
-    with open(os.environ["PEER_TESTS_RESULTS"], "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")

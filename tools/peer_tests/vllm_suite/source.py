@@ -11,7 +11,7 @@ from rayloom_bench.peers.engines.installation import Log, PeerMissing, installed
 from rayloom_bench.peers.engines.vllm_cpu import VERSION
 
 TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib", "schemathesis", "jsonschema")
-_RECIPE = 1  # part of the folder's name; raise it when the steps of the installation change
+RECIPE = 1  # part of the folder's name; raise it when the steps of the installation change
 
 
 def source(parent: Path, python: Path, *, log: Log) -> Path:
@@ -19,7 +19,7 @@ def source(parent: Path, python: Path, *, log: Log) -> Path:
 
     Raises PeerMissing.
     """
-    folder = parent / f"vllm-tests-{VERSION}-recipe-{_RECIPE}"
+    folder = parent / f"vllm-tests-{VERSION}-recipe-{RECIPE}"
     return installed(folder, lambda target: _install(target, python, log), what=f"the tests of vLLM {VERSION}", log=log)
 
 
