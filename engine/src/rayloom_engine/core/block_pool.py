@@ -18,8 +18,11 @@ before its beginning: without the first block, the rest of a prefix cannot be fo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+
+from rayloom_engine.core.cache_log import CacheLog
 
 
 class BlockPool:
@@ -29,6 +32,7 @@ class BlockPool:
         """`unproven`: blocks that may hold a NaN from the time before this pool."""
         assert num_blocks > 0
         self.num_blocks = num_blocks
+        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody wants them
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
@@ -63,6 +67,8 @@ class BlockPool:
                 assert evicted is not None
                 del self._cached[evicted]
                 self._hashes[block_id] = None
+                if self.log is not None:
+                    self.log.removed(evicted)
             self._ref_counts[block_id] = 1
             if block_id in self._unproven:
                 self._to_clear.append(block_id)
@@ -110,6 +116,8 @@ class BlockPool:
         if self._hashes[block_id] is None and other is None:
             self._hashes[block_id] = content
             self._cached[content] = block_id
+            if self.log is not None:
+                self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Lets every sequence find these blocks: finite logits were computed from them after they were released.
@@ -126,6 +134,8 @@ class BlockPool:
             block_id = self._cached.pop(content, None)
             if block_id is None:
                 continue
+            if self.log is not None:
+                self.log.removed(content)
             self._hashes[block_id] = None
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]
@@ -153,6 +163,18 @@ class BlockPool:
             None if block_id is not None and self._is_doubtful(block_id) and block_id not in own else block_id
             for block_id in found
         ]
+
+    def cached_hashes(self) -> list[bytes]:
+        """Returns the contents of all blocks in the prefix index."""
+        return list(self._cached)
+
+    def num_leading(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many of these blocks, from the first one on, the prefix index has; an estimate.
+
+        `hashes`: of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so a
+        search by halves finds the length; it may be wrong if a block in the middle is missing.
+        """
+        return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
         """True if the block is not held and not proven: its owner ended before finite logits were computed from it."""

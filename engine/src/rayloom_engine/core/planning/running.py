@@ -97,7 +97,12 @@ class RunningSequences:
         self._num_of_tenant = Counter()
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
         self._slots_to_free = []
-        self.pool = BlockPool(self._config.num_blocks, unproven | self.pool.unproven())
+        lost = self.pool
+        self.pool = BlockPool(self._config.num_blocks, unproven | lost.unproven())
+        self.pool.log = lost.log
+        if lost.log is not None:
+            for content in lost.cached_hashes():
+                lost.log.removed(content)
         return left
 
     def take_freed_slots(self) -> tuple[int, ...]:
