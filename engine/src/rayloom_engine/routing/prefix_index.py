@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges
 
-# Limit of blocks in the index of one engine, about 70 MB. Of a larger cache, blocks above the limit count as not cached.
+# Limit of blocks in the index of one engine: 71 MB. Blocks of a larger cache above the limit count as not cached.
 MAX_BLOCKS = 2**20
 
 
