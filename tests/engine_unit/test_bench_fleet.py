@@ -12,7 +12,7 @@ from rayloom_bench.__main__ import main
 from rayloom_bench.fleet.arrivals import Arrival, Segment, best_hit_tokens
 from rayloom_bench.fleet.closed_loop import ClosedLoop
 from rayloom_bench.fleet.engine import EngineShape
-from rayloom_bench.fleet.outcome import Goal, Outcome
+from rayloom_bench.fleet.outcome import FleetOutcome, LatencyGoal
 from rayloom_bench.fleet.policies import POLICIES
 from rayloom_bench.fleet.simulation import Fleet, FleetLoad, FleetSettings
 from rayloom_bench.fleet.step_cost import SMOLLM2_2_CORES, StepCost, decode_point, fit, points_of_page, prompt_point
@@ -28,7 +28,7 @@ PLAIN = EngineShape(
 )
 
 
-def run(settings: FleetSettings, arrivals: list[Arrival], policy: str = "by-tokens") -> Outcome:
+def run(settings: FleetSettings, arrivals: list[Arrival], policy: str = "by-tokens") -> FleetOutcome:
     return Fleet(settings, POLICIES[policy](), arrivals).run(policy)
 
 
@@ -88,8 +88,8 @@ def test_times_of_one_engine_can_be_checked_by_hand() -> None:
     assert request.ttft_s == pytest.approx(0.110)  # 10 ms + 100 tokens
     assert request.itl_s == pytest.approx(0.011)
     assert outcome.span_s == pytest.approx(0.110 + 3 * 0.011)
-    assert outcome.goodput(Goal(ttft_s=0.2)) == pytest.approx(1 / outcome.span_s)
-    assert outcome.goodput(Goal(ttft_s=0.1)) == 0.0
+    assert outcome.goodput(LatencyGoal(ttft_s=0.2)) == pytest.approx(1 / outcome.span_s)
+    assert outcome.goodput(LatencyGoal(ttft_s=0.1)) == 0.0
 
 
 def test_a_repeated_prompt_goes_to_the_engine_that_has_its_blocks() -> None:
@@ -185,7 +185,7 @@ def test_work_and_not_requests_is_balanced() -> None:
     settings = FleetSettings(shape=EngineShape(cost=SMOLLM2_2_CORES), num_engines=4)
     ours, turns, least = (run(settings, arrivals, each) for each in ("by-tokens", "round-robin", "least-loaded"))
 
-    assert ours.goodput(Goal()) > least.goodput(Goal()) > turns.goodput(Goal())
+    assert ours.goodput(LatencyGoal()) > least.goodput(LatencyGoal()) > turns.goodput(LatencyGoal())
     assert ours.ttft_s(0.5) < least.ttft_s(0.5) < turns.ttft_s(0.5)
 
 

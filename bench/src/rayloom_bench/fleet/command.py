@@ -25,7 +25,7 @@ from rayloom_engine.errors import ConfigError
 if TYPE_CHECKING:
     from rayloom_bench.fleet.arrivals import Arrival
     from rayloom_bench.fleet.engine import EngineShape
-    from rayloom_bench.fleet.outcome import Goal, Outcome
+    from rayloom_bench.fleet.outcome import FleetOutcome, LatencyGoal
     from rayloom_bench.fleet.simulation import FleetSettings
 
 _TRAFFIC = ("chat", "code", "long-chat", "shared-prefixes")
@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulates and prints. Returns 0. Raises ConfigError."""
-    from rayloom_bench.fleet.outcome import Goal
+    from rayloom_bench.fleet.outcome import LatencyGoal
     from rayloom_bench.fleet.policies import POLICIES
     from rayloom_bench.fleet.report import panels, rows_table
     from rayloom_bench.fleet.simulation import Fleet
@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise ConfigError(f"--policies: {', '.join(unknown)} given; allowed are {', '.join(POLICIES)}")
-    goal = Goal(ttft_s=args.goal_ttft, itl_s=args.goal_itl)
+    goal = LatencyGoal(ttft_s=args.goal_ttft, itl_s=args.goal_itl)
     settings = _settings(args)
-    outcomes: dict[float, list[Outcome]] = {}
+    outcomes: dict[float, list[FleetOutcome]] = {}
     for rate in _rates(args):
         for name in names:
             outcome = Fleet(settings, POLICIES[name](), _arrivals(args, rate)).run(name)
@@ -164,7 +164,7 @@ def _shape(args: argparse.Namespace) -> EngineShape:
     )
 
 
-def _figures(outcome: Outcome, goal: Goal) -> dict[str, object]:
+def _figures(outcome: FleetOutcome, goal: LatencyGoal) -> dict[str, object]:
     figures = asdict(outcome)
     figures["finished"] = len(outcome.finished)
     return {

@@ -1,4 +1,4 @@
-"""Outcome: the figures of a simulated run. Pure."""
+"""FleetOutcome: the figures of a simulated run. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayloom_bench.figures import percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class LatencyGoal:
     """Limits that a request must keep to count for the goodput."""
 
     ttft_s: float = 1.0  # time to first token
@@ -24,7 +24,7 @@ class FinishedRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FleetOutcome:
     policy: str
     finished: tuple[FinishedRequest, ...]
     num_lost: int  # refused for a full queue, or ended with their engine
@@ -47,7 +47,7 @@ class Outcome:
     def num_resumed(self) -> int:
         return sum(request.num_resumes > 0 for request in self.finished)
 
-    def goodput(self, goal: Goal) -> float:
+    def goodput(self, goal: LatencyGoal) -> float:
         """Returns the requests a second that kept the goal."""
         num = sum(request.ttft_s <= goal.ttft_s and request.itl_s <= goal.itl_s for request in self.finished)
         return num / self.span_s if self.span_s else 0.0

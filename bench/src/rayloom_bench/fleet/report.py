@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rayloom_bench.fleet.outcome import Goal, Outcome
+from rayloom_bench.fleet.outcome import FleetOutcome, LatencyGoal
 from rayloom_bench.markdown import table
 from rayloom_bench.step.sweeps import Line, Panel
 
@@ -22,7 +22,7 @@ _HEADER = (
 )
 
 
-def rows_table(outcomes: Mapping[float, Sequence[Outcome]], goal: Goal, num_accelerators: int) -> str:
+def rows_table(outcomes: Mapping[float, Sequence[FleetOutcome]], goal: LatencyGoal, num_accelerators: int) -> str:
     """Returns a Markdown table with a row for each rate and policy. `num_accelerators`: of an engine."""
     rows = []
     for rate, some in outcomes.items():
@@ -46,10 +46,10 @@ def rows_table(outcomes: Mapping[float, Sequence[Outcome]], goal: Goal, num_acce
     return table(_HEADER, rows)
 
 
-def panels(outcomes: Mapping[float, Sequence[Outcome]], goal: Goal) -> tuple[Panel, Panel]:
+def panels(outcomes: Mapping[float, Sequence[FleetOutcome]], goal: LatencyGoal) -> tuple[Panel, Panel]:
     """Returns two diagrams by rate, with a line for each policy."""
 
-    def lines(value: Callable[[Outcome], float]) -> tuple[Line, ...]:
+    def lines(value: Callable[[FleetOutcome], float]) -> tuple[Line, ...]:
         policies = [each.policy for each in next(iter(outcomes.values()))]
         return tuple(
             Line(policy, tuple((rate, value(some[place])) for rate, some in outcomes.items()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rayloom_bench.fleet.arrivals import Arrival
 from rayloom_bench.fleet.engine import TOKEN, EngineListener, EngineShape, SimulatedEngine, VirtualClock
-from rayloom_bench.fleet.outcome import FinishedRequest, Outcome
+from rayloom_bench.fleet.outcome import FinishedRequest, FleetOutcome
 from rayloom_bench.fleet.policies import Policy, RoutedRequest
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.decoding import DecodingParams
@@ -87,7 +87,7 @@ class Fleet(EngineListener):
         self._engine_s = 0.0
         self._queries = self._hits = 0
 
-    def run(self, name: str = "") -> Outcome:
+    def run(self, name: str = "") -> FleetOutcome:
         """Handles all events until every request has ended."""
         for _ in range(self._settings.num_engines):
             self._serve(self._add())
@@ -99,7 +99,7 @@ class Fleet(EngineListener):
             num_events += 1
         for member in list(self._members.values()):
             self._remove(member)
-        return Outcome(
+        return FleetOutcome(
             policy=name,
             finished=tuple(self._finished),
             num_lost=self._num_lost + len(self._held),
