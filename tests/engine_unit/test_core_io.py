@@ -23,7 +23,16 @@ from rayloom_engine.core_server.unsent import Unsent
 from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
-from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, SequenceOutput, Submit, Welcome
+from rayloom_engine.protocol.messages import (
+    Abort,
+    CoreStatus,
+    Hello,
+    Outputs,
+    SequenceOutput,
+    Submit,
+    WantCache,
+    Welcome,
+)
 from rt_server import wait_until
 
 TOKEN = "secret"
@@ -111,6 +120,24 @@ def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io:
     assert (got_submit, got_abort) == (submit, Abort("s"))
     assert isinstance(gone, Disconnected)
     io.send(first, Outputs(()))  # the front is gone, and nothing breaks
+
+
+def test_a_front_that_asks_for_the_cache_is_subscribed_and_may_ask_again(
+    address: str, io: CoreIo, inbox: Inbox
+) -> None:
+    async def ask(*, wants_cache: bool) -> None:
+        _, writer = await _greet(address, Hello(token=TOKEN, front_id="f", wants_cache=wants_cache))
+        writer.write(frame(WantCache()))
+        await writer.drain()
+        writer.close()
+
+    for wants_cache in (True, False):
+        asyncio.run(ask(wants_cache=wants_cache))
+        wait_until(
+            lambda: any(isinstance(each, Disconnected) for _, each in inbox.items), 5.0, lambda: str(inbox.items)
+        )
+        kinds = [type(message) for _, message in inbox.take()]
+        assert kinds == [WantCache] * (1 + wants_cache) + [Disconnected]
 
 
 def test_a_stranger_cannot_make_the_core_take_much(address: str, io: CoreIo) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.sockets import Disconnected
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.protocol.messages import Abort, ServedModel, Submit
+from rayloom_engine.protocol.messages import Abort, CacheChanges, Load, ServedModel, Submit, WantCache
 from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
 
 MODEL = ServedModel(
@@ -164,3 +165,20 @@ def test_the_end_of_a_trial_is_recorded_at_once(core: CoreUnderTest, tmp_path: P
     assert core.box.is_trial
     core.core._end_step()
     assert (core.box.is_trial, _recorded(tmp_path)) == (False, {})
+
+
+def test_a_front_that_asks_gets_the_cache_until_it_disconnects(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    sent: list[tuple[int, object]] = []
+    core.core._publisher._io = SimpleNamespace(send=lambda connection, message: sent.append((connection, message)))  # type: ignore[assignment]
+    core.take(1, SUBMIT)
+    core.take(2, WantCache())
+    assert [(connection, type(message)) for connection, message in sent] == [(2, CacheChanges), (2, Load)]
+    core.engine.step()
+    core.core._publish()
+    assert [(connection, type(message)) for connection, message in sent[2:]] == [(2, CacheChanges), (2, Load)]
+    core.take(2, Disconnected())
+    core.engine.step()
+    core.core._publish()
+    assert len(sent) == 4
+    assert core.engine.scheduler.pool.log is None

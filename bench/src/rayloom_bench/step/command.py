@@ -77,7 +77,13 @@ def run(args: argparse.Namespace) -> int:
         f"limits: {limits.read_bytes_s / 1e9:.1f} GB/s, {limits.flop_s / 1e9:.1f} GFLOP/s\n"
     )
     tables, seconds = _tables(rank, limits, args)
-    document: dict[str, object] = {"read_bytes_s": limits.read_bytes_s, "flop_s": limits.flop_s, "seconds": seconds}
+    document: dict[str, object] = {
+        "read_bytes_s": limits.read_bytes_s,
+        "flop_s": limits.flop_s,
+        "seconds": seconds,
+        "context": args.context,
+        "chunk": args.chunk,
+    }
     if args.plot is not None or target is not None:
         from rayloom_bench.step.page import PLOT, growth, page
         from rayloom_bench.step.plot import draw

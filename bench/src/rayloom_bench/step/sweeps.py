@@ -23,7 +23,7 @@ TOKEN_PANEL = "one decoded token"
 @dataclass(frozen=True, slots=True)
 class Line:
     label: str
-    points: tuple[tuple[int, float], ...]
+    points: tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

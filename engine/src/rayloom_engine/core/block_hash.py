@@ -20,6 +20,25 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     return hashlib.blake2b(lengths + parent + extra + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
+def next_block_hash(hashes: Sequence[bytes], token_ids: Sequence[int], cache_key: bytes) -> bytes:
+    """Returns the hash of the block that follows the blocks with these hashes.
+
+    `token_ids`: of this block alone. `cache_key`: only sequences with equal keys share blocks. It is part of the first
+    block's hash and so of all hashes.
+    """
+    if hashes:
+        return block_hash(hashes[-1], token_ids, b"")
+    return block_hash(b"", token_ids, encode_extra([("salt", cache_key)]))
+
+
+def prompt_hashes(token_ids: Sequence[int], block_size: int, cache_key: bytes) -> list[bytes]:
+    """Returns the hashes of a prompt's full blocks, in order: those under which a scheduler registers them."""
+    hashes: list[bytes] = []
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key))
+    return hashes
+
+
 def encode_extra(parts: Iterable[tuple[str, bytes]]) -> bytes:
     """Encodes (kind, value) pairs such as ("salt", ...) as bytes. Different pairs never give the same bytes.
 

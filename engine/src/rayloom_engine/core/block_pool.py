@@ -19,10 +19,12 @@ evicted before its beginning: without the first block, the rest of a prefix cann
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 
 from rayloom_engine.core.cache_growth import CacheGrowth
+from rayloom_engine.core.cache_log import CacheLog
 
 
 class BlockPool:
@@ -35,6 +37,7 @@ class BlockPool:
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
+        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody wants them
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
@@ -51,7 +54,12 @@ class BlockPool:
 
         `unproven`: blocks that may hold a NaN besides those of this pool.
         """
-        return BlockPool(self.num_blocks, self.unproven().union(unproven), self._growth.limit)
+        successor = BlockPool(self.num_blocks, self.unproven().union(unproven), self._growth.limit)
+        successor.log = self.log
+        if self.log is not None:
+            for content in self._cached:
+                self.log.removed(content)
+        return successor
 
     @property
     def num_free(self) -> int:
@@ -95,6 +103,8 @@ class BlockPool:
             self._growth.lose(evicted)
         del self._cached[evicted]
         self._hashes[block_id] = None
+        if self.log is not None:
+            self.log.removed(evicted)
         return block_id
 
     def hold(self, block_ids: Iterable[int]) -> None:
@@ -135,6 +145,8 @@ class BlockPool:
         if self._hashes[block_id] is None and other is None:
             self._hashes[block_id] = content
             self._cached[content] = block_id
+            if self.log is not None:
+                self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Lets every sequence find these blocks: finite logits were computed from them after they were released.
@@ -151,6 +163,8 @@ class BlockPool:
             block_id = self._cached.pop(content, None)
             if block_id is None:
                 continue
+            if self.log is not None:
+                self.log.removed(content)
             self._hashes[block_id] = None
             if self._ref_counts[block_id] == 0:
                 del self._free_cached[block_id]
@@ -182,6 +196,18 @@ class BlockPool:
             is_offered = block_id is None or block_id in own or not self._is_doubtful(block_id)
             found.append(block_id if is_offered else None)
         return found
+
+    def cached_hashes(self) -> list[bytes]:
+        """Returns the contents of all blocks in the prefix index."""
+        return list(self._cached)
+
+    def num_leading(self, hashes: Sequence[bytes]) -> int:
+        """Returns how many of these blocks, from the first one on, the prefix index has; an estimate.
+
+        `hashes`: of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so a
+        search by halves finds the length; it may be wrong if a block in the middle is missing.
+        """
+        return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
         """True if the block is not held and not proven: its owner ended before finite logits were computed from it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
@@ -158,6 +159,10 @@ class Engine:
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]
+
+    def load(self) -> SchedulerLoad:
+        """Returns the work that is left, with the measured cost of a decode."""
+        return self.scheduler.load(self._meter.costs())
 
     def stats(self) -> SchedulerStats:
         scheduler = self.scheduler

@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.load import LoadCount, SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
@@ -241,6 +242,13 @@ class Scheduler:
         for sequence in self._running.forget_all(unproven):
             sequence.state = SequenceState.WAITING
             self._waiting.add(sequence)
+
+    def load(self, costs: StepSeconds | None = None) -> SchedulerLoad:
+        """Returns the work that is left. `costs`: as measured; None: a decode counts as a token of a prompt."""
+        count = LoadCount(self.config, self.pool)
+        count.add_running(self._running)
+        count.add_waiting(self._waiting)
+        return count.load(self._running.num_free_slots, 1.0 if costs is None else costs.decode_token_cost)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if queues, slots and blocks contradict each other."""

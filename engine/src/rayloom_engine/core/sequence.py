@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from rayloom_engine.core.block_hash import block_hash, encode_extra
+from rayloom_engine.core.block_hash import next_block_hash
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
@@ -132,11 +132,7 @@ class Sequence:
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
-            if self._hashes:
-                self._hashes.append(block_hash(self._hashes[-1], token_ids, b""))
-            else:
-                # Each hash includes the one before it, so a salt in the first block changes all hashes.
-                self._hashes.append(block_hash(b"", token_ids, encode_extra([("salt", self.cache_key)])))
+            self._hashes.append(next_block_hash(self._hashes, token_ids, self.cache_key))
         return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:

@@ -52,6 +52,15 @@ class StepSeconds:
         nearest, seconds = _nearest(self.decode_only, num_decodes)
         return seconds + max(0, num_decodes - nearest) * self.token_s
 
+    @property
+    def decode_token_cost(self) -> float:
+        """Seconds of a decoded token, in units of `token_s`, in the largest step of decodes that was measured.
+
+        There the fixed part of a step, which more decodes share, counts least.
+        """
+        num_decodes, seconds = self.decode_only[-1]
+        return seconds / max(1, num_decodes) / self.token_s
+
 
 class StepMeter:
     """Learns StepSeconds from the plans that have ended."""

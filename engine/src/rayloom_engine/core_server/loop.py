@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,11 +14,12 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Origin, Sequence
 from rayloom_engine.core_server.black_box import BlackBox
+from rayloom_engine.core_server.cache_publisher import CachePublisher
 from rayloom_engine.core_server.ranks.stillness import patience_s
-from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
+from rayloom_engine.core_server.sockets import CoreIo, Inbox, InboxMessage
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
-from rayloom_engine.protocol.messages import Abort, Outputs, Refused, ServedModel, Submit
+from rayloom_engine.protocol.messages import Abort, Outputs, Refused, ServedModel, Submit, WantCache
 from rayloom_engine.sampling_params import check_token_ids
 
 _PROBE_SECONDS = 10.0  # between probes of an idle engine
@@ -48,6 +50,7 @@ class Core:
         self._check_ranks = check_ranks
         self._io = io
         self._state = state
+        self._publisher = CachePublisher(engine, io, secrets.randbits(63))
         self._is_note_old = False  # True if the black box still shows a plan that has ended
 
     def begin_epoch(self, epoch: int) -> None:
@@ -97,13 +100,16 @@ class Core:
             if not has_mail and time.monotonic() - idle_since >= _PROBE_SECONDS:
                 self._engine.add_probe()
 
-    def _handle(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+    def _handle(self, connection: int, message: InboxMessage) -> None:
         if isinstance(message, Submit):
             self._submit(connection, message)
+        elif isinstance(message, WantCache):
+            self._publisher.subscribe(connection)
         elif isinstance(message, Abort):
             self._engine.abort(_request_id(connection, message.sequence_id))
             self._clear(message.sequence_id)
         else:
+            self._publisher.unsubscribe(connection)
             # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
             prefix = _request_id(connection, "")
             for sequence in list(self._engine.scheduler.unfinished()):
@@ -244,7 +250,9 @@ class Core:
     def _publish(self) -> None:
         self._state.stats = self._engine.stats()
         self._state.last_token_at = self._engine.last_token_at
-        self._state.heartbeat = time.monotonic()
+        now_s = time.monotonic()
+        self._state.heartbeat = now_s
+        self._publisher.publish(now_s)
 
 
 def _request_id(connection: int, sequence_id: str) -> str:

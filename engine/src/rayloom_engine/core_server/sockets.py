@@ -32,6 +32,7 @@ from rayloom_engine.protocol.messages import (
     Outputs,
     Submit,
     SubmitChoices,
+    WantCache,
     Welcome,
 )
 
@@ -50,18 +51,21 @@ class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
+InboxMessage = Submit | Abort | WantCache | Disconnected
+
+
 @dataclass(frozen=True, slots=True)
 class Inbox:
     """Messages of fronts in order of arrival. The I/O thread puts them in, the main thread takes them out."""
 
-    items: deque[tuple[int, Submit | Abort | Disconnected]]
+    items: deque[tuple[int, InboxMessage]]
     event: threading.Event
 
-    def put(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+    def put(self, connection: int, message: InboxMessage) -> None:
         self.items.append((connection, message))
         self.event.set()
 
-    def take(self) -> list[tuple[int, Submit | Abort | Disconnected]]:
+    def take(self) -> list[tuple[int, InboxMessage]]:
         """Removes all entries from the inbox and returns them."""
         self.event.clear()
         taken = []
@@ -183,6 +187,8 @@ class CoreIo:
                 return
             self._problems.solved()
             self._welcome(connection, writer)
+            if isinstance(hello, Hello) and hello.wants_cache:
+                self._inbox.put(connection, WantCache())
             while True:
                 message = front_decoder.decode(await read_frame(reader))
                 if isinstance(message, SubmitChoices):

@@ -4,7 +4,9 @@ Each message is msgpack, preceded by its length as 4 big-endian bytes. A front s
 Welcome; if the core refuses the Hello, it closes the connection. A Submit is one sequence. A request with n > 1 is n
 sequences, and because these share a prompt, their Submits are sent in one SubmitChoices. When the core dies, the front
 reconnects and submits every unfinished sequence again, in the same messages, with the ids that it has received: a
-resume. Sequence ids are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
+resume. A front that asks for it in its Hello also gets the core's prefix index and load, to choose between engines; it
+must ask no core that has not sent it CacheChanges for the whole index again, because earlier cores do not know that
+message. Sequence ids are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ from __future__ import annotations
 import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
 from rayloom_engine.core.stats import SchedulerStats
 
 PROTOCOL_VERSION = 3
+HASH_BYTES = 8  # of a block's hash of 16 bytes, in CacheChanges
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     token: str
     front_id: str
     version: int = PROTOCOL_VERSION
+    wants_cache: bool = False  # the front chooses between engines: send it CacheChanges and Load
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
@@ -57,6 +62,10 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
+
+
+class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
+    """Asks for the whole prefix index, at the beginning or because changes are missing."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
@@ -140,5 +149,25 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     last_work_age_s: float | None = None  # seconds since the computing rank last showed work; None: no step is computed
 
 
-FrontMessage = Hello | Submit | SubmitChoices | Abort
-CoreMessage = Welcome | Outputs | Refused | CoreStatus
+class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
+    """Changes of the core's prefix index, or a part of the whole index (`num_parts` > 0).
+
+    Hashes of blocks are cut to their first HASH_BYTES bytes and joined. The changes of one start of a core have the
+    numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes in it.
+    """
+
+    start: int  # random; another number: the core was started again, with an empty index
+    number: int
+    block_size: int  # tokens in a block
+    added: bytes = b""
+    removed: bytes = b""
+    part: int = 0  # 0, 1, ... num_parts - 1
+    num_parts: int = 0
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    load: SchedulerLoad
+
+
+FrontMessage = Hello | Submit | SubmitChoices | Abort | WantCache
+CoreMessage = Welcome | Outputs | Refused | CoreStatus | CacheChanges | Load

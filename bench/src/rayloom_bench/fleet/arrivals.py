@@ -1,0 +1,55 @@
+"""Requests that arrive at a fleet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Ids of a segment are consecutive from its number times this, so different segments have no id in common.
+_MOST_TOKENS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a prompt: the first `num_tokens` tokens of the text with this number."""
+
+    text: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request. Two prompts have the same prefix as far as their segments are equal."""
+
+    at_s: float
+    prompt: tuple[Segment, ...]
+    num_output: int
+    tenant: str = ""
+
+    @property
+    def num_prompt(self) -> int:
+        return sum(segment.num_tokens for segment in self.prompt)
+
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Returns the token ids. An id is no token of a vocabulary, but it differs as the texts do."""
+        ids: list[int] = []
+        for segment in self.prompt:
+            first = segment.text * _MOST_TOKENS
+            ids.extend(range(first, first + segment.num_tokens))
+        return tuple(ids)
+
+
+def best_hit_tokens(arrivals: Iterable[Arrival], block_size: int) -> int:
+    """Returns how many prompt tokens one endless cache would have: each block is computed once."""
+    seen: set[int] = set()
+    num_hits = 0
+    for arrival in arrivals:
+        ids = arrival.prompt_ids()
+        content = 0
+        is_hit = True
+        for end in range(block_size, len(ids), block_size):  # the last token is always computed
+            content = hash((content, ids[end - block_size : end]))
+            is_hit = is_hit and content in seen
+            num_hits += block_size * is_hit
+            seen.add(content)
+    return num_hits

@@ -1,0 +1,132 @@
+"""StepCost: the seconds of a step as a sum of four terms, fitted to the figures of `rayloom-engine bench step`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.core.step import SlotStep
+from rayloom_engine.core.step_work import StepWork
+from rayloom_engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    step_s: float  # of every step: it reads all weights
+    token_s: float  # each token, of a prompt or decoded
+    context_s: float  # each position before a decoded token: its keys and values are read
+    pair_s: float = 0.0  # a token of a prompt and each position before it
+
+    def seconds(self, slots: Iterable[SlotStep], held_positions: int) -> float:
+        """Returns the seconds of a step with these parts.
+
+        `held_positions`: positions of all KV blocks that running sequences hold. A block that several sequences share
+        is read from memory once.
+        """
+        num_tokens = 0
+        num_positions = 0
+        num_pairs = 0.0
+        for slot in slots:
+            num = slot.num_tokens
+            num_tokens += num
+            if num == 1:
+                num_positions += slot.start + 1
+            else:
+                num_pairs += num * (slot.start + num / 2)
+        num_positions = min(num_positions, held_positions)
+        return self.step_s + self.token_s * num_tokens + self.context_s * num_positions + self.pair_s * num_pairs
+
+    def work(self) -> StepWork:
+        """Returns operations of a token in the same proportions, for the engine's own forecast of steps."""
+        return StepWork(flops_per_token=1.0, flops_per_pair=self.pair_s / self.token_s)
+
+
+# SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC with AVX-512, fitted to docs/benchmarks/step.md. The points of the
+# page are met within 11 %, on average within 4 %.
+SMOLLM2_2_CORES = StepCost(step_s=5.642e-3, token_s=205.7e-6, context_s=0.7921e-6, pair_s=0.1176e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """Measured seconds of steps that together have these terms."""
+
+    num_steps: float
+    num_tokens: float
+    num_positions: float = 0.0
+    num_pairs: float = 0.0
+    seconds: float
+
+
+def decode_point(num_sequences: int, context: int, seconds: float) -> StepPoint:
+    return StepPoint(num_steps=1, num_tokens=num_sequences, num_positions=num_sequences * context, seconds=seconds)
+
+
+def prompt_point(length: int, chunk: int, seconds: float) -> StepPoint:
+    """A prompt that is computed in steps of `chunk` tokens."""
+    chunks = [(start, min(chunk, length - start)) for start in range(0, length, chunk)]
+    pairs = sum(num * (start + num / 2) for start, num in chunks)
+    return StepPoint(num_steps=-(-length // chunk), num_tokens=length, num_pairs=pairs, seconds=seconds)
+
+
+def fit(points: Sequence[StepPoint]) -> StepCost:
+    """Returns the costs with the least squares of relative errors. Raises ConfigError if a cost would be negative."""
+    import numpy as np
+
+    seconds = np.array([point.seconds for point in points])
+    terms = np.array([(each.num_steps, each.num_tokens, each.num_positions, each.num_pairs) for each in points])
+    found, *_ = np.linalg.lstsq(terms / seconds[:, None], np.ones(len(points)), rcond=None)
+    if len(points) < 4 or min(found) < 0:
+        raise ConfigError(
+            f"these {len(points)} measurements give no costs of a step ({found}); measure with "
+            "`rayloom-engine bench step --plot FILE.svg --json FILE` on a machine without other work"
+        )
+    step_s, token_s, context_s, pair_s = (float(each) for each in found)
+    return StepCost(step_s=step_s, token_s=token_s, context_s=context_s, pair_s=pair_s)
+
+
+def points_of_sweeps(
+    sweeps: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], context: int, chunk: int
+) -> list[StepPoint]:
+    """The measured points of the sweeps of `bench step`. `context`, `chunk`: the flags of that run."""
+    decodes, prompts, tokens = (sweeps[title]["measured"] for title in ("decode", "prefill", "one decoded token"))
+    return [
+        *(decode_point(int(num), context, num / rate) for num, rate in decodes),
+        *(prompt_point(int(length), chunk, length / rate) for length, rate in prompts),
+        *(decode_point(1, int(length), milliseconds / 1e3) for length, milliseconds in tokens),
+    ]
+
+
+def points_of_page(text: str) -> list[StepPoint]:
+    """The measured points of a page that `bench step --page` wrote."""
+    context = int(_found(r"\| sequences of (\d+) tokens", text))
+    chunk = int(_found(r"in steps of (\d+)", text))
+    names = {"## Decode": "decode", "## Prefill": "prefill", "## One decoded token": "one decoded token"}
+    sweeps = {}
+    for section in text.split("\n\n## "):
+        title = names.get("## " + section.partition("\n")[0])
+        if title is not None:
+            rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|", section, flags=re.M)
+            sweeps[title] = {"measured": [(float(x), float(y)) for x, y in rows]}
+    return points_of_sweeps(sweeps, context, chunk)
+
+
+def read_cost(path: Path) -> StepCost:
+    """The costs of a file that `bench step --json` wrote. Raises ConfigError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        points = points_of_sweeps(document["sweeps"], document["context"], document["chunk"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--cost {path}: {error!r}; give a file written by `rayloom-engine bench step --plot FILE.svg --json FILE`"
+        ) from error
+    return fit(points)
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ConfigError(f"the page has no text like {pattern!r}; give one that `bench step --page` wrote")
+    return found[1]

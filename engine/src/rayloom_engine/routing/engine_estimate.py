@@ -1,0 +1,118 @@
+"""EngineEstimate: an engine as a gateway knows it: the last reports of its core, and the requests sent since. Pure.
+
+Reports are up to 0.2 s old. Of the requests that this gateway has sent since, the prompts count as outstanding, and
+their blocks as cached, because the engine registers blocks as soon as it schedules them. Otherwise a burst of requests
+would all go to the engine that was idle at the last report, and requests with one new prefix would spread over all
+engines. Requests of other gateways are known with the next report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.core.load import SchedulerLoad
+from rayloom_engine.protocol.messages import CacheChanges
+from rayloom_engine.routing.fairness import EngineQueue, tokens_before
+from rayloom_engine.routing.prefix_index import PrefixIndex
+from rayloom_engine.routing.router import EngineView
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A sequence sent to the engine that has no token yet."""
+
+    tenant: str
+    blocks: tuple[int, ...]
+    unreported_tokens: int  # prefill that the last report cannot include; 0 after the next report
+
+
+class EngineEstimate:
+    """One connection to an engine; a new connection begins with a new estimate.
+
+    `is_serving`, `is_draining` and `is_suspect` are the caller's to set.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_serving = False
+        self.is_draining = False
+        self.is_suspect = False
+        self.load = SchedulerLoad()
+        self.index = PrefixIndex()
+        self._sent: dict[str, _Sent] = {}  # sequence id -> sequences without a token
+        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
+        self._num_decodes = 0
+        self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
+        self._computed: list[tuple[int, ...]] = []  # prompts computed since the report: it will have their blocks
+
+    def changed(self, changes: CacheChanges) -> bool:
+        """Applies changes of the prefix index. Returns False if the whole index must be asked for."""
+        return self.index.apply(changes)
+
+    def reported(self, load: SchedulerLoad) -> None:
+        self.load = load
+        self._prefill = Counter({each.tenant: each.prefill_tokens for each in load.tenants})
+        self._num_decodes = load.num_decodes
+        for sent in self._sent.values():
+            sent.unreported_tokens = 0
+        for blocks in self._computed:
+            self._forget_expected(blocks)
+        self._computed.clear()
+
+    def sent(self, sequence_id: str, tenant: str, num_tokens: int, blocks: tuple[int, ...]) -> None:
+        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of everything that is known of it."""
+        prefill = max(1, num_tokens - self.cached_tokens(blocks))
+        self._sent[sequence_id] = _Sent(tenant, blocks, prefill)
+        self._prefill[tenant] += prefill
+        self._expected.update(blocks)
+
+    def has_token(self, sequence_id: str) -> None:
+        """Counts the sequence as a decode from its first token on. Later calls change nothing."""
+        if self._leave(sequence_id):
+            self._num_decodes += 1
+
+    def ended(self, sequence_id: str) -> None:
+        """Forgets a sequence that is complete, aborted or refused before it had a token."""
+        self._leave(sequence_id)
+
+    def cached_tokens(self, blocks: Sequence[int]) -> int:
+        """Returns how many leading tokens of a prompt with these blocks the engine has cached."""
+        return self.index.block_size * self.index.num_leading(blocks, self._expected)
+
+    def view(self, tenant: str, prompt_tokens: int, blocks: Sequence[int]) -> EngineView:
+        """Returns the engine as `choose` sees it for a prompt of this tenant."""
+        cached = self.cached_tokens(blocks)
+        prefill = max(1, prompt_tokens - cached)
+        return EngineView(
+            name=self.name,
+            is_serving=self.is_serving,
+            is_draining=self.is_draining,
+            is_suspect=self.is_suspect,
+            outstanding_prefill_tokens=tokens_before(tenant, prefill, self._prefill),
+            num_decodes=self._num_decodes,
+            cached_tokens=cached,
+        )
+
+    def queue(self) -> EngineQueue:
+        """Returns the numbers for `has_room_over`, as of the last report."""
+        return EngineQueue(
+            num_waiting_of={each.tenant: each.num_waiting for each in self.load.tenants},
+            num_free_slots=self.load.num_free_slots,
+            max_queued=self.load.max_queued,
+        )
+
+    def _leave(self, sequence_id: str) -> bool:
+        sent = self._sent.pop(sequence_id, None)
+        if sent is None:
+            return False
+        self._prefill[sent.tenant] -= sent.unreported_tokens
+        self._computed.append(sent.blocks)
+        return True
+
+    def _forget_expected(self, blocks: tuple[int, ...]) -> None:
+        for block in blocks:
+            self._expected[block] -= 1
+            if not self._expected[block]:
+                del self._expected[block]

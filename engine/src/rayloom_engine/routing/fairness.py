@@ -1,0 +1,80 @@
+"""Shares of API keys ("tenants") over all engines of a service. Pure.
+
+Inside an engine, tenants take turns (core/planning/waiting_queue.py). These functions extend the same rule to several
+engines: a tenant's sequences on all engines count together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.core.planning.waiting_queue import has_room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRequest:
+    """A request that waits outside of every engine."""
+
+    request_id: str
+    tenant: str = ""
+    arrival: float = 0.0  # Unix time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineQueue:
+    """Numbers of an engine's sequences."""
+
+    num_waiting_of: Mapping[str, int]  # tenant -> its waiting sequences
+    num_free_slots: int
+    max_queued: int
+
+
+def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> list[HeldRequest]:
+    """Returns the held requests in the order in which engines should get them.
+
+    A request's position counts its tenant's unfinished sequences on all engines (`num_unfinished`) and its tenant's
+    earlier held requests. Lower positions come first, so the k-th request of a tenant comes before the (k+1)-th of any
+    tenant. At equal positions the earlier arrival comes first.
+    """
+    lines: defaultdict[str, list[HeldRequest]] = defaultdict(list)
+    for request in held:
+        lines[request.tenant].append(request)
+    positions = []
+    for tenant, line in lines.items():
+        line.sort(key=_by_arrival)
+        first = num_unfinished.get(tenant, 0)
+        positions += [(first + place, *_by_arrival(request), request) for place, request in enumerate(line)]
+    return [request for *_, request in sorted(positions, key=lambda item: item[:3])]
+
+
+def has_room_over(engines: Sequence[EngineQueue], tenant: str) -> bool:
+    """True if the tenant may queue one more sequence, by the rule of a single engine applied to all together.
+
+    A tenant may if the queues together have more free places than it occupies. So a single tenant can fill half of all
+    queues, and when k tenants send endlessly, at least max_queued / 2**k places of all engines remain for the others.
+    """
+    return has_room(
+        sum(engine.num_waiting_of.get(tenant, 0) for engine in engines),
+        sum(sum(engine.num_waiting_of.values()) for engine in engines),
+        sum(engine.num_free_slots for engine in engines),
+        sum(engine.max_queued for engine in engines),
+    )
+
+
+def tokens_before(tenant: str, prompt_tokens: int, outstanding: Mapping[str, int]) -> int:
+    """Returns how many outstanding prefill tokens an engine computes before it ends this tenant's next prompt.
+
+    `outstanding`: tenant -> prefill tokens that the engine has to compute. The engine shares its tokens equally, so
+    until the tenant has computed its own tokens, no other tenant computes more than that. Therefore a tenant that
+    floods an engine does not make it look busy to other tenants. Give the result to `EngineView` as
+    `outstanding_prefill_tokens`.
+    """
+    own = outstanding.get(tenant, 0)
+    share = own + prompt_tokens
+    return own + sum(min(tokens, share) for other, tokens in outstanding.items() if other != tenant)
+
+
+def _by_arrival(request: HeldRequest) -> tuple[float, str]:
+    return request.arrival, request.request_id

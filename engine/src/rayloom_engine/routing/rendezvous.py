@@ -1,0 +1,35 @@
+"""Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
+
+Each engine has a hash for the key, and the engine with the highest one comes first. An engine that leaves changes
+nothing among the others, so only the keys move at which it was first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+# A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
+# their first 64 tokens are equal. More blocks would part conversations with a short system prompt in common, which is
+# no loss; fewer would let the first lines of a chat template, equal in all conversations, decide.
+TIE_BLOCKS = 4
+
+
+def first_by_rendezvous(names: Iterable[str], key: bytes) -> str:
+    """Returns the name with the highest hash for `key`. There must be at least one name."""
+    return max(names, key=lambda name: (_hash(name, key), name))
+
+
+def tie_key(block_hashes: Sequence[bytes], otherwise: bytes) -> bytes:
+    """Returns the key under which prompts with the same first blocks meet at one engine.
+
+    `block_hashes`: of the prompt's full blocks, in order. `otherwise`: the key of a prompt without a full block, such
+    as the request's id. A block's hash includes those of all blocks before it, so one hash stands for the beginning.
+    """
+    first = block_hashes[:TIE_BLOCKS]
+    return first[-1] if first else otherwise
+
+
+def _hash(name: str, key: bytes) -> bytes:
+    length = len(key).to_bytes(4, "big")  # so that bytes of the key cannot be taken for bytes of the name
+    return hashlib.blake2b(length + key + name.encode(), digest_size=8).digest()

@@ -1,0 +1,65 @@
+"""The choice of an engine for a request. Pure.
+
+    score of an engine = prefill tokens that it would compute for the request
+                       + prefill tokens that it has to compute before
+                       + decode_token_cost x its running decodes
+
+The engine with the lowest score gets the request. All terms are tokens of prefill, so there is no weight to set: a
+cached prefix attracts a request exactly as far as it saves more than the engine's other work costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.routing.rendezvous import first_by_rendezvous
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """An engine as the router sees it for one request. All numbers are at least 0."""
+
+    name: str  # unique among the engines of a choice
+    is_serving: bool = True
+    is_draining: bool = False
+    is_suspect: bool = False  # it may be lost: its connection is broken or its reports stay out
+    outstanding_prefill_tokens: int = 0  # not computed yet, of its running and waiting sequences
+    num_decodes: int = 0  # sequences that have a token already
+    cached_tokens: int = 0  # leading tokens of the request's prompt whose KV blocks it has
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_serving and not self.is_draining and not self.is_suspect
+
+
+def choose(
+    engines: Sequence[EngineView], *, prompt_tokens: int, decode_token_cost: float, tie_key: bytes
+) -> str | None:
+    """Returns the name of the usable engine with the lowest score; None if no engine is usable.
+
+    `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
+    another decode in a step, in units of the time of a prefill token. Engines with equal scores: the first of them in
+    the rendezvous order of `tie_key`, so that equal keys meet at one engine, and an engine that leaves moves only the
+    keys that it had.
+    """
+    lowest = float("inf")
+    tied: list[str] = []
+    for engine in engines:
+        if not engine.is_usable:
+            continue
+        score = _score(engine, prompt_tokens, decode_token_cost)
+        if score < lowest:
+            lowest = score
+            tied = [engine.name]
+        elif score == lowest:
+            tied.append(engine.name)
+    if len(tied) < 2:
+        return tied[0] if tied else None
+    return first_by_rendezvous(tied, tie_key)
+
+
+def _score(engine: EngineView, prompt_tokens: int, decode_token_cost: float) -> float:
+    # An engine computes the last token of a prompt even if it is cached, because the next token needs its logits.
+    own_prefill = max(1, prompt_tokens - engine.cached_tokens)
+    return own_prefill + engine.outstanding_prefill_tokens + decode_token_cost * engine.num_decodes

@@ -1,0 +1,82 @@
+"""An engine's estimate between two reports."""
+
+from __future__ import annotations
+
+from rayloom_engine.core.load import SchedulerLoad, TenantLoad
+from rayloom_engine.protocol.messages import CacheChanges
+from rayloom_engine.routing.engine_estimate import EngineEstimate
+from rayloom_engine.routing.prefix_index import cut_hashes
+
+HASHES = [bytes([number]) * 16 for number in range(1, 5)]
+BLOCKS = cut_hashes(HASHES)  # four blocks of 16 tokens
+
+
+def make_estimate(num_cached: int = 0) -> EngineEstimate:
+    estimate = EngineEstimate("a")
+    estimate.is_serving = True
+    added = b"".join(content[:8] for content in HASHES[:num_cached])
+    assert estimate.changed(CacheChanges(start=1, number=0, block_size=16, added=added, num_parts=1))
+    return estimate
+
+
+def numbers(estimate: EngineEstimate, tenant: str = "") -> tuple[int, int, int]:
+    view = estimate.view(tenant, 64, BLOCKS)
+    return view.outstanding_prefill_tokens, view.num_decodes, view.cached_tokens
+
+
+def report(prefill: int, decodes: int = 0) -> SchedulerLoad:
+    tenants = (TenantLoad(tenant="", prefill_tokens=prefill),) if prefill else ()
+    return SchedulerLoad(outstanding_prefill_tokens=prefill, num_decodes=decodes, tenants=tenants)
+
+
+def test_a_sent_prompt_counts_at_once_and_its_prefix_as_cached() -> None:
+    estimate = make_estimate(num_cached=1)
+    assert numbers(estimate) == (0, 0, 16)
+    estimate.sent("s", "", 70, BLOCKS)
+    assert numbers(estimate) == (54, 0, 64)  # 70 tokens, 16 of them cached
+    estimate.sent("t", "", 70, BLOCKS)
+    assert numbers(estimate) == (60, 0, 64)  # 6 tokens after the prefix that the first one computes
+
+
+def test_a_report_replaces_the_guess_and_a_first_token_makes_a_decode() -> None:
+    estimate = make_estimate()
+    estimate.sent("s", "", 64, BLOCKS)
+    estimate.reported(report(prefill=30))
+    assert numbers(estimate) == (30, 0, 64)
+    estimate.has_token("s")
+    estimate.has_token("s")
+    assert numbers(estimate) == (30, 1, 64)
+    # With this report the core has published the blocks that it has; the expected ones are forgotten.
+    estimate.reported(report(prefill=0, decodes=1))
+    assert numbers(estimate) == (0, 1, 0)
+
+
+def test_a_sequence_that_ends_before_the_report_leaves_nothing() -> None:
+    estimate = make_estimate()
+    estimate.sent("s", "", 64, BLOCKS)
+    estimate.ended("s")
+    assert numbers(estimate)[:2] == (0, 0)
+    estimate.ended("s")
+    estimate.reported(report(prefill=0))
+    assert numbers(estimate) == (0, 0, 0)
+
+
+def test_a_flood_of_another_tenant_does_not_repel() -> None:
+    estimate = make_estimate()
+    for number in range(100):
+        estimate.sent(str(number), "flood", 1000, ())
+    assert estimate.view("other", 64, ()).outstanding_prefill_tokens == 64
+    assert estimate.view("flood", 64, ()).outstanding_prefill_tokens == 100_000
+
+
+def test_flags_and_queue_are_passed_on() -> None:
+    estimate = make_estimate()
+    estimate.is_draining = True
+    estimate.is_suspect = True
+    view = estimate.view("", 64, ())
+    assert (view.name, view.is_serving, view.is_draining, view.is_suspect) == ("a", True, True, True)
+    estimate.reported(
+        SchedulerLoad(num_free_slots=3, max_queued=9, tenants=(TenantLoad(tenant="x", num_waiting=2),), num_waiting=2)
+    )
+    queue = estimate.queue()
+    assert (queue.num_waiting_of, queue.num_free_slots, queue.max_queued) == ({"x": 2}, 3, 9)
