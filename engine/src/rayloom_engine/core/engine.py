@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.load import load
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
@@ -163,6 +164,7 @@ class Engine:
         scheduler = self.scheduler
         counters = self.scheduler.counters
         times = self.times
+        now = load(scheduler, self._meter.costs())
         return SchedulerStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -179,4 +181,10 @@ class Engine:
             forward_seconds=times.forward,
             sample_seconds=times.sample,
             host_seconds=times.host,
+            queued_tokens=now.queued_tokens,
+            running_tokens=now.running_tokens,
+            max_running_tokens=now.max_running_tokens,
+            mean_output_tokens=counters.mean_output_tokens,
+            prefill_tokens_per_s=now.prefill_tokens_per_s,
+            decode_tokens_per_s=now.decode_tokens_per_s,
         )
