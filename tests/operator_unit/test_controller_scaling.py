@@ -1,5 +1,14 @@
 """The scaler in the controller: its writes, its status and its Events, on a cluster that is a dictionary."""
 
+import asyncio
+
+import pytest
+
+from rayloom_operator.decide.changes.plan import ScaleWrite
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import INVALID, KubeError
+from rayloom_operator.reconcile.apply.scale import write_scale
+from rt_fake_kube import FakeKube
 from rt_world import SERVICE, service, with_world
 
 SCALING = {"minReplicas": 1, "maxReplicas": 2}
@@ -59,18 +68,20 @@ def test_another_writer_is_named_and_kept_within_the_bounds():
 
 
 def test_a_write_of_a_user_at_the_same_moment_wins():
-    async def story(world):
-        kube = world.kube
-        asked = service(replicas=5, autoscaling=SCALING)
-        kube.put(by("kubectl", service(replicas=1, autoscaling=SCALING), 2))
-        stale = asked | {"metadata": asked["metadata"] | {"resourceVersion": "1"}}
-        world.controller.set_service(stale, False)
-        await world.until(lambda: wrote_scale(kube))
-        await world.rest()
-        assert kube.objects[SERVICE]["spec"]["replicas"] == 1
-        assert all(each.get("autoscaling", {}).get("desiredReplicas") != 2 for each in kube.statuses)
+    kube = FakeKube()
+    kube.put(service(replicas=3))
+    late = ScaleWrite(path=SERVICE, uid="uid-1", before=5, after=2)
+    with pytest.raises(OperatorError, match="changed while the scaler decided"):
+        asyncio.run(write_scale(kube, late))
+    assert kube.objects[SERVICE]["spec"]["replicas"] == 3
 
-    with_world(story)
+
+def test_a_policy_that_refuses_the_write_is_reported():
+    kube = FakeKube()
+    kube.put(service(replicas=5))
+    kube.refusals["patch", "/scale"] = KubeError(INVALID, "no more than five")
+    with pytest.raises(KubeError, match="no more than five"):
+        asyncio.run(write_scale(kube, ScaleWrite(path=SERVICE, uid="uid-1", before=5, after=6)))
 
 
 def test_without_autoscaling_nothing_is_written_and_its_status_goes():

@@ -24,7 +24,7 @@ from math import ceil
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingReason, ScalingState
 from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Fleet, Phase
 from rayloom_operator.decide.scaling.sentences import change_sentence, state_sentence
-from rayloom_operator.decide.scaling.windows import Windows, panic_mean, stable_peak, usual_mean
+from rayloom_operator.decide.scaling.windows import Windows, covers_window, panic_mean, stable_peak, usual_mean
 from rayloom_operator.times import Now, moment, stamp
 
 _UP_SHARE = 0.7
@@ -136,7 +136,7 @@ def _asked(state: ScalingState, fleet: Fleet, windows: Windows, mono: float) -> 
 
 def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> tuple[ScalingReason, int]:
     present = fleet.replicas
-    if not fleet.load.is_complete and not state.rising_time:
+    if not fleet.load.is_complete and covers_window(fleet.samples, windows, now.mono):
         return ScalingReason.FIGURES_MISSING, present
     peak = stable_peak(fleet.samples, windows, state.start_seconds, now.mono)
     if peak is None or not fleet.has_all:

@@ -19,11 +19,10 @@ def bounds_of(spec: Autoscaling) -> Bounds:
 
 
 def phase_of(step: Step) -> Phase:
-    """Returns what the rollout planner does. A step that is not stored yet may be the beginning of a rollout."""
+    """Returns what the rollout planner does, also if it has not stored its step yet."""
     if step.state.step == RolloutStep.WAITING_FOR_CAPACITY:
         return Phase.WAITING
-    is_settled = step.is_stored and step.state.step in _SETTLED
-    return Phase.SETTLED if is_settled else Phase.ROLLING
+    return Phase.SETTLED if step.state.step in _SETTLED else Phase.ROLLING
 
 
 def num_available(view: View, step: Step) -> int:

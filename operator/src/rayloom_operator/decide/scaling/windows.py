@@ -56,7 +56,7 @@ def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float
 
 def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
     """Returns the mean load of the last `window_s`; None if the samples do not cover it."""
-    if not _covers(samples, windows.window_s, windows, now):
+    if not covers_window(samples, windows, now):
         return None
     recent = [each.engines for each in samples if each.at > now - windows.window_s]
     return sum(recent) / len(recent) if recent else None
@@ -81,6 +81,11 @@ def stable_peak(samples: Sequence[Sample], windows: Windows, start_s: float, now
     if len(parts) < num_parts:
         return None
     return max(sum(part) / len(part) for part in parts.values())
+
+
+def covers_window(samples: Sequence[Sample], windows: Windows, now: float) -> bool:
+    """Returns whether the samples begin at least `window_s` ago."""
+    return _covers(samples, windows.window_s, windows, now)
 
 
 def _covers(samples: Sequence[Sample], seconds: float, windows: Windows, now: float) -> bool:
