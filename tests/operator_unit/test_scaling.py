@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Phase
+from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutPhase
 from rayloom_operator.decide.scaling.load import Held
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet, make_load, settled, steadily
 
@@ -60,7 +60,9 @@ def test_missing_figures_never_remove_an_engine():
     assert decided(make_fleet(3, 0.0, samples=gap)).write is None
 
 
-@pytest.mark.parametrize(("phase", "reason"), [(Phase.ROLLING, "RollingOut"), (Phase.WAITING, "WaitingForCapacity")])
+@pytest.mark.parametrize(
+    ("phase", "reason"), [(RolloutPhase.ROLLING, "RollingOut"), (RolloutPhase.WAITING, "WaitingForCapacity")]
+)
 @pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0), (12, 1.0)])
 def test_a_rollout_is_not_disturbed(phase, reason, replicas, load):
     found = decided(make_fleet(replicas, load, phase=phase))

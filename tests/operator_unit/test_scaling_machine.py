@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_operator.decide.scaling.inputs import Bounds, Phase
+from rayloom_operator.decide.scaling.inputs import Bounds, RolloutPhase
 from rayloom_operator.decide.scaling.load import Held
 from rayloom_operator.decide.scaling.windows import Windows
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet
@@ -29,7 +29,7 @@ EVENTS = st.lists(
 def play(world, event):
     """Carries out one event, and yields each decision with the phase in which it was made."""
     what, load, number = event
-    phase = {"roll": Phase.ROLLING, "wait": Phase.WAITING}.get(what, Phase.SETTLED)
+    phase = {"roll": RolloutPhase.ROLLING, "wait": RolloutPhase.WAITING}.get(what, RolloutPhase.SETTLED)
     if what == "user":
         world.put(int(load), "kubectl")
     elif what == "restart":
@@ -53,7 +53,7 @@ def test_whatever_happens(bounds, start_s, events):
             if after is None:
                 continue
             assert bounds.least <= after <= bounds.most, "within the bounds"
-            assert phase is Phase.SETTLED, "never in a roll, and never while an engine finds no node"
+            assert phase is RolloutPhase.SETTLED, "never in a roll, and never while an engine finds no node"
             if after == 0:
                 assert bounds.least == 0, "zero only where it is allowed"
                 assert world.at - busy_at >= bounds.idle_s, "zero only after an idle time"

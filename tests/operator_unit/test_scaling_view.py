@@ -7,15 +7,17 @@ import pytest
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.scaling.inputs import Phase
+from rayloom_operator.decide.scaling.inputs import RolloutPhase
 from rayloom_operator.decide.scaling.view import engine_loads, phase_of
-from rayloom_operator.engines.status import Load
+from rayloom_operator.engines.status import ReportedLoad
 from rayloom_operator.observe.observed import Observed
 from rt_operator import NOW, make_reading, make_resolved, make_said, make_serving
 
 SERVICE = make_resolved()
 SAID = make_said(waiting=3).model_copy(
-    update={"load": Load(queued_tokens=7, running_tokens=8, max_running_tokens=9, prefill_tokens_per_second=10.0)}
+    update={
+        "load": ReportedLoad(queued_tokens=7, running_tokens=8, max_running_tokens=9, prefill_tokens_per_second=10.0)
+    }
 )
 
 
@@ -57,6 +59,12 @@ def test_an_engine_that_leaves_does_not_count():
 @pytest.mark.parametrize("name", RolloutStep)
 def test_only_a_planner_at_rest_may_be_disturbed(name):
     is_settled = name in ("Complete", "Scaling", "RolledBack")
-    wanted = Phase.SETTLED if is_settled else Phase.WAITING if name == "WaitingForCapacity" else Phase.ROLLING
+    wanted = (
+        RolloutPhase.SETTLED
+        if is_settled
+        else RolloutPhase.WAITING
+        if name == "WaitingForCapacity"
+        else RolloutPhase.ROLLING
+    )
     assert phase_of(step(name)) is wanted
     assert phase_of(replace(step(name), is_stored=False)) is wanted

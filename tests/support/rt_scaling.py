@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingState
-from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, Phase
-from rayloom_operator.decide.scaling.load import Held, Load
+from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutPhase
+from rayloom_operator.decide.scaling.load import Held, ServiceLoad
 from rayloom_operator.decide.scaling.scaler import decide_scaling
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.times import Now
@@ -19,7 +19,7 @@ def make_load(number, *, is_complete=True, **inputs):
     """A load of so many fully used engines."""
     is_idle = is_complete and number == 0 and not inputs.get("held_requests")
     inputs = ScalingInputs(needed_engines=f"{number:.2f}", **inputs)
-    return Load(engines=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
+    return ServiceLoad(engines=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
 
 
 def steadily(load, *, seconds=120.0, until=1000.0, is_complete=True):
@@ -33,7 +33,7 @@ def make_fleet(replicas=2, load=1.0, **facts):
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
-        "phase": Phase.SETTLED,
+        "phase": RolloutPhase.SETTLED,
         "load": make_load(load, is_complete=is_complete),
         "samples": steadily(load, is_complete=is_complete),
         **facts,
@@ -72,7 +72,7 @@ class ScaledWorld:
     def num_available(self):
         return self.replicas - sum(time > self.at for time in self.starting)
 
-    def turn(self, load, *, phase=Phase.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
+    def turn(self, load, *, phase=RolloutPhase.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
         """One look, two seconds after the one before."""
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]

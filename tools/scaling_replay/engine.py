@@ -114,7 +114,7 @@ class SimulatedEngine:
         self.outputs.append(output)
 
     def load(self, now: float) -> EngineLoad:
-        """What the engine tells of its load: the figures of `/status`."""
+        """Returns the load that the engine tells: the figures of `/status`."""
         most = KV_TOKENS
         if self.num_running:
             most = min(most, max(self.held, self.held * SLOTS // self.num_running))

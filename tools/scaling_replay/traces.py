@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a trace is used: the hour of `factor` such services, repeated `hours` times.
+    """The use of a trace: the hour of `factor` such services, repeated `hours` times.
 
     `night` is the part of the requests that is kept at the beginning and at the end; in the middle all are.
     """

@@ -1,4 +1,4 @@
-"""Load: the work that a scheduler has, and the rates at which the engine could do it, as measured in earlier steps.
+"""MeasuredLoad: the work that a scheduler has, and the rates at which earlier steps did such work.
 
 An autoscaler compares both, so that it needs no profile of the model or the machine.
 """
@@ -12,7 +12,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class MeasuredLoad:
     queued_tokens: int  # of prompts that are not computed yet
     running_tokens: int  # places in the KV cache that running sequences hold
     max_running_tokens: int  # places that they could hold at their mean length, with every slot or every block in use
@@ -20,7 +20,7 @@ class Load:
     decode_tokens_per_s: float  # with every slot in use; 0 = not measured yet
 
 
-def load(scheduler: Scheduler, costs: StepSeconds | None) -> Load:
+def load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:
     """Returns the present load. `costs`: None until they are measured."""
     config, pool = scheduler.config, scheduler.pool
     held = (pool.num_blocks - pool.num_free) * config.block_size
@@ -32,7 +32,7 @@ def load(scheduler: Scheduler, costs: StepSeconds | None) -> Load:
         # Masked positions of a chunk count, as in StepWork.
         prefill_per_s = 1 / (costs.token_s + costs.pair_s * config.max_num_batched_tokens)
         decode_per_s = config.max_num_seqs / costs.decode_s(config.max_num_seqs)
-    return Load(
+    return MeasuredLoad(
         queued_tokens=scheduler.num_queued_tokens,
         running_tokens=held,
         max_running_tokens=most,

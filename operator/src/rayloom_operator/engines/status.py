@@ -82,7 +82,7 @@ class Requests(_EngineStatusPart):
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
 
 
-class Load(_EngineStatusPart):
+class ReportedLoad(_EngineStatusPart):
     """The work that the engine has, and its measured rates. Engines of older versions leave it out."""
 
     queued_tokens: Count = 0
@@ -102,7 +102,7 @@ class EngineStatus(_EngineStatusPart):
     last_work_age_seconds: float | None = None  # since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     requests: Requests = Requests()
-    load: Load = Load()
+    load: ReportedLoad = ReportedLoad()
 
     @property
     def request_counts(self) -> RequestCounts:

@@ -18,7 +18,7 @@ NO_GATEWAY_IN_WORDS = (
 
 
 class Goal(Part):
-    """What the number of engines is to achieve."""
+    """The aim of the number of engines."""
 
     ttft_seconds: float = Field(
         2,
@@ -45,7 +45,7 @@ class Autoscaling(Part):
     max_replicas: int = Field(
         ge=1, le=MAX_REPLICAS, description="Greatest number of engines. A change restarts no engine."
     )
-    goal: Goal = Field(default_factory=Goal, description="What the number of engines is to achieve.")
+    goal: Goal = Field(default_factory=Goal, description="The aim of the number of engines.")
     idle_seconds: int = Field(
         600,
         ge=10,

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class ScalingReason(StrEnum):
-    """Why the number of engines is as it is."""
+    """The causes of a number of engines."""
 
     STEADY = "Steady"  # the load fits the engines, or no window is full yet
     SCALED_UP = "ScaledUp"

@@ -12,12 +12,12 @@ _TIME: dict[str, JsonValue] = {"format": "date-time"}
 _MOST = 1 << 53
 
 
-class _Stored(BaseModel):
+class _StoredPart(BaseModel):
     # Unknown fields are ignored: an operator of another version may have written the object.
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
-class ScalingInputsStatus(_Stored):
+class ScalingInputsStatus(_StoredPart):
     engines: int = Field(0, ge=0, le=_MOST, description="Engines that told their load.")
     queued_tokens: int = Field(0, ge=0, le=_MOST, description="Tokens of prompts that waited to be computed.")
     running_tokens: int = Field(0, ge=0, le=_MOST, description="Tokens in the KV caches that running requests held.")
@@ -31,7 +31,7 @@ class ScalingInputsStatus(_Stored):
     )
 
 
-class AutoscalingStatus(_Stored):
+class AutoscalingStatus(_StoredPart):
     """The last decision of the operator's scaler, and what it has to remember."""
 
     desired_replicas: int = Field(0, ge=0, le=_MOST, description="Number of engines that the scaler asks for.")

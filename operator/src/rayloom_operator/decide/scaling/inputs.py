@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, Load
+from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, ServiceLoad
 from rayloom_operator.decide.scaling.windows import Sample
 
 SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 
 
-class Phase(Enum):
-    """What the rollout planner does."""
+class RolloutPhase(Enum):
+    """The work of the rollout planner, as far as the scaler must not disturb it."""
 
     SETTLED = "settled"  # nothing, or it only creates or deletes engines for a new number
     ROLLING = "rolling"
@@ -34,8 +34,8 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    phase: Phase
-    load: Load
+    phase: RolloutPhase
+    load: ServiceLoad
     samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
     held: Held = NOTHING_HELD
     other_writer: str = ""  # who set `replicas`, if not the decision in the stored state; else empty

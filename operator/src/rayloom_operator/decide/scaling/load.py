@@ -21,7 +21,7 @@ _FULL = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What an engine said of its load. Without an answer of a moment ago, `is_known` is False."""
+    """The answer of an engine about its load. Without an answer of a moment ago, `is_known` is False."""
 
     is_known: bool
     queued_tokens: int = 0
@@ -49,14 +49,14 @@ NOTHING_HELD = Held()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ServiceLoad:
     engines: float  # as many engines would be fully used
     is_complete: bool  # every engine said its load, and rates are known where something waits
     is_idle: bool  # complete, and nothing waits, runs or is held
     inputs: ScalingInputs
 
 
-def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Load:
+def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> ServiceLoad:
     """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token."""
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
@@ -67,7 +67,7 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Load:
     if usual_per_s:
         number += held.tokens / usual_per_s / (_QUEUE_SHARE * ttft_s)
     is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
-    return Load(
+    return ServiceLoad(
         engines=number,
         is_complete=is_complete,
         is_idle=is_complete and not (queued or running or held.tokens or held.requests),

@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from math import ceil
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingReason, ScalingState
-from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Fleet, Phase
+from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Fleet, RolloutPhase
 from rayloom_operator.decide.scaling.sentences import change_sentence, state_sentence
 from rayloom_operator.decide.scaling.windows import Windows, covers_window, panic_mean, stable_peak, usual_mean
 from rayloom_operator.times import Now, moment, stamp
@@ -101,8 +101,8 @@ def _reason_and_number(
     present = fleet.replicas
     if present == 0:
         return _woken(bounds, state, fleet)
-    if fleet.phase is not Phase.SETTLED:
-        is_waiting = fleet.phase is Phase.WAITING
+    if fleet.phase is not RolloutPhase.SETTLED:
+        is_waiting = fleet.phase is RolloutPhase.WAITING
         return (ScalingReason.WAITING_FOR_CAPACITY if is_waiting else ScalingReason.ROLLING_OUT), present
     bounded = min(max(present, max(bounds.least, 1)), bounds.most)
     if bounded != present:

@@ -6,7 +6,7 @@ from rayloom_operator.api.autoscaling.spec import Autoscaling
 from rayloom_operator.decide.rollout.inputs import View
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.scaling.inputs import Bounds, Phase
+from rayloom_operator.decide.scaling.inputs import Bounds, RolloutPhase
 from rayloom_operator.decide.scaling.load import EngineLoad
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import STALE_S
@@ -18,11 +18,11 @@ def bounds_of(spec: Autoscaling) -> Bounds:
     return Bounds(least=spec.min_replicas, most=spec.max_replicas, idle_s=spec.idle_seconds)
 
 
-def phase_of(step: Step) -> Phase:
+def phase_of(step: Step) -> RolloutPhase:
     """Returns what the rollout planner does, also if it has not stored its step yet."""
     if step.state.step == RolloutStep.WAITING_FOR_CAPACITY:
-        return Phase.WAITING
-    return Phase.SETTLED if step.state.step in _SETTLED else Phase.ROLLING
+        return RolloutPhase.WAITING
+    return RolloutPhase.SETTLED if step.state.step in _SETTLED else RolloutPhase.ROLLING
 
 
 def num_available(view: View, step: Step) -> int:
