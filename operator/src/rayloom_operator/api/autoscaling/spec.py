@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, model_validator
 from rayloom_operator.api.base import Part, rules
 
 MAX_REPLICAS = 64
+_LEAST_GOAL_S = 0.05
 _BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
 # A service without engines is woken by the first request that a gateway holds. The operator makes no gateway yet. Once
 # it does, remove these two, and the check and the rule that use them.
@@ -22,10 +23,12 @@ class Goal(Part):
 
     ttft_seconds: float = Field(
         2,
-        ge=0.05,
+        ge=_LEAST_GOAL_S,
         le=600,
         description="Seconds within which a request should have its first token. Engines are added when the prompts "
         "that wait would take longer. A change restarts no engine.",
+        # The API server compares a whole number with the whole part of `minimum`, so it takes 0 without this rule.
+        json_schema_extra=rules((f"self >= {_LEAST_GOAL_S}", f"ttftSeconds is too small; use {_LEAST_GOAL_S} or more")),
     )
 
 
