@@ -22,7 +22,6 @@ from rayloom_operator.resolve.revision import revision
 from rayloom_operator.texts import head, plain
 from rayloom_operator.times import Now
 
-_MAX_SAMPLES = 2048
 _UNKNOWN_WRITER = "another client"
 _MAX_WRITER = 128  # characters
 
@@ -31,7 +30,7 @@ _MAX_WRITER = 128  # characters
 class _History:
     uid: str  # of the service
     replicas: int  # spec.replicas at the time of the samples
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
+    samples: deque[Sample] = field(default_factory=deque)
 
 
 class ScalingGatherer:
@@ -77,27 +76,38 @@ class ScalingGatherer:
         load = load_of(engine_loads(seen, step, now.mono), held, spec.autoscaling.goal.ttft_seconds)
         sample_s = max(self._windows.sample_s, self._interval_s())
         sample = Sample(now.mono, load.engines, load.is_complete)
+        history = self._history(key, document["metadata"]["uid"], spec.replicas)
+        keep_s = self._windows.stable_s(stored.start_seconds) + 2 * sample_s
         fleet = Fleet(
             replicas=spec.replicas,
             num_available=num_available(view_of(seen, {}, revision(resolved), mono=now.mono), step),
             phase=phase_of(step),
             load=load,
             held=held,
-            samples=self._sampled(key, document["metadata"]["uid"], spec.replicas, sample, sample_s),
+            samples=self._sampled(history, sample, sample_s, keep_s),
             other_writer=writer,
         )
         decision = decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
         return replace(decision, sample_s=sample_s)
 
-    def _sampled(self, key: ServiceKey, uid: str, replicas: int, sample: Sample, sample_s: float) -> tuple[Sample, ...]:
-        """Adds the sample, unless the last one is younger than half of the interval, and returns all."""
-        history = self._histories.get(key)
-        if history is None or history.replicas != replicas or history.uid != uid:
-            history = self._histories[key] = _History(uid, replicas)
+    def _sampled(self, history: _History, sample: Sample, sample_s: float, keep_s: float) -> tuple[Sample, ...]:
+        """Adds the sample, unless the last one is younger than half of the interval, and returns all.
+
+        Drops samples before the last `keep_s`, since thousands of services may have a history.
+        """
         samples = history.samples
         if not samples or sample.at - samples[-1].at >= sample_s / 2:
             samples.append(sample)
+        while samples[0].at < sample.at - keep_s:
+            samples.popleft()
         return tuple(samples)
+
+    def _history(self, key: ServiceKey, uid: str, replicas: int) -> _History:
+        """Returns the samples since the last change of `replicas`."""
+        history = self._histories.get(key)
+        if history is None or history.replicas != replicas or history.uid != uid:
+            history = self._histories[key] = _History(uid, replicas)
+        return history
 
 
 def writer_of(document: Manifest) -> str:
