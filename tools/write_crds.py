@@ -35,6 +35,8 @@ _COLUMNS = (
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )
+# Columns of `kubectl get -o wide` only.
+_WIDE_COLUMNS = (("Scaling", "string", ".status.autoscaling.reason", "Cause of the number of engines."),)
 # Helm keeps the definition when the release is uninstalled, since deleting it would delete every LLMService.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
 # Paths that `kubectl scale` and autoscalers read and write.
@@ -73,6 +75,10 @@ def custom_resource_definition() -> Schema:
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path, "description": description}
                         for name, kind, path, description in _COLUMNS
+                    ]
+                    + [
+                        {"name": name, "type": kind, "jsonPath": path, "description": description, "priority": 1}
+                        for name, kind, path, description in _WIDE_COLUMNS
                     ],
                     "schema": {"openAPIV3Schema": _root_schema()},
                 }

@@ -75,7 +75,7 @@ def test_defaults_and_rules_arrive():
 def test_kubectl_shows_the_columns_of_the_design():
     columns = [column["name"].upper() for column in VERSION["additionalPrinterColumns"]]
 
-    assert columns == ["MODEL", "SHAPE", "READY", "REASON", "LOADING", "ROLLOUT", "URL", "AGE"]
+    assert columns == ["MODEL", "SHAPE", "READY", "REASON", "LOADING", "ROLLOUT", "URL", "AGE", "SCALING"]
     assert VERSION["subresources"]["status"] == {}
     assert DEFINITION["spec"]["names"]["shortNames"] == ["llm", "llms"]
 

@@ -1,10 +1,15 @@
 """What the engine's /status says of requests is what the operator compares revisions by."""
 
+import json
+
+import pytest
+
 from rayloom_engine.front.operations.metrics import Metrics
-from rayloom_engine.status import EngineStatus, KvCache, RecoveryPhase, Requests
+from rayloom_engine.status import EngineStatus, KvCache, Load, RecoveryPhase, Requests
 from rayloom_operator.api.rollout.stored import RequestCountsStatus
 from rayloom_operator.engines.request import MAX_BYTES, MAX_FULL_BYTES
 from rayloom_operator.engines.status import engine_status
+from rayloom_operator.errors import EngineUnavailable
 
 
 def engine_document(requests):
@@ -94,3 +99,37 @@ def test_the_minimal_document_of_a_large_engine_is_one_that_the_operator_takes()
     read = engine_status(200, minimal, max_ranks=128)
     assert read == engine_status(200, full)
     assert [node[:3] for node in read.nodes] == [f"{number:03}" for number in range(128)]
+
+
+def test_the_operator_reads_the_load_that_the_engine_tells():
+    figures = {
+        "queued_tokens": 7,
+        "running_tokens": 8,
+        "max_running_tokens": 9,
+        "mean_output_tokens": 10.5,
+        "prefill_tokens_per_second": 11.5,
+        "decode_tokens_per_second": None,
+    }
+    assert Load.model_fields.keys() == figures.keys()
+    document = said_by_engine() | {"load": Load(**figures).model_dump()}
+    assert engine_status(200, json.dumps(document).encode()).load.model_dump() == figures
+    assert engine_status(200, json.dumps(said_by_engine()).encode()).load.max_running_tokens == 0
+    earlier = {key: value for key, value in said_by_engine().items() if key != "load"}
+    assert engine_status(200, json.dumps(earlier).encode()).load.max_running_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queued_tokens", -1),
+        ("running_tokens", 1 << 60),
+        ("max_running_tokens", "9"),
+        ("mean_output_tokens", -0.5),
+        ("prefill_tokens_per_second", 0),
+        ("decode_tokens_per_second", 1e300),
+    ],
+)
+def test_a_load_out_of_bounds_is_not_believed(name, value):
+    document = said_by_engine() | {"load": {name: value}}
+    with pytest.raises(EngineUnavailable, match=f"load.{name}"):
+        engine_status(200, json.dumps(document).encode())

@@ -51,6 +51,10 @@ def test_a_hundred_clients_that_leave_take_nothing_with_them(tmp_path: Path, mea
             return kv["num_free_blocks"] == kv["num_blocks"] == 200 and is_empty
 
         wait_until(is_idle, 60.0, lambda: f"seed {SEED}, not idle: {server.status()}")
+        load = server.status()["load"]
+        assert (load["queued_tokens"], load["running_tokens"], load["max_running_tokens"]) == (0, 0, 200 * 16)
+        # It has measured its rates.
+        assert min(load["prefill_tokens_per_second"], load["decode_tokens_per_second"]) > 1
         answer = server.client.post(
             f"{server.api_url}/v1/completions", json={"model": "m", "prompt": "Hello", "max_tokens": 4}
         )

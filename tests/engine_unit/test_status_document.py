@@ -22,7 +22,17 @@ CORE = msgspec.structs.replace(
     last_token_age_s=1.0,
     last_work_age_s=2.0,
     phases=(PHASE,),
-    stats=SchedulerStats(num_running=5, num_waiting=6, num_blocks=8, num_free_blocks=2),
+    stats=SchedulerStats(
+        num_running=5,
+        num_waiting=6,
+        num_blocks=8,
+        num_free_blocks=2,
+        queued_tokens=51,
+        running_tokens=52,
+        max_running_tokens=53,
+        mean_output_tokens=54.5,
+        prefill_tokens_per_s=55.5,
+    ),
     ranks=(
         RankReport(
             rank=1,
@@ -127,6 +137,14 @@ def test_every_field_of_the_document() -> None:
             "first_token_seconds": {"+Inf": 34},
         },
         "kv_cache": {"num_blocks": 8, "num_free_blocks": 2, "block_size": BLOCK_SIZE, "usage": 0.75},
+        "load": {
+            "queued_tokens": 51,
+            "running_tokens": 52,
+            "max_running_tokens": 53,
+            "mean_output_tokens": 54.5,
+            "prefill_tokens_per_second": 55.5,
+            "decode_tokens_per_second": None,  # not measured yet
+        },
         "recoveries": [
             {
                 "cause": "core_lost",

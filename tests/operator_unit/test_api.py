@@ -173,9 +173,26 @@ def test_every_kind_of_source_is_accepted(source):
         ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
+            "spec.gateways",
+            {},
+            "spec.gateways: is not a field; remove it. Fields here: ",
+        ),
+        (
             "spec.autoscaling",
             {},
-            "spec.autoscaling: is not a field; remove it. Fields here: ",
+            "spec.autoscaling.maxReplicas: is missing; add it. Greatest number of engines. A change restarts no "
+            "engine.",
+        ),
+        (
+            "spec.autoscaling",
+            {"minReplicas": 3, "maxReplicas": 2},
+            "spec.autoscaling: minReplicas is more than maxReplicas: lower it, or raise maxReplicas",
+        ),
+        (
+            "spec.autoscaling",
+            {"minReplicas": 0, "maxReplicas": 2},
+            "spec.autoscaling: minReplicas 0 needs a gateway that holds requests while no engine runs, and this "
+            "operator makes none: use 1 or more. To stop the service by hand, set replicas 0",
         ),
         ("spec.engine.args.maxNumSeqs", 5000, "spec.engine.args.maxNumSeqs: 5000 is too large; use 4096 or less"),
         ("spec.engine.args.port", 1, "spec.engine.args.port: is not a field; remove it. Fields here: device, "),

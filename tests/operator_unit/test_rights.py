@@ -114,9 +114,15 @@ def used():
         world.ask_for(back)
         await world.until(lambda: ("apps", "controllerrevisions", "delete") in kube.used)
         await world.rest()
+        # The scaler sets a number within its bounds.
+        scaled = service(replicas=3, autoscaling={"maxReplicas": 2})
+        scaled["metadata"]["generation"] = 5
+        world.ask_for(scaled)
+        await world.until(lambda: ("rayloom.dev", "llmservices/scale", "patch") in kube.used)
+        await world.rest()
         # The service is recreated, and its status is written before the event.
         edited = service(replicas=2)
-        edited["metadata"]["generation"] = 5
+        edited["metadata"]["generation"] = 7
         edited = kube.put(edited)
         kube.objects[path_of(edited)] = edited | {"metadata": edited["metadata"] | {"uid": "uid-2"}}
         world.controller.set_service(edited, False)

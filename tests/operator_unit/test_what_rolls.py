@@ -31,6 +31,7 @@ CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
+AUTOSCALED = CPU | {"autoscaling": {"maxReplicas": 4}}
 TAINT = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1}
 TAINTED = CPU | {"scheduling": {"tolerations": [TAINT]}}
 SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
@@ -93,6 +94,10 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "accelerator.perNode": (no(8, 16, STAGES), yes(8, 2, STAGES)),
     "accelerator.memory": (no("80Gi", "81Gi", LONG), yes("80Gi", "24Gi", LONG)),
     "replicas": (no(1, 5),),
+    "autoscaling.minReplicas": (no(1, 2, AUTOSCALED),),
+    "autoscaling.maxReplicas": (no(4, 5, AUTOSCALED),),
+    "autoscaling.goal.ttftSeconds": (no(2, 5, AUTOSCALED),),
+    "autoscaling.idleSeconds": (no(600, 60, AUTOSCALED),),
     "drainSeconds": (no(30, 31),),
     "restartedAt": (yes(None, "2026-11-24T08:00:00Z"), yes("2026-11-24T08:00:00Z", "2026-11-24T08:00:01Z")),
     "recovery.hangSeconds": (no(10, 7),),

@@ -9,7 +9,7 @@ import copy
 
 import msgspec
 
-from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, KubeError, Recreated
+from rayloom_operator.kube.client import CONFLICT, INVALID, NOT_FOUND, KubeError, Recreated
 from rayloom_operator.names import ROUTE_LABEL, SERVICE_LABEL, path_of
 
 KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
@@ -132,6 +132,16 @@ class FakeKube:
             raise Recreated(await self.get(path))
         self.statuses.append(manifest["status"])
         return self.put(known | {"status": manifest["status"]})
+
+    async def scale(self, path, uid, *, before, after, manager):
+        self._note("patch", f"{path}/scale")
+        known = self.objects[path]
+        if (known["metadata"]["uid"], known["spec"].get("replicas")) != (uid, before):
+            raise KubeError(INVALID, "the server rejected our request due to an error in our request")
+        fields = {"manager": manager, "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        known = copy.deepcopy(known)
+        known["metadata"]["managedFields"] = [fields]
+        self.put(known | {"spec": known["spec"] | {"replicas": after}})
 
     async def patch(self, path, body):
         """A merge patch of the first level, as far as anybody looks at it: of a Lease."""

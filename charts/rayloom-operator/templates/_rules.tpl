@@ -11,6 +11,10 @@ object.
 - apiGroups: [rayloom.dev]
   resources: [llmservices/status]
   verbs: [patch]
+# The scaler writes spec.replicas of services with spec.autoscaling, and no other field of a spec.
+- apiGroups: [rayloom.dev]
+  resources: [llmservices/scale]
+  verbs: [patch]
 - apiGroups: [ray.io]
   resources: [rayclusters]
   verbs: [get, list, watch, create, patch, delete]

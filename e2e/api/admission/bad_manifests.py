@@ -27,6 +27,10 @@ def _args(**fields: Any) -> dict[str, Any]:
     return _engine(args=fields)
 
 
+def _scaled(**fields: Any) -> dict[str, Any]:
+    return _spec(autoscaling={"maxReplicas": 4, **fields})
+
+
 def _named(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, **_spec()}
 
@@ -214,6 +218,25 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("volumes as a map", _head(volumes={"a": {"emptyDir": {}}}), "spec.podTemplate.head.spec.volumes"),
     ("an unknown user of pods", _spec(podTemplate={"user": "OpenShift"}), 'supported values: "Operator", "Cluster"'),
+    ("autoscaling without a maximum", _spec(autoscaling={}), "spec.autoscaling.maxReplicas: Required value"),
+    ("autoscaling that is switched on", _spec(autoscaling=True), "spec.autoscaling in body must be of type object"),
+    ("bounds in the wrong order", _scaled(minReplicas=5), "minReplicas is more than maxReplicas: lower it, or raise"),
+    ("zero engines without a gateway", _scaled(minReplicas=0), "minReplicas 0 needs a gateway that holds requests"),
+    ("a negative minimum", _scaled(minReplicas=-1), "spec.autoscaling.minReplicas in body should be greater than or"),
+    ("too high a minimum", _scaled(minReplicas=65), "spec.autoscaling.minReplicas in body should be less than or"),
+    ("a minimum in text", _scaled(minReplicas="1"), "spec.autoscaling.minReplicas in body must be of type integer"),
+    ("a broken minimum", _scaled(minReplicas=1.5), "spec.autoscaling.minReplicas in body must be of type integer"),
+    ("a maximum of zero", _scaled(maxReplicas=0), "spec.autoscaling.maxReplicas in body should be greater than or"),
+    ("too high a maximum", _scaled(maxReplicas=65), "spec.autoscaling.maxReplicas in body should be less than or"),
+    ("a goal without a name", _scaled(goal=2), "spec.autoscaling.goal in body must be of type object"),
+    ("a goal of no time", _scaled(goal={"ttftSeconds": 0}), "ttftSeconds is too small; use 0.05 or more"),
+    ("a goal of an hour", _scaled(goal={"ttftSeconds": 3600}), "goal.ttftSeconds in body should be less than or equal"),
+    ("a goal with a unit", _scaled(goal={"ttftSeconds": "2s"}), "goal.ttftSeconds in body must be of type number"),
+    ("a goal of another kind", _scaled(goal={"p99Seconds": 2}), 'unknown field "spec.autoscaling.goal.p99Seconds"'),
+    ("an idle time of a moment", _scaled(idleSeconds=1), "autoscaling.idleSeconds in body should be greater than or"),
+    ("an idle time in text", _scaled(idleSeconds="5m"), "autoscaling.idleSeconds in body must be of type integer"),
+    ("a field of an HPA", _scaled(targetCPUUtilizationPercentage=80), 'unknown field "spec.autoscaling.targetCPU'),
+    ("metrics of an HPA", _scaled(metrics=[]), 'unknown field "spec.autoscaling.metrics"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),
     ("a name with a dot", _named("chat.v1"), _NAME),
     ("a name that begins with a digit", _named("8b"), _NAME),

@@ -89,6 +89,29 @@ class KvCache(_StatusPart):
     usage: float = Field(ge=0, le=1)
 
 
+class Load(_StatusPart):
+    """The work that the engine has, and the rates that it has measured of itself. An autoscaler compares both."""
+
+    queued_tokens: int = Field(
+        0, description="Tokens of prompts that are still to be computed, of waiting and of running sequences."
+    )
+    running_tokens: int = Field(0, description="Tokens in the KV cache that running sequences hold.")
+    max_running_tokens: int = Field(
+        0,
+        description="Tokens that running sequences could hold at their present mean length, before the slots "
+        "(`max_num_seqs`) or the KV cache are full.",
+    )
+    mean_output_tokens: float = Field(0.0, description="Mean length of the last 32 outputs; 0 before the first.")
+    prefill_tokens_per_second: float | None = Field(
+        None,
+        description="Rate of a prompt that fills a step (`max_num_batched_tokens`), measured in earlier steps; null "
+        "before.",
+    )
+    decode_tokens_per_second: float | None = Field(
+        None, description="Rate of all sequences together with every slot in use, from measured steps; null before."
+    )
+
+
 class RecoveryPhase(_StatusPart):
     name: str = Field(
         description="suspect (the search for the failed process), then the phases of a start, then replay (the first "
@@ -129,6 +152,7 @@ class EngineStatus(_StatusPart):
     ranks: list[Rank]
     requests: Requests
     kv_cache: KvCache
+    load: Load = Load()
     recoveries: list[Recovery] = Field(description="The last 100.")
     api_url: str
 

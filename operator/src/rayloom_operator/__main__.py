@@ -136,6 +136,8 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     )
     number_help = "number of services that are reconciled at once, 1 to 64 (default: %(default)s)"
     run.add_argument("--max-reconciles", metavar="NUMBER", type=_max_reconciles, default=4, help=number_help)
+    window_help = "seconds over which the load of an autoscaled service is averaged, 1 to 3600 (default: %(default)s)"
+    run.add_argument("--autoscaling-window", metavar="SECONDS", type=_window_seconds, default=60, help=window_help)
     levels = ("debug", "info", "warning", "error")
     run.add_argument("--log-level", default="info", choices=levels, help="lowest level (default: %(default)s)")
     form_help = "lines of text, or one JSON object per line (default: %(default)s)"
@@ -185,6 +187,12 @@ def _privileges(text: str) -> frozenset[str]:
 def _max_reconciles(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) <= 64):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 64")
+    return int(text)
+
+
+def _window_seconds(text: str) -> int:
+    if not (text.isdecimal() and 1 <= int(text) <= 3600):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds from 1 to 3600")
     return int(text)
 
 

@@ -35,6 +35,13 @@ LLM = "/apis/rayloom.dev/v1alpha1"
 ENGINE_IMAGE = "rayloom/engine:test"
 # Additions that the operator allows in pod templates; IPC_LOCK is the only capability.
 IN_PODS = "hostIPC,hostNetwork,hostPorts,privileged,root,volumes,IPC_LOCK"
+# A short window makes autoscaled services change within seconds.
+DEFAULT_FLAGS = (
+    f"--engine-image={ENGINE_IMAGE}",
+    "--allow-host-paths=/models",
+    f"--allow-in-pod-templates={IN_PODS}",
+    "--autoscaling-window=10",
+)
 LEASE = (f"--lease-namespace={NAMESPACE}",)
 
 _GROUPS = {
@@ -269,11 +276,7 @@ class World:
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
-        flags = flags or (
-            f"--engine-image={ENGINE_IMAGE}",
-            "--allow-host-paths=/models",
-            f"--allow-in-pod-templates={IN_PODS}",
-        )
+        flags = flags or DEFAULT_FLAGS
         if self._credentials is None:
             self._credentials = credentials(self.kubeconfig)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)

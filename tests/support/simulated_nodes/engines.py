@@ -28,6 +28,15 @@ _MODEL = {
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }
+# An engine that computes 1000 tokens of prompts a second, and has room for 10,000 tokens.
+_IDLE = {
+    "queued_tokens": 0,
+    "running_tokens": 0,
+    "max_running_tokens": 10_000,
+    "mean_output_tokens": 100.0,
+    "prefill_tokens_per_second": 1000.0,
+    "decode_tokens_per_second": 100.0,
+}
 # Upper bounds, in seconds, of the buckets in which the real engine counts the times to the first token.
 _EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 
@@ -49,6 +58,7 @@ class Engine:
     in_flight: int = 0  # requests that a test adds to those of a Traffic
     # Seconds from the beginning of a drain until those requests end; None: never.
     finish_s: float | None = 0.3
+    load: dict[str, Any] = field(default_factory=dict)  # set by a test; what is left out is that of an idle engine
     num_asked: int = 0
     # Results of the requests of a Traffic.
     first_token_s: float = 0.03
@@ -126,6 +136,7 @@ class Engine:
                 "first_token_seconds": within,
             },
             "kv_cache": {"num_blocks": 64, "num_free_blocks": 64, "block_size": 16, "usage": 0.0},
+            "load": _IDLE | self.load,
             "recoveries": [],
             "api_url": "",
         }

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.load import SchedulerLoad
+from rayloom_engine.core.measured_load import measured_load
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
@@ -168,6 +169,7 @@ class Engine:
         scheduler = self.scheduler
         counters = self.scheduler.counters
         times = self.times
+        now = measured_load(scheduler, self._meter.costs())
         return SchedulerStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -184,4 +186,10 @@ class Engine:
             forward_seconds=times.forward,
             sample_seconds=times.sample,
             host_seconds=times.host,
+            queued_tokens=now.queued_tokens,
+            running_tokens=now.running_tokens,
+            max_running_tokens=now.max_running_tokens,
+            mean_output_tokens=counters.mean_output_tokens,
+            prefill_tokens_per_s=now.prefill_tokens_per_s,
+            decode_tokens_per_s=now.decode_tokens_per_s,
         )

@@ -42,6 +42,7 @@ from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
+from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.stats import Counters
@@ -76,6 +77,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that have to be computed before all unfinished sequences make tokens of their own."""
+        lacking = (sequence.num_tokens - sequence.num_computed for sequence in self._running)
+        return self._waiting.num_tokens + sum(num for num in lacking if num > 1)
 
     @property
     def num_in_flight(self) -> int:
@@ -216,6 +223,8 @@ class Scheduler:
             outputs.append(_output(sequence, sampled, reason))
             self.counters.generation_tokens += 1
             if reason is not None:
+                if not is_probe(sequence.request_id):
+                    self.counters.note_output(sequence.num_generated)
                 self._finish(sequence)
         return outputs
 

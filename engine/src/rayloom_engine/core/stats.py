@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+_NUM_OUTPUTS = 32
+
 
 @dataclass(slots=True)
 class Counters:
@@ -17,6 +19,13 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
+    mean_output_tokens: float = 0.0  # of the sequences that ended last; 0 before the first one ends
+    num_outputs: int = 0  # sequences in that mean
+
+    def note_output(self, num_tokens: int) -> None:
+        """Counts the output of a sequence that has ended. The mean follows the last `_NUM_OUTPUTS` of them."""
+        self.num_outputs = min(self.num_outputs + 1, _NUM_OUTPUTS)
+        self.mean_output_tokens += (num_tokens - self.mean_output_tokens) / self.num_outputs
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,3 +44,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     host_seconds: float = 0.0  # scheduling, input preparation and update
+    # The load, and what the engine has measured of itself (core/measured_load.py).
+    queued_tokens: int = 0
+    running_tokens: int = 0
+    max_running_tokens: int = 0
+    mean_output_tokens: float = 0.0
+    prefill_tokens_per_s: float = 0.0  # 0 = not measured yet
+    decode_tokens_per_s: float = 0.0  # 0 = not measured yet

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, Autoscaling
 from rayloom_operator.api.base import Part, Quantity
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.engine_args import EngineArgs
@@ -44,12 +45,11 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".joi
 )
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
-_MAX_REPLICAS = 64
-_REPLICAS_IN_WORDS = f"use 0 to {_MAX_REPLICAS} replicas; 0 suspends the service"
+_REPLICAS_IN_WORDS = f"use 0 to {MAX_REPLICAS} replicas; 0 suspends the service"
 
 
 def _is_a_number_of_replicas(number: int) -> int:
-    if not 0 <= number <= _MAX_REPLICAS:
+    if not 0 <= number <= MAX_REPLICAS:
         raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
     return number
 
@@ -267,9 +267,14 @@ class Spec(Part):
     accelerator: Accelerator | None = Field(None, description="The device of each rank. Left out: a CPU.")
     replicas: Annotated[int, AfterValidator(_is_a_number_of_replicas)] = Field(
         1,
-        description=f"Number of engines, each with all ranks of the model; 0 to {_MAX_REPLICAS}. 0 suspends the "
+        description=f"Number of engines, each with all ranks of the model; 0 to {MAX_REPLICAS}. 0 suspends the "
         "service: its engines finish their requests and are deleted. A change restarts no engine.",
-        json_schema_extra=_rules((f"self >= 0 && self <= {_MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
+        json_schema_extra=_rules((f"self >= 0 && self <= {MAX_REPLICAS}", _REPLICAS_IN_WORDS)),
+    )
+    autoscaling: Autoscaling | None = Field(
+        None,
+        description="The operator sets `replicas` by the load of the engines. Left out: `replicas` changes only when a "
+        "user or another autoscaler writes it. A change restarts no engine.",
     )
     drain_seconds: int = Field(
         30,

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from rayloom_operator.api.autoscaling.state import ScalingState
+from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
 from rayloom_operator.api.base import Message
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.rollout.state import RolloutState
@@ -262,6 +264,14 @@ def stored_rollout(status: Mapping[str, Any]) -> RolloutState:
         return RolloutState()
 
 
+def stored_autoscaling(status: Mapping[str, Any]) -> ScalingState:
+    """Returns the scaler's state in a status document; an empty state if there is none, or if it cannot be read."""
+    try:
+        return AutoscalingStatus.model_validate(status.get("autoscaling", {})).state()
+    except ValidationError:
+        return ScalingState()
+
+
 class Status(_StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
@@ -308,6 +318,9 @@ class Status(_StatusPart):
     )
     rollout: RolloutStatus | None = Field(
         None, description="State of rollouts, as the operator stores it. Absent before the first reconcile."
+    )
+    autoscaling: AutoscalingStatus | None = Field(
+        None, description="The last decision about spec.replicas. Absent without spec.autoscaling."
     )
     image: str = Field(
         "",

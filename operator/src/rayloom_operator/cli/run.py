@@ -12,6 +12,7 @@ import uvloop
 
 from rayloom_operator import handlers as handlers  # the import registers the handlers with kopf
 from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.reconcile.runtime import Runtime, RuntimeSettings
@@ -40,6 +41,7 @@ class RunFlags:
     lease_name: str
     lease_seconds: int
     max_reconciles: int
+    autoscaling_window: float
     hub_endpoint: str
     hub_ca_config_map: str
     host_paths: tuple[str, ...]
@@ -88,6 +90,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         namespace=flags.namespace,
         hub=hub,
         permissions=permissions,
+        windows=Windows(window_s=flags.autoscaling_window),
     )
     return RuntimeSettings(
         settings=settings,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayloom_operator.api.status import FAULTS, Condition, Reason, Status
+from rayloom_operator.decide.scaling.inputs import SCALER
 from rayloom_operator.names import FIELD_MANAGER, Manifest
 from rayloom_operator.texts import head_bytes
 
@@ -15,7 +16,8 @@ _MAX_NOTE = 1024  # bytes; the API server refuses a longer note
 
 
 def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, ...]:
-    """Returns Events for the conditions in `status` that differ from those stored in the document `service`.
+    """Returns Events for the conditions in `status` that differ from those stored in the document `service`, and for a
+    change of `replicas` by the scaler.
 
     An Event's name is derived from its content and the condition's transition time, so that a retry creates no second
     Event.
@@ -26,8 +28,20 @@ def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, 
         old = before.get(condition.type, {})
         is_same = (old.get("reason"), old.get("message")) == (condition.reason, condition.message)
         if not is_same and _deserves_event(condition, old):
-            found[condition.reason] = _event(service, condition, now)
+            since = condition.last_transition_time
+            found[condition.reason] = _event(service, condition.reason, condition.message, since, now)
+    if scaling := _scaling_event(service, status, now):
+        return (*found.values(), scaling)
     return tuple(found.values())
+
+
+def _scaling_event(service: Manifest, status: Status, now: datetime) -> Manifest | None:
+    """Returns the Event about a new number of engines that the scaler has written; None if there is none."""
+    found = status.autoscaling
+    before = service.get("status", {}).get("autoscaling", {})
+    if found is None or found.writer != SCALER or found.last_scale_time == before.get("lastScaleTime"):
+        return None
+    return _event(service, found.reason, found.message, f"{found.last_scale_time}/{found.desired_replicas}", now)
 
 
 def _deserves_event(condition: Condition, old: Mapping[str, Any]) -> bool:
@@ -37,9 +51,9 @@ def _deserves_event(condition: Condition, old: Mapping[str, Any]) -> bool:
     return condition.reason in FAULTS or condition.reason is Reason.SERVING or is_repaired
 
 
-def _event(service: Manifest, condition: Condition, now: datetime) -> Manifest:
+def _event(service: Manifest, reason: str, message: str, since: str, now: datetime) -> Manifest:
     meta = service["metadata"]
-    content = f"{meta['uid']}/{condition.reason}/{condition.message}/{condition.last_transition_time}"
+    content = f"{meta['uid']}/{reason}/{message}/{since}"
     name = f"{meta['name']}.{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     identity = {key: service[key] for key in ("apiVersion", "kind")}
     return {
@@ -49,9 +63,9 @@ def _event(service: Manifest, condition: Condition, now: datetime) -> Manifest:
         "eventTime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "reportingController": f"rayloom.dev/{FIELD_MANAGER}",
         "reportingInstance": FIELD_MANAGER,
-        "type": "Warning" if condition.reason in FAULTS else "Normal",
-        "reason": str(condition.reason),
+        "type": "Warning" if reason in FAULTS else "Normal",
+        "reason": str(reason),
         "action": "Reconcile",
         "regarding": identity | {key: meta[key] for key in ("namespace", "name", "uid")},
-        "note": head_bytes(condition.message, _MAX_NOTE),
+        "note": head_bytes(message, _MAX_NOTE),
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.resolve.resolved import Hub
 
@@ -20,6 +21,7 @@ class Settings:
     namespace: str = ""  # of the operator's own pods; empty for an operator outside the cluster
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)
+    windows: Windows = field(default_factory=Windows)  # of the scaler
 
     def admin_tokens(self, namespace: str, service_uid: str, replica: str) -> tuple[str, str]:
         """Returns the tokens of an engine replica's admin port, derived from the current and from the previous key.

@@ -12,6 +12,7 @@ from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.recovery import Memory, Place
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.decide.rollout.revisions import RevisionPlaces
+from rayloom_operator.decide.scaling.scaler import ScalingDecision
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.observe.observed import Observed, Verdict
 from rayloom_operator.resolve.resolved import Resolved
@@ -47,6 +48,7 @@ class Situation:
     # The rollout: its next step, and the places of each revision. While `resolved` is None, there are neither.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
+    scaling: ScalingDecision | None = None  # None without spec.autoscaling, or while `resolved` is None
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -6,7 +6,8 @@ the status, byte for byte.
 
 from __future__ import annotations
 
-from rayloom_operator.api.status import Reason, Status, stored_sizing
+from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
+from rayloom_operator.api.status import Reason, Status, stored_autoscaling, stored_sizing
 from rayloom_operator.decide.conditions.accepted import acceptance
 from rayloom_operator.decide.conditions.evidence import Evidence, JudgedReplica, gather_evidence
 from rayloom_operator.decide.conditions.report import conditions
@@ -47,6 +48,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         update_revision=update,
         progress=progress(step) if step is not None else previous.get("progress", ""),
         rollout=rollout_status(evidence.step, situation.rollout),
+        autoscaling=_autoscaling(situation),
         image=_image(evidence),
         groups=tuple(replica_status(each, situation) for each in (*evidence.staying, *evidence.leaving)),
     )
@@ -56,6 +58,17 @@ def _asked_before(situation: Situation) -> str:
     """Returns the number of replicas that the last usable spec asked for."""
     before: str = situation.previous.get("ready", "0/1")
     return before.split("/")[1]
+
+
+def _autoscaling(situation: Situation) -> AutoscalingStatus | None:
+    """Returns the scaler's state; its last written one while the scaler decides nothing."""
+    if situation.scaling is not None:
+        return AutoscalingStatus.of(situation.scaling.state)
+    resolved = situation.resolved
+    is_off = resolved is not None and resolved.service.spec.autoscaling is None
+    if is_off or "autoscaling" not in situation.previous:
+        return None
+    return AutoscalingStatus.of(stored_autoscaling(situation.previous))
 
 
 def _loading(replicas: tuple[JudgedReplica, ...]) -> str | None:

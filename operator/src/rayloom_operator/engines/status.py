@@ -41,6 +41,7 @@ def _bounded(text: str) -> str:
 Edge = Annotated[str, AfterValidator(_edge)]
 Text = Annotated[str, AfterValidator(_bounded)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
+Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
 class _EngineStatusPart(BaseModel):
@@ -75,9 +76,21 @@ class Requests(_EngineStatusPart):
     """Numbers of HTTP requests. Engines of older versions leave some of them out."""
 
     in_flight: Count = 0  # accepted and not yet answered in full
+    waiting: Count = 0  # sequences in the core's queue
     finished: Count = 0  # since the API server process started, with or without an error
     failed: Count = 0  # those of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
+
+
+class ReportedLoad(_EngineStatusPart):
+    """The work that the engine has, and its measured rates. Engines of older versions leave it out."""
+
+    queued_tokens: Count = 0
+    running_tokens: Count = 0
+    max_running_tokens: Count = 0  # 0: the engine does not tell its load
+    mean_output_tokens: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
+    prefill_tokens_per_second: Rate | None = None
+    decode_tokens_per_second: Rate | None = None
 
 
 class EngineStatus(_EngineStatusPart):
@@ -89,6 +102,7 @@ class EngineStatus(_EngineStatusPart):
     last_work_age_seconds: float | None = None  # since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     requests: Requests = Requests()
+    load: ReportedLoad = ReportedLoad()
 
     @property
     def request_counts(self) -> RequestCounts:

@@ -126,6 +126,19 @@ class Kube:
                 raise
             raise Recreated(found) from error
 
+    async def scale(self, path: str, uid: str, *, before: int, after: int, manager: str) -> None:
+        """Changes `spec.replicas` of the object with this uid from `before` to `after`, as the field manager `manager`.
+
+        Raises KubeError 422 if the object has another uid or another number by now.
+        """
+        steps: list[Manifest] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "test", "path": "/spec/replicas", "value": before},
+            {"op": "replace", "path": "/spec/replicas", "value": after},
+        ]
+        how = "application/json-patch+json"
+        await self._send("PATCH", f"{path}/scale", params={"fieldManager": manager}, body=steps, content_type=how)
+
     async def patch(self, path: str, body: Manifest) -> Manifest:
         """Patches the object with a JSON merge patch and returns the stored object."""
         return _object(await self._send("PATCH", path, body=body, content_type="application/merge-patch+json"))

@@ -117,6 +117,10 @@ class EnginePoller:
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 
+    def interval_s(self) -> float:
+        """Returns the seconds between requests to an engine that serves."""
+        return serving_interval_s(self.num_engines)
+
     def retry_interval_s(self) -> float:
         """Returns the seconds between requests to an engine that does not answer, and between reconciles of its
         service."""

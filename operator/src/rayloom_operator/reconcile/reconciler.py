@@ -91,6 +91,11 @@ class Reconciler:
         # 2. Decide: a pure function.
         decision = decide(situation)
 
+        if situation.scaling is not None:
+            self._statuses.metrics.scaling.show(key, situation.scaling.state.desired, situation.scaling.seen)
+        elif situation.resolved is not None and situation.resolved.service.spec.autoscaling is None:
+            self._statuses.metrics.scaling.forget(key)
+
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
 

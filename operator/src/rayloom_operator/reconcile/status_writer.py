@@ -8,8 +8,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from rayloom_operator.api.spec import API_VERSION, KIND
-from rayloom_operator.api.status import Status, stored_rollout
+from rayloom_operator.api.status import Status, stored_autoscaling, stored_rollout
 from rayloom_operator.decide.events import events
+from rayloom_operator.decide.scaling.inputs import SCALER
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, Recreated
 from rayloom_operator.kube.packed import PackedDict
@@ -50,7 +51,7 @@ class StatusWriter:
     ) -> None:
         self._kube = kube
         self._services = services
-        self._metrics = metrics
+        self.metrics = metrics
         self._on_service = on_service
         self._on_edit = on_edit
         self._pace = WritePace()
@@ -60,6 +61,7 @@ class StatusWriter:
         """Drops the state of a deleted service."""
         self._pace.forget(key)
         self._unsent.pop(key, None)
+        self.metrics.scaling.forget(key)
 
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
         """Writes the status `computed`, if it differs from the status in `document`.
@@ -82,7 +84,11 @@ class StatusWriter:
         self._note_written(key, document, written)
         now = datetime.now(UTC)
         if computed.rollout is not None:
-            self._metrics.rolled(stored_rollout(previous), computed.rollout.state(), now)
+            self.metrics.rolled(stored_rollout(previous), computed.rollout.state(), now)
+        if computed.autoscaling is not None:
+            replicas = document["spec"].get("replicas", 1)
+            state = computed.autoscaling.state()
+            self.metrics.scaling.changed(stored_autoscaling(previous), state, replicas, SCALER)
         new = {each["metadata"]["name"]: each for each in events(document, computed, now)}
         self._unsent.setdefault(key, {}).update(new)
         return None

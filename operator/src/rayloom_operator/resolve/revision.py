@@ -20,15 +20,16 @@ def revision(resolved: Resolved) -> str:
     Fields with default values are not hashed. So a later version of the operator can add a field without changing
     revisions.
     """
-    # `replicas` and the settings of drains, recovery and rollouts are excluded, because they do not change an engine: a
-    # change of them is no reason to interrupt streams. The operator takes them from the current spec. The pull policy
-    # does not change an engine either. The other excluded fields are added below in their resolved form.
+    # `replicas` and the settings of autoscaling, drains, recovery and rollouts are excluded, because they do not change
+    # an engine: a change of them is no reason to interrupt streams. The operator takes them from the current spec. The
+    # pull policy does not change an engine either. The other excluded fields are added below in their resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
         exclude={
             "model": {"revision", "served_name", "max_model_len"},
             "replicas": True,
+            "autoscaling": True,
             "parallelism": True,
             "sizing": True,
             "accelerator": True,

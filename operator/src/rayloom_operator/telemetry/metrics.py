@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.names import ServiceKey
+from rayloom_operator.telemetry.scaling_metrics import SERVICE_LABELS, ScalingMetrics
 
 _PREFIX = "rayloom_operator"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -43,6 +44,11 @@ LABELS = {
     "rollout_failures": ("reason",),
     "rollout_seconds": ("end",),
     "services": ("condition", "status"),
+    "scalings": ("direction",),
+    "autoscaling_desired_replicas": SERVICE_LABELS,
+    "autoscaling_needed_engines": SERVICE_LABELS,
+    "autoscaling_queued_tokens": SERVICE_LABELS,
+    "autoscaling_running_tokens": SERVICE_LABELS,
 }
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -54,6 +60,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        self.scaling = ScalingMetrics(_PREFIX, self._registry)
         self._reconcile_seconds = Histogram(
             f"{_PREFIX}_reconcile_seconds",
             "Seconds of one reconcile of a service.",

@@ -28,6 +28,7 @@ class WaitingQueue:
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
+        self.num_tokens = 0  # of all waiting sequences; they change only while a sequence runs
 
     def __len__(self) -> int:
         return self._size
@@ -47,11 +48,13 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._lines.setdefault(sequence.tenant, []), sequence, key=order_of)
         self._size += 1
+        self.num_tokens += sequence.num_tokens
 
     def remove(self, sequence: Sequence) -> None:
         line = self._lines[sequence.tenant]
         line.remove(sequence)
         self._size -= 1
+        self.num_tokens -= sequence.num_tokens
         if not line:
             del self._lines[sequence.tenant]
 

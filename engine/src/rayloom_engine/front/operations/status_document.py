@@ -72,6 +72,7 @@ def status_document(config: EngineConfig, received: ReceivedStatus, front: Front
             first_token_seconds=front.first_token_seconds,
         ),
         kv_cache=_kv_cache(core.stats),
+        load=_load(core.stats) if received.is_connected else status.Load(),
         recoveries=[_recovery(record) for record in front.recoveries],
         api_url=front.api_url,
     )
@@ -130,6 +131,17 @@ def _kv_cache(stats: SchedulerStats) -> status.KvCache:
         num_free_blocks=stats.num_free_blocks,
         block_size=BLOCK_SIZE,
         usage=num_used / stats.num_blocks if stats.num_blocks else 0.0,
+    )
+
+
+def _load(stats: SchedulerStats) -> status.Load:
+    return status.Load(
+        queued_tokens=stats.queued_tokens,
+        running_tokens=stats.running_tokens,
+        max_running_tokens=stats.max_running_tokens,
+        mean_output_tokens=stats.mean_output_tokens,
+        prefill_tokens_per_second=stats.prefill_tokens_per_s or None,
+        decode_tokens_per_second=stats.decode_tokens_per_s or None,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.api.spec import LLMService
+from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
@@ -49,6 +49,16 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleWrite:
+    """A new number of engine replicas, which the scaler writes into the LLMService."""
+
+    path: str  # of the LLMService
+    uid: str
+    before: int  # spec.replicas, on which the decision depends
+    after: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The changes to make, in this order: drains to take back, `routes`, `wanted`, drains to begin, `deletions`."""
 
@@ -60,6 +70,7 @@ class Plan:
     routes: tuple[Route, ...] = ()
     drains: tuple[Drain, ...] = ()
     waits: tuple[datetime, ...] = ()  # times at which failed replicas may be recreated
+    scale: ScaleWrite | None = None  # last of all changes
 
 
 def plan(situation: Situation) -> Plan:
@@ -84,6 +95,19 @@ def plan(situation: Situation) -> Plan:
         routes=routes,
         drains=tuple(_drains(situation, resolved, step)),
         waits=tuple(replicas.waits),
+        scale=_scale(situation, resolved),
+    )
+
+
+def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
+    if situation.scaling is None or situation.scaling.write is None:
+        return None
+    meta = resolved.service.metadata
+    return ScaleWrite(
+        path=object_path(API_VERSION, KIND, meta.namespace, meta.name),
+        uid=meta.uid,
+        before=resolved.service.spec.replicas,
+        after=situation.scaling.write,
     )
 
 

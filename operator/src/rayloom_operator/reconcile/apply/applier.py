@@ -16,6 +16,7 @@ from rayloom_operator.names import ADMIN_PORT, ROUTE_LABEL, ServiceKey, object_p
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.reconcile.apply.objects import ObjectApplier
 from rayloom_operator.reconcile.apply.refusals import as_refusal
+from rayloom_operator.reconcile.apply.scale import write_scale
 from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
+        if planned.scale is not None:
+            logger.info("%s/%s: replicas %d -> %d", *key, planned.scale.before, planned.scale.after)
+            await attempt(write_scale(self._kube, planned.scale))
         # A Refused is raised before other errors, because a user has to read it. Other failures may pass in a retry.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
             raise error

@@ -7,11 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api.spec import without_spec
-from rayloom_operator.api.status import stored_rollout
+from rayloom_operator.api.status import Reason, stored_rollout
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.recovery import Memory, remembered
 from rayloom_operator.decide.rollout.planner import Step
 from rayloom_operator.decide.rollout.revisions import RevisionPlaces
+from rayloom_operator.decide.scaling.scaler import ScalingDecision
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.kube.client import Kube
@@ -22,6 +23,7 @@ from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.gather.inspector import Inspector
 from rayloom_operator.reconcile.gather.lookups import RolloutLookups
+from rayloom_operator.reconcile.gather.scaling import ScalingGatherer
 from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.reconcile.gather.spec_reader import ParsedSpec, SpecReader
 from rayloom_operator.times import Now
@@ -46,6 +48,7 @@ class Gatherer:
         self._sizer = Sizer()
         self._lookups = RolloutLookups(kube, settings, observer, self._sizer)
         self._inspector = Inspector(kube, settings, watches, observer.events)
+        self._scaling = ScalingGatherer(kube, settings.windows, poller.interval_s)
         self._specs = SpecReader(settings, watches, self._inspector, self._lookups, self._sizer)
         self._mounting_since: dict[ServiceKey, float] = {}  # event loop time at which a pod began to wait
 
@@ -61,6 +64,7 @@ class Gatherer:
         """Drops the state of a deleted service."""
         self._mounting_since.pop(key, None)
         self._lookups.forget(key)
+        self._scaling.forget(key)
         self._inspector.forget(key)
 
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
@@ -86,6 +90,10 @@ class Gatherer:
             step, revisions = await self._lookups.next(
                 key, document, parsed.resolved, observed, memory, rollout, now=now
             )
+        scaling: ScalingDecision | None = None
+        can_scale = parsed.accepted.reason is Reason.VALID and not kuberay_problem
+        if can_scale and parsed.resolved is not None and step is not None:
+            scaling = await self._scaling.next(key, document, parsed.resolved, observed, step, now)
         return Situation(
             now=now,
             settings=self._settings,
@@ -104,6 +112,7 @@ class Gatherer:
             retry_interval_s=self._poller.retry_interval_s(),
             step=step,
             revisions=revisions,
+            scaling=scaling,
         )
 
     async def _observe(

@@ -1,0 +1,66 @@
+"""`spec.autoscaling`: the operator sets the number of engines by their load."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field, model_validator
+
+from rayloom_operator.api.base import Part, rules
+
+MAX_REPLICAS = 64
+_LEAST_GOAL_S = 0.05
+_BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
+# A service without engines is woken by the first request that a gateway holds. The operator makes no gateway yet. Once
+# it does, remove these two, and the check and the rule that use them.
+LEAST_REPLICAS = 1
+NO_GATEWAY_IN_WORDS = (
+    "minReplicas 0 needs a gateway that holds requests while no engine runs, and this operator makes none: use 1 or "
+    "more. To stop the service by hand, set replicas 0"
+)
+
+
+class Goal(Part):
+    """The aim of the number of engines."""
+
+    ttft_seconds: float = Field(
+        2,
+        ge=_LEAST_GOAL_S,
+        le=600,
+        description="Seconds within which a request should have its first token. Engines are added when the prompts "
+        "that wait would take longer. A change restarts no engine.",
+        # The API server compares a whole number with the whole part of `minimum`, so it takes 0 without this rule.
+        json_schema_extra=rules((f"self >= {_LEAST_GOAL_S}", f"ttftSeconds is too small; use {_LEAST_GOAL_S} or more")),
+    )
+
+
+class Autoscaling(Part):
+    """The operator writes `replicas`, within bounds, by the tokens that wait and run in the engines."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (f"self.minReplicas >= {LEAST_REPLICAS}", NO_GATEWAY_IN_WORDS),
+            ("self.minReplicas <= self.maxReplicas", _BOUNDS_IN_WORDS),
+        )
+    )
+
+    min_replicas: int = Field(
+        1, ge=0, le=MAX_REPLICAS, description="Least number of engines, from 1. A change restarts no engine."
+    )
+    max_replicas: int = Field(
+        ge=1, le=MAX_REPLICAS, description="Greatest number of engines. A change restarts no engine."
+    )
+    goal: Goal = Field(default_factory=Goal, description="The aim of the number of engines.")
+    idle_seconds: int = Field(
+        600,
+        ge=10,
+        le=604800,
+        description="Seconds without any request after which a service may have no engine. No effect while minReplicas "
+        "is at least 1. A change restarts no engine.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_hold(self) -> Autoscaling:
+        if self.min_replicas < LEAST_REPLICAS:
+            raise ValueError(NO_GATEWAY_IN_WORDS)
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(_BOUNDS_IN_WORDS)
+        return self

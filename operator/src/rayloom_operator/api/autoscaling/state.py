@@ -1,0 +1,53 @@
+"""The state of a service's scaler: everything that it knows from earlier reconciles, as plain data.
+
+The module `stored` converts it to and from `status.autoscaling`. Times are RFC 3339 strings to the second. An empty
+string means no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ScalingReason(StrEnum):
+    """The causes of a number of engines."""
+
+    STEADY = "Steady"  # the load fits the engines, or no window is full yet
+    SCALED_UP = "ScaledUp"
+    SCALED_DOWN = "ScaledDown"
+    SCALED_TO_ZERO = "ScaledToZero"
+    WOKEN = "Woken"  # a held request brought the first engine back
+    BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
+    AT_MAXIMUM = "AtMaximum"  # the load asks for more engines than maxReplicas
+    FIGURES_MISSING = "FiguresMissing"  # an engine does not tell its load, so none is removed
+    ROLLING_OUT = "RollingOut"  # engines are being replaced
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node
+    OTHER_WRITER = "OtherWriter"  # somebody else set replicas last
+    SUSPENDED = "Suspended"  # replicas is 0, and the scaler did not set it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingInputs:
+    """The figures of the last change, all engines together."""
+
+    engines: int = 0  # that told their load
+    queued_tokens: int = 0
+    running_tokens: int = 0
+    held_tokens: int = 0  # of requests that a gateway holds
+    held_requests: int = 0
+    tokens_per_second: int = 0  # of prompts
+    needed_engines: str = "0"  # with two decimals, as text: the status has no fractions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingState:
+    desired: int = 0
+    writer: str = ""  # field manager that last set replicas; empty before the first change that was noticed
+    reason: str = ""  # a ScalingReason; empty before the first reconcile
+    message: str = ""
+    inputs: ScalingInputs = field(default_factory=ScalingInputs)
+    changed_time: str = ""  # replicas last changed
+    rising_time: str = ""  # an engine was last asked for and does not serve yet
+    start_seconds: int = 0  # that the last added engines took until they served; 0 = not measured yet
+    idle_time: str = ""  # no engine has had a request since

@@ -1,0 +1,45 @@
+"""The scaler's input: the settings of the spec, and the engines at one moment. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, ServiceLoad
+from rayloom_operator.decide.scaling.windows import Sample
+
+SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
+
+
+class RolloutPhase(Enum):
+    """The work of the rollout planner, as far as the scaler must not disturb it."""
+
+    SETTLED = "settled"  # nothing, or it only creates or deletes engines for a new number
+    ROLLING = "rolling"
+    WAITING = "waiting"  # for a node with room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The part of the spec that the scaler follows."""
+
+    least: int
+    most: int
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The engines of a service at one moment."""
+
+    replicas: int  # spec.replicas
+    num_available: int
+    phase: RolloutPhase
+    load: ServiceLoad
+    samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
+    held: Held = NOTHING_HELD
+    other_writer: str = ""  # who set `replicas`, if not the decision in the stored state; else empty
+
+    @property
+    def has_all(self) -> bool:
+        return self.num_available >= self.replicas

@@ -1,0 +1,92 @@
+"""The load of a service: how many fully used engines its tokens take. Pure.
+
+    load of an engine = seconds that its queue takes / seconds that it may take + tokens that run / tokens that can run
+
+The first part is about prompts, the second about the slots and the KV cache. Each is 1 for an engine that can just take
+no more, so the sum over all engines is a number of engines. All rates are measured by the engines themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayloom_operator.api.autoscaling.state import ScalingInputs
+
+# A queue may take this part of the goal on average, because waits scatter: the longest of ten is about twice the mean.
+_QUEUE_SHARE = 0.5
+# From this share of its slots or KV cache on, an engine is full: what waits gets a slot only when an output ends.
+_FULL = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """The answer of an engine about its load. Without an answer of a moment ago, `is_known` is False."""
+
+    is_known: bool
+    queued_tokens: int = 0
+    num_waiting: int = 0  # sequences
+    running_tokens: int = 0
+    max_running_tokens: int = 0
+    mean_output_tokens: float = 0.0
+    prefill_per_s: float | None = None  # tokens; None before it is measured
+    decode_per_s: float | None = None
+
+    @property
+    def running_share(self) -> float:
+        return self.running_tokens / self.max_running_tokens if self.max_running_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Requests that a gateway holds, because no engine takes them. No gateway reports any yet."""
+
+    tokens: int = 0
+    requests: int = 0
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLoad:
+    engines: float  # as many engines would be fully used
+    is_complete: bool  # every engine said its load, and rates are known where something waits
+    is_idle: bool  # complete, and nothing waits, runs or is held
+    inputs: ScalingInputs
+
+
+def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> ServiceLoad:
+    """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token."""
+    known = [each for each in engines if each.is_known]
+    rates = [each.prefill_per_s for each in known if each.prefill_per_s]
+    usual_per_s = sum(rates) / len(rates) if rates else 0.0  # of engines that have not measured their own yet
+    queued = sum(each.queued_tokens for each in known)
+    running = sum(each.running_tokens for each in known)
+    number = sum(each.running_share + _queue_s(each, usual_per_s) / (_QUEUE_SHARE * ttft_s) for each in known)
+    if usual_per_s:
+        number += held.tokens / usual_per_s / (_QUEUE_SHARE * ttft_s)
+    is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
+    return ServiceLoad(
+        engines=number,
+        is_complete=is_complete,
+        is_idle=is_complete and not (queued or running or held.tokens or held.requests),
+        inputs=ScalingInputs(
+            engines=len(known),
+            queued_tokens=queued,
+            running_tokens=running,
+            held_tokens=held.tokens,
+            held_requests=held.requests,
+            tokens_per_second=round(sum(rates)),
+            needed_engines=f"{min(number, 99_999):.2f}",
+        ),
+    )
+
+
+def _queue_s(engine: EngineLoad, usual_per_s: float) -> float:
+    """Returns the seconds until what waits in the engine has its first tokens."""
+    per_s = engine.prefill_per_s or usual_per_s
+    seconds = engine.queued_tokens / per_s if per_s else 0.0
+    if engine.running_share >= _FULL and engine.decode_per_s:
+        seconds += engine.num_waiting * engine.mean_output_tokens / engine.decode_per_s
+    return seconds

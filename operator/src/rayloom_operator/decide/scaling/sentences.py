@@ -1,0 +1,52 @@
+"""Sentences about the scaler's decisions, for the status and Events. Pure.
+
+A sentence about a state contains no figure that changes while the state lasts, so the status is written once.
+"""
+
+from __future__ import annotations
+
+from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingReason
+from rayloom_operator.decide.scaling.inputs import Bounds
+
+# The field managers with which a HorizontalPodAutoscaler, also one of KEDA, writes replicas.
+_AUTOSCALERS = ("kube-controller-manager", "horizontal-pod-autoscaler", "keda-operator")
+
+
+def change_sentence(reason: ScalingReason, before: int, after: int, inputs: ScalingInputs, bounds: Bounds) -> str:
+    """Returns the cause of a change of `replicas`."""
+    change = f"replicas {before} -> {after}"
+    if reason is ScalingReason.BOUNDED:
+        return f"{change}: minReplicas {bounds.least} and maxReplicas {bounds.most} are the bounds."
+    if reason is ScalingReason.SCALED_TO_ZERO:
+        return f"{change}: no engine has had a request for {bounds.idle_s:g} s."
+    held = f", {inputs.held_requests} requests held" if inputs.held_requests else ""
+    limit = f" maxReplicas is {bounds.most}." if after == bounds.most and after > before else ""
+    return (
+        f"{change}: the load takes {inputs.needed_engines} fully used engines ({inputs.queued_tokens} tokens wait, "
+        f"{inputs.running_tokens} run{held}; {inputs.tokens_per_second} tokens of prompts/s).{limit}"
+    )
+
+
+def state_sentence(reason: ScalingReason, replicas: int, bounds: Bounds, writer: str = "") -> str:
+    """Returns the cause for which `replicas` stays. `writer`: who set it, for OtherWriter."""
+    if reason is ScalingReason.OTHER_WRITER:
+        both = ""
+        if writer in _AUTOSCALERS:
+            both = (
+                " Two autoscalers write replicas: remove the HorizontalPodAutoscaler (or KEDA's ScaledObject), or "
+                "spec.autoscaling."
+            )
+        return f"{writer} set replicas to {replicas}. This stays until the operator's next decision.{both}"
+    return _OF_STATES[reason].format(replicas=replicas, most=bounds.most)
+
+
+_OF_STATES = {
+    ScalingReason.STEADY: "The operator sets replicas by the load of the engines.",
+    ScalingReason.AT_MAXIMUM: "The load takes more engines than maxReplicas {most}: raise it, or send less.",
+    ScalingReason.FIGURES_MISSING: "An engine does not tell its load, so no engine is removed.",
+    ScalingReason.ROLLING_OUT: "A rollout replaces engines; replicas stays {replicas} until it has ended.",
+    ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node; replicas stays {replicas} until it does.",
+    ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
+    "to 1 or more.",
+    ScalingReason.SCALED_TO_ZERO: "No engine runs; the first request wakes the service.",
+}

@@ -1,0 +1,93 @@
+"""The windows over which the load of a service is averaged. Pure.
+
+Samples begin with the last change of `replicas`: those from before it say little about the engines that run now. A
+restarted operator has none, so it removes no engine before a whole window has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The window for scaling down is at least this many times as long as the last engines took to start ...
+_STARTS = 2
+# ... and at most this many seconds, unless the setting is longer.
+_MOST_S = 1800.0
+_LEAST_SAMPLES = 2  # a window with fewer is no reason to add an engine
+_PANIC_PART = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at: float  # seconds of a clock that only advances
+    engines: float  # the load, see load.py
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The lengths of the windows in seconds."""
+
+    window_s: float = 60.0
+
+    @property
+    def panic_s(self) -> float:
+        return _PANIC_PART * self.window_s
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds between two samples."""
+        return self.panic_s / 3
+
+    def stable_s(self, start_s: float) -> float:
+        """The window for scaling down. `start_s`: how long engines take to start."""
+        return max(self.window_s, min(_STARTS * start_s, _MOST_S))
+
+
+def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
+    """Returns the mean load of the panic window, or of the last two samples; None if there are fewer."""
+    if len(samples) < _LEAST_SAMPLES:
+        return None
+    recent = [each.engines for each in samples if each.at > now - windows.panic_s]
+    if len(recent) < _LEAST_SAMPLES:
+        recent = [each.engines for each in samples[-_LEAST_SAMPLES:]]
+    return sum(recent) / len(recent)
+
+
+def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
+    """Returns the mean load of the last `window_s`; None if the samples do not cover it."""
+    if not covers_window(samples, windows, now):
+        return None
+    recent = [each.engines for each in samples if each.at > now - windows.window_s]
+    return sum(recent) / len(recent) if recent else None
+
+
+def stable_peak(samples: Sequence[Sample], windows: Windows, start_s: float, now: float) -> float | None:
+    """Returns the largest mean load of any `window_s` in the window for scaling down.
+
+    None if the samples do not cover that window, if one of them is incomplete, or if a part of it has none.
+    """
+    length_s = windows.stable_s(start_s)
+    if not _covers(samples, length_s, windows, now):
+        return None
+    recent = [each for each in samples if each.at > now - length_s]
+    if not all(each.is_complete for each in recent):
+        return None
+    parts: dict[int, list[float]] = {}
+    num_parts = max(1, int(length_s // windows.window_s))
+    for each in recent:
+        index = min(int((now - each.at) // windows.window_s), num_parts - 1)
+        parts.setdefault(index, []).append(each.engines)
+    if len(parts) < num_parts:
+        return None
+    return max(sum(part) / len(part) for part in parts.values())
+
+
+def covers_window(samples: Sequence[Sample], windows: Windows, now: float) -> bool:
+    """Returns whether the samples begin at least `window_s` ago."""
+    return _covers(samples, windows.window_s, windows, now)
+
+
+def _covers(samples: Sequence[Sample], seconds: float, windows: Windows, now: float) -> bool:
+    """Returns whether the samples begin at least `seconds` ago."""
+    return bool(samples) and samples[0].at <= now - seconds + windows.sample_s / 2

@@ -1,0 +1,170 @@
+"""The scaler's decisions, each from a fleet that has been under one load for two minutes."""
+
+from dataclasses import replace
+
+import pytest
+
+from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutPhase
+from rayloom_operator.decide.scaling.load import Held
+from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet, make_load, settled, steadily
+
+ZERO = Bounds(least=0, most=8, idle_s=600.0)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "load", "after"),
+    [
+        (1, 0.7, 1),  # used to 70 %
+        (1, 0.71, 2),
+        (2, 1.4, 2),
+        (2, 1.5, 3),
+        (2, 2.9, 5),  # 2.9 / 0.7 = 4.14: at once, because that is more than twice
+        (2, 50.0, 8),  # maxReplicas
+        (2, 0.51, 2),  # one engine would be used to 51 %
+        (2, 0.5, 1),
+        (8, 0.1, 4),  # at most half of the engines leave at once
+        (3, 0.0, 2),
+        (1, 0.0, 1),  # minReplicas
+    ],
+)
+def test_the_number_follows_the_load(replicas, load, after):
+    found = decided(make_fleet(replicas, load))
+    assert (found.write if found.write is not None else replicas) == after
+
+
+def test_a_sudden_load_needs_two_samples_and_a_moderate_one_a_whole_window():
+    assert decided(make_fleet(1, 9.0, samples=steadily(9.0, seconds=0))).write is None
+    assert decided(make_fleet(1, 9.0, samples=steadily(9.0, seconds=2))).write == 8
+    assert decided(make_fleet(2, 1.5, samples=steadily(1.5, seconds=56))).write is None
+    assert decided(make_fleet(2, 1.5, samples=steadily(1.5, seconds=60))).write == 3
+
+
+def test_a_peak_within_the_window_keeps_the_engines():
+    # With a start of 100 s the window is 200 s: three parts, of which the first had more load.
+    state = settled(3, start_seconds=100)
+    quiet = steadily(0.5, seconds=200)
+    busy = [each if each.at > 870 else steadily(1.4, seconds=200)[index] for index, each in enumerate(quiet)]
+    assert decided(make_fleet(3, 0.5, samples=quiet), state).write == 2
+    assert decided(make_fleet(3, 0.5, samples=tuple(busy)), state).write is None
+    assert decided(make_fleet(3, 0.5, samples=steadily(0.5, seconds=180)), state).write is None
+
+
+def test_missing_figures_never_remove_an_engine():
+    found = decided(make_fleet(3, 0.0, is_complete=False))
+    assert (found.write, found.state.reason) == (None, "FiguresMissing")
+    gap = (
+        *steadily(0.0, until=980),
+        *steadily(0.0, seconds=0, until=990, is_complete=False),
+        *steadily(0.0, seconds=4),
+    )
+    assert decided(make_fleet(3, 0.0, samples=gap)).write is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"), [(RolloutPhase.ROLLING, "RollingOut"), (RolloutPhase.WAITING, "WaitingForCapacity")]
+)
+@pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0), (12, 1.0)])
+def test_a_rollout_is_not_disturbed(phase, reason, replicas, load):
+    found = decided(make_fleet(replicas, load, phase=phase))
+    assert (found.write, found.state.reason) == (None, reason)
+
+
+def test_engines_that_start_are_waited_for_unless_the_load_doubles():
+    rising = settled(4, rising_time="2026-01-01T00:10:00Z")
+    assert decided(make_fleet(4, 4.5, num_available=1), rising).write is None
+    assert decided(make_fleet(4, 0.0, num_available=1), rising).write is None
+    assert decided(make_fleet(4, 5.6, num_available=1), rising).write == 8
+
+
+def test_the_start_is_measured_once_all_engines_serve():
+    rising = settled(4, rising_time="2026-01-01T00:10:00Z")  # 400 s ago
+    found = decided(make_fleet(4, 2.0), rising)
+    assert (found.state.start_seconds, found.state.rising_time) == (400, "")
+
+
+@pytest.mark.parametrize(("replicas", "after"), [(12, 8), (1, 2)])
+def test_a_number_outside_the_bounds_is_corrected(replicas, after):
+    found = decided(make_fleet(replicas, 1.0), bounds=Bounds(least=2, most=8, idle_s=1))
+    assert (found.write, found.state.reason) == (after, "Bounded")
+    assert found.state.message == f"replicas {replicas} -> {after}: minReplicas 2 and maxReplicas 8 are the bounds."
+
+
+def test_a_load_beyond_the_maximum_is_said():
+    found = decided(make_fleet(8, 20.0))
+    assert (found.write, found.state.reason) == (None, "AtMaximum")
+    assert found.state.message == "The load takes more engines than maxReplicas 8: raise it, or send less."
+
+
+def test_a_change_says_its_figures():
+    load = make_load(1.2, queued_tokens=3000, running_tokens=500, tokens_per_second=4000, engines=1)
+    found = decided(replace(make_fleet(1, 1.2), load=load))
+    assert found.state.message == (
+        "replicas 1 -> 2: the load takes 1.20 fully used engines (3000 tokens wait, 500 run; 4000 tokens of prompts/s)."
+    )
+    assert (found.state.writer, found.state.inputs.queued_tokens) == (SCALER, 3000)
+    assert found.state.changed_time == found.state.rising_time == "2026-01-01T00:16:40Z"
+
+
+def test_zero_needs_an_idle_time_and_a_held_request_wakes():
+    idle = settled(1, idle_time="2026-01-01T00:06:40Z")  # 600 s ago
+    assert decided(make_fleet(1, 0.0), idle, bounds=ZERO).write == 0
+    late = settled(1, idle_time="2026-01-01T00:06:41Z")
+    assert decided(make_fleet(1, 0.0), late, bounds=ZERO).write is None
+    assert decided(make_fleet(1, 0.001), idle, bounds=ZERO).state.idle_time == ""
+    asleep = settled(0, reason="ScaledToZero")
+    assert decided(make_fleet(0, 0.0), asleep, bounds=ZERO).write is None
+    found = decided(make_fleet(0, 2.0, held=Held(tokens=10, requests=1)), asleep, bounds=ZERO)
+    assert (found.write, found.state.reason) == (3, "Woken")
+
+
+def test_a_service_that_a_user_suspended_is_not_woken():
+    found = decided(make_fleet(0, 2.0, held=Held(tokens=10, requests=1)), bounds=ZERO)
+    assert (found.write, found.state.reason) == (None, "Suspended")
+    assert decided(make_fleet(0, 0.0), bounds=BOUNDS).write is None  # minReplicas 1 does not wake it either
+
+
+def test_a_user_keeps_a_number_for_a_whole_window():
+    world = ScaledWorld(replicas=1)
+    for _ in range(60):
+        world.turn(0.3)
+    world.put(4, "kubectl")
+    seen = world.turn(0.3)
+    assert (seen.state.reason, seen.state.desired, seen.state.writer) == ("OtherWriter", 4, "kubectl")
+    assert seen.state.message == "kubectl set replicas to 4. This stays until the operator's next decision."
+    for _ in range(29):
+        assert world.turn(0.3).write is None
+    for _ in range(60):
+        world.turn(0.3)
+    assert [(before, after) for _, before, after, _ in world.changes] == [(4, 2), (2, 1)]
+
+
+def test_a_second_autoscaler_is_named():
+    found = decided(
+        make_fleet(3, 1.0, other_writer="kube-controller-manager", samples=steadily(1.0, seconds=0)), settled(2)
+    )
+    assert found.state.message.endswith(
+        "Two autoscalers write replicas: remove the HorizontalPodAutoscaler (or KEDA's ScaledObject), or "
+        "spec.autoscaling."
+    )
+
+
+def test_a_restart_of_the_operator_delays_a_removal_by_a_whole_window():
+    world = ScaledWorld(replicas=2)
+    for _ in range(20):
+        world.turn(0.1)
+    world.restart()
+    for _ in range(28):
+        assert world.turn(0.1).write is None
+    for _ in range(5):
+        world.turn(0.1)
+    assert world.replicas == 1
+
+
+def test_the_state_stays_the_same_while_nothing_happens():
+    world = ScaledWorld(replicas=2)
+    for _ in range(20):
+        world.turn(1.0)
+    before = world.stored
+    for load in (0.9, 1.1, 1.0, 1.2) * 20:
+        world.turn(load)
+    assert world.stored == before

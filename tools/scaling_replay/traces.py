@@ -1,0 +1,89 @@
+"""Requests of a service, drawn from the reduced traces in `azure_2023.json`.
+
+A reduced trace has the number of requests of every 10 s of a real hour, and log-normal lengths of prompts and outputs
+that were fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0
+(https://github.com/Azure/AzurePublicDataset). `reduce` made the file from the original CSV files.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from math import exp, log, pi, sin
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parent / "azure_2023.json"
+BIN_S = 10
+SOURCE = "Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0, reduced"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    at: float  # seconds since the beginning
+    prompt: int  # tokens
+    output: int  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The use of a trace: the hour of `factor` such services, repeated `hours` times.
+
+    `night` is the part of the requests that is kept at the beginning and at the end; in the middle all are.
+    """
+
+    trace: str
+    factor: int = 1
+    hours: int = 1
+    night: float = 1.0
+
+
+def requests(shape: Shape, seed: int = 1) -> list[Request]:
+    """Returns the requests by time of arrival; equal ones for equal seeds. Raises KeyError for an unknown trace."""
+    trace: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["traces"][shape.trace]
+    draw = random.Random(seed)
+    found = []
+    bins = trace["requests_per_10_s"] * shape.hours
+    for index, number in enumerate(bins):
+        kept = shape.night + (1 - shape.night) * sin(pi * index / len(bins))
+        for _ in range(number * shape.factor):
+            at = (index + draw.random()) * BIN_S
+            request = Request(at, _length(draw, trace["prompt"]), _length(draw, trace["output"]))
+            if kept >= 1 or draw.random() < kept:
+                found.append(request)
+    return sorted(found, key=lambda each: each.at)
+
+
+def _length(draw: random.Random, fitted: dict[str, float]) -> int:
+    tokens = exp(draw.gauss(fitted["mu"], fitted["sigma"]))
+    return int(min(max(tokens, 1), fitted["most"]))
+
+
+def reduce(paths: dict[str, Path]) -> str:
+    """Returns the text of `azure_2023.json`. `paths`: name of a trace -> its CSV file, compressed."""
+    traces = {name: _reduced(path) for name, path in paths.items()}
+    return json.dumps({"source": SOURCE, "traces": traces}, separators=(",", ":")) + "\n"
+
+
+def _reduced(path: Path) -> dict[str, Any]:
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
+    bins = Counter(int((each - times[0]) // BIN_S) for each in times)
+    return {
+        "requests_per_10_s": [bins[index] for index in range(max(bins) + 1)],
+        "prompt": _fitted([int(row["ContextTokens"]) for row in rows]),
+        "output": _fitted([int(row["GeneratedTokens"]) for row in rows]),
+    }
+
+
+def _fitted(lengths: list[int]) -> dict[str, float]:
+    logs = [log(each) for each in lengths if each > 0]
+    mu, sigma = statistics.fmean(logs), statistics.pstdev(logs)
+    return {"mu": round(mu, 3), "sigma": round(sigma, 3), "most": max(lengths)}
