@@ -15,7 +15,7 @@ from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.sockets import Disconnected
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.protocol.messages import Abort, CacheChanges, Load, ServedModel, Submit, WantCache
+from rayloom_engine.protocol.messages import Abort, CacheChanges, LoadReport, ServedModel, Submit, WantCache
 from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
 
 MODEL = ServedModel(
@@ -173,10 +173,10 @@ def test_a_front_that_asks_gets_the_cache_until_it_disconnects(tmp_path: Path) -
     core.core._publisher._io = SimpleNamespace(send=lambda connection, message: sent.append((connection, message)))  # type: ignore[assignment]
     core.take(1, SUBMIT)
     core.take(2, WantCache())
-    assert [(connection, type(message)) for connection, message in sent] == [(2, CacheChanges), (2, Load)]
+    assert [(connection, type(message)) for connection, message in sent] == [(2, CacheChanges), (2, LoadReport)]
     core.engine.step()
     core.core._publish()
-    assert [(connection, type(message)) for connection, message in sent[2:]] == [(2, CacheChanges), (2, Load)]
+    assert [(connection, type(message)) for connection, message in sent[2:]] == [(2, CacheChanges), (2, LoadReport)]
     core.take(2, Disconnected())
     core.engine.step()
     core.core._publish()

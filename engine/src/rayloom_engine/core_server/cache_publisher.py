@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rayloom_engine.core.cache_log import CacheLog
 from rayloom_engine.core.engine import Engine
 from rayloom_engine.core_server.sockets import CoreIo
-from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges, CoreMessage, Load
+from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges, CoreMessage, LoadReport
 
 _SECONDS = 0.2  # between two messages about the index or the load
 PART_BLOCKS = 65_536  # blocks in a part of the whole index: half a megabyte
@@ -24,7 +24,7 @@ class CachePublisher:
         self._number = 0  # of the last changes
         self._connections: set[int] = set()
         self._log = CacheLog()
-        self._last_load: Load | None = None
+        self._last_load: LoadReport | None = None
         self._due_s = 0.0
 
     def subscribe(self, connection: int) -> None:
@@ -39,7 +39,7 @@ class CachePublisher:
         for part in range(num_parts):
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
-        self._io.send(connection, Load(self._engine.load()))
+        self._io.send(connection, LoadReport(self._engine.load()))
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)
@@ -52,7 +52,7 @@ class CachePublisher:
             return
         self._due_s = now_s + _SECONDS
         self._send_changes()
-        load = Load(self._engine.load())
+        load = LoadReport(self._engine.load())
         if load != self._last_load:
             self._last_load = load
             self._send(load)

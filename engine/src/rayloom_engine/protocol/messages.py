@@ -165,9 +165,9 @@ class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
     num_parts: int = 0
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     load: SchedulerLoad
 
 
 FrontMessage = Hello | Submit | SubmitChoices | Abort | WantCache
-CoreMessage = Welcome | Outputs | Refused | CoreStatus | CacheChanges | Load
+CoreMessage = Welcome | Outputs | Refused | CoreStatus | CacheChanges | LoadReport
