@@ -14,9 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import GenerationMode
 
 from rayloom_engine.front.routes import ROUTES
 from rt_fake_core import say
@@ -65,6 +63,10 @@ def send_cases(operation: Any, num_cases: int, answered: Callable[[Any], None]) 
 
 
 def test_generated_requests_are_answered_as_documented(front: FrontUnderTest) -> None:
+    # Imported here, because every process of a run collects this file, and one runs it: the import takes half a second.
+    import schemathesis
+    from schemathesis import GenerationMode
+
     document = front.http.get("/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=front.api_url)
