@@ -118,6 +118,20 @@ def _arrival(
     token_s=None,
     num_kept=None,
 )
+# A result names a slot that waits, and its sequence was not postponed: it has no block for its next token yet.
+@example(
+    arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
+    num_blocks=9,
+    budget=2,
+    max_num_seqs=1,
+    depth=1,
+    window=None,
+    collects=[False],
+    trials=[None],
+    losses={6},
+    keeps_memory=False,
+    token_s=None,
+)
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
     arrivals=ARRIVALS,

@@ -154,6 +154,20 @@ class Scheduler:
         """
         if len(self._in_flight) == self.config.depth:
             return None
+        builder = self._filled(costs)
+        if not builder.num_tokens and not self._in_flight and self._planner.wake_one():
+            builder = self._filled(costs)
+        if not builder.num_tokens:
+            return None
+        self._step_id += 1
+        freed_slots = self._running.take_freed_slots()
+        plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
+        self._running.planned(builder.num_tokens)
+        self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
+        return plan
+
+    def _filled(self, costs: StepSeconds | None) -> StepBuilder:
+        """Returns a builder with the tokens of a step; empty if nothing can be computed now."""
         num_preemptions = -1
         while num_preemptions < self.counters.num_preemptions:
             num_preemptions = self.counters.num_preemptions
@@ -163,16 +177,7 @@ class Scheduler:
                 break
             # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
             # each round has fewer running sequences, so the loop ends.
-        if not builder.num_tokens and not self._in_flight:
-            self._planner.take_waiting(builder)
-        if not builder.num_tokens:
-            return None
-        self._step_id += 1
-        freed_slots = self._running.take_freed_slots()
-        plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
-        self._running.planned(builder.num_tokens)
-        self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
-        return plan
+        return builder
 
     def _new_builder(self) -> StepBuilder:
         depth = self.config.depth

@@ -78,15 +78,16 @@ class StepPlanner:
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
 
-    def take_waiting(self, builder: StepBuilder) -> None:
-        """Adds the first sequence that waits for its grammar, whose result says which sequences wait no longer.
+    def wake_one(self) -> bool:
+        """Lets `fill` schedule the first sequence that waits for its grammar. Returns False if none waits.
 
-        For a step in which nothing else can be computed.
+        For a step in which nothing else can be computed. Its result says which sequences wait no longer.
         """
         for sequence in self._running:
             if sequence.waits_for_form and self._is_allowed(sequence):
-                builder.take(sequence, 1, is_prompt=False)
-                return
+                sequence.waits_for_form = False
+                return True
+        return False
 
     def _limit_prompts(
         self, builder: StepBuilder, costs: StepSeconds, decodes: list[Sequence], prefills: list[Sequence]
