@@ -17,7 +17,7 @@ from rayloom_engine.core.load import SchedulerLoad, TenantLoad
 from rayloom_engine.core_server import cache_publisher
 from rayloom_engine.core_server.cache_publisher import CachePublisher
 from rayloom_engine.protocol.framing import core_decoder, frame
-from rayloom_engine.protocol.messages import CacheChanges, Load
+from rayloom_engine.protocol.messages import CacheChanges, LoadReport
 from rayloom_engine.routing.prefix_index import PrefixIndex, cut_hashes
 from rt_scheduler import BLOCK_SIZE, SimulatedRank, make_scheduler, make_sequence
 
@@ -228,7 +228,7 @@ def test_load_is_sent_when_it_changes_and_at_most_every_fifth_of_a_second() -> N
     world.publisher.subscribe(1)
     whole, load = world.fronts.take(1)
     assert (whole.number, whole.num_parts, whole.added) == (0, 1, b"")
-    assert load == Load(SchedulerLoad(num_free_slots=4, max_queued=100))
+    assert load == LoadReport(SchedulerLoad(num_free_slots=4, max_queued=100))
 
     world.do("add", (1,) * 20)
     world.publisher.publish(1.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rayloom_engine.core.block_hash import prompt_hashes
-from rayloom_engine.protocol.messages import CacheChanges, CoreMessage, Load
+from rayloom_engine.protocol.messages import CacheChanges, CoreMessage, LoadReport
 from rayloom_engine.routing.engine_estimate import EngineEstimate
 from rayloom_engine.routing.prefix_index import cut_hashes
 from rayloom_engine.routing.rendezvous import tie_key
@@ -151,7 +151,7 @@ class ByTokens:
             return True
         if isinstance(message, CacheChanges):
             return estimate.changed(message)
-        if isinstance(message, Load):
+        if isinstance(message, LoadReport):
             estimate.reported(message.load)
             self._decode_token_cost = message.load.decode_token_cost
         return True
