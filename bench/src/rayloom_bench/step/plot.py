@@ -73,7 +73,7 @@ def _panel(panel: Panel) -> list[str]:
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"{dash}/>')
         if number == 0:
             parts += [f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="2.5" fill="{color}"/>' for x, y in line.points]
-        x, y = LEFT + 130 * number, HEIGHT - 14
+        x, y = LEFT + min(130, (WIDTH - LEFT) // len(panel.lines)) * number, HEIGHT - 14
         parts.append(f'<line x1="{x}" y1="{y - 4}" x2="{x + 18}" y2="{y - 4}" stroke="{color}"{dash}/>')
         parts.append(f'<text x="{x + 23}" y="{y}">{escape(line.label)}</text>')
     return parts
