@@ -20,8 +20,10 @@ from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.core_server.unsent import Unsent
-from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import Abort, CoreStatus, Hello, Outputs, SequenceOutput, Submit, Welcome
 from rt_server import wait_until
@@ -322,8 +324,8 @@ def test_a_quarter_of_a_million_positions_of_prompt_logprobs_arrive(address: str
 
     async def ask() -> list[tuple[int, SequenceOutput]]:
         client = CoreClient(
-            CoreAddress(address, TOKEN),
-            on_status=lambda status: None,
+            {"core": CoreAddress(address, TOKEN)},
+            on_status=lambda link, status: None,
             on_change=lambda: None,
             on_recovery=lambda recovery: None,
         )

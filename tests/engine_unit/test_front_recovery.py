@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Iterator
@@ -308,9 +309,8 @@ def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
 
 def test_a_core_with_another_token_is_never_talked_to(tmp_path: Path) -> None:
     with running_front(tmp_path) as front:
-        front.do(
-            lambda: setattr(front.service.client, "_hello", front.core.hellos[0].__class__(token="x", front_id="f"))
-        )
+        link = front.service.client.pool.links["core"]
+        front.do(lambda: setattr(link, "core", dataclasses.replace(link.core, token="x")))
         front.do(front.core.die)
         front.wait_until(lambda: front.core.num_refused_hellos >= 1, "a greeting was refused")
         assert not front.do(lambda: front.service.client.is_connected)

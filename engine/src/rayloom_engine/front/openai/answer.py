@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.generation.admission import check_num_allowed_ids, check_num_prompt_logprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
-from rayloom_engine.front.generation.generation import Generation, watch_client
+from rayloom_engine.front.generation.generation import Generation, continuation_headers, watch_client
 from rayloom_engine.front.http import json_pieces
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
@@ -60,7 +60,7 @@ class Answer(ABC):
         self._created = int(time.time())
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
-        self._has_warned = False  # a chunk has the warnings
+        self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
@@ -94,9 +94,10 @@ class Answer(ABC):
                 self.generation.usage(self._num_written, self.num_reasoning_tokens) if self.continuous_usage else None
             )
             document["usage"] = usage
-        if self.generation.warnings and not self._has_warned:
-            self._has_warned = True
-            document["warnings"] = list(self.generation.warnings)
+        warnings = self.generation.warnings
+        if len(warnings) > self._num_warned:
+            document["warnings"] = list(warnings[self._num_warned :])
+            self._num_warned = len(warnings)
         return document
 
     def count(self, delta: ChoiceDelta) -> None:
@@ -141,7 +142,7 @@ class WholeAnswer(Response):
     def __init__(self, generation: Generation, document: dict[str, Any], watcher: asyncio.Task[None]) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers()
+        self.init_headers(continuation_headers(generation))
         self._generation = generation
         self._document = document
         self._watcher = watcher
