@@ -158,6 +158,7 @@ def add(a, b):  # one more
         "rayloom_engine.__main__",
         "rayloom_engine.supervisor.supervisor",
         "rayloom_engine.front.__main__",
+        "rayloom_engine.front.gateway.process",
         "rayloom_engine.core_server.process",
         "rayloom_engine.launcher.__main__",
         "rayloom_engine.worker.process",
