@@ -14,7 +14,7 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull
-from rayloom_engine.front.core_link import engine_choice
+from rayloom_engine.front.core_link import core_client, engine_choice
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.handshake import CoreAddress
@@ -249,6 +249,30 @@ def test_a_sequence_whose_engines_are_lost_again_and_again_is_ended(tmp_path: Pa
         assert len(engines) == engine_choice.MOST_LOSSES
         assert engines[0] != engines[1]
         assert len(set(engines[1:])) == 1, "after two losses only its last engine gets it"
+
+    run(tmp_path, story)
+
+
+def test_an_engine_that_rebuilds_for_long_gives_its_sequences_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_client, "REBUILD_PATIENCE_S", 1.5)
+
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        first = world.place_of(one)
+        world.cores[first].state = "recovering"
+        world.cores[first].send_status()
+        await until(lambda: not world.client.pool.links[first].is_serving)
+        assert one.place.engine == first, "an engine that rebuilds keeps its sequences at first"
+        await until(lambda: one.place.engine not in (None, first))
+        assert one.place.num_losses == 1
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
 
     run(tmp_path, story)
 

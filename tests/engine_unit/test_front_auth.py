@@ -21,7 +21,16 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.core_link.handshake import CoreAddress, CoreConnection, ProtocolError, connect
 from rayloom_engine.protocol.framing import core_decoder, frame, front_decoder, read_frame
 from rayloom_engine.protocol.front_auth import common_version, core_proof, front_proof, load_front_key
-from rayloom_engine.protocol.messages import FrontChallenge, Hello, Outputs, SequenceOutput, Submit, Welcome
+from rayloom_engine.protocol.messages import (
+    CoreStatus,
+    Draining,
+    FrontChallenge,
+    Hello,
+    Outputs,
+    SequenceOutput,
+    Submit,
+    Welcome,
+)
 from rt_server import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -162,6 +171,38 @@ def test_a_front_speaks_the_version_before_with_a_core_that_has_no_newer_one() -
 @pytest.mark.parametrize(("theirs", "common"), [(2, None), (3, 3), (4, 4), (5, 4)])
 def test_the_newest_common_version_is_spoken(theirs: int, common: int | None) -> None:
     assert common_version(theirs, ours=4, oldest=3) == common
+
+
+def test_only_the_engines_own_front_can_say_that_it_drains(tmp_path: Path, inbox: Inbox) -> None:
+    state = CoreState(epoch=1, executor="uni")
+    listener = socket.create_server(("127.0.0.1", 0))
+    io = CoreIo(
+        f"unix:{tmp_path}/core.sock",
+        "secret",
+        inbox,
+        state.status,
+        gateways=GatewayPort(listener, KEY),
+        on_draining=state.set_draining,
+    )
+    io.start()
+
+    async def talk() -> None:
+        gateway = await connect(CoreAddress(f"tcp:127.0.0.1:{listener.getsockname()[1]}", KEY))
+        gateway.writer.write(frame(Draining(True)))
+        while await gateway.reader.read(65536):
+            pass  # the core ends this connection
+        assert not state.is_draining
+        second = await connect(CoreAddress(f"tcp:127.0.0.1:{listener.getsockname()[1]}", KEY))
+        own = await connect(CoreAddress(f"unix:{tmp_path}/core.sock", "secret"))
+        own.writer.write(frame(Draining(True)))
+        status = core_decoder.decode(await read_frame(second.reader))
+        while not (isinstance(status, CoreStatus) and status.is_draining):
+            status = core_decoder.decode(await read_frame(second.reader))
+        for connection in (second, own):
+            connection.writer.close()
+
+    asyncio.run(asyncio.wait_for(talk(), 20.0))
+    io.stop()
 
 
 def test_several_fronts_do_not_disturb_each_other(io: tuple[CoreIo, str], inbox: Inbox) -> None:

@@ -19,6 +19,7 @@ from rayloom_engine.protocol.messages import (
     Abort,
     CoreMessage,
     CoreStatus,
+    FetchFile,
     FrontMessage,
     Hello,
     Outputs,
@@ -31,6 +32,7 @@ from rayloom_engine.protocol.messages import (
     SubmitChoices,
     Welcome,
 )
+from rayloom_engine.protocol.text_files import read_part
 from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
@@ -69,6 +71,7 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
+        self.num_fetches = 0  # parts of text files that were asked for
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
             architecture="LlamaForCausalLM",
@@ -153,6 +156,9 @@ class FakeCore:
             task = self._tasks.pop(message.sequence_id, None)
             if task is not None:
                 task.cancel()
+        elif isinstance(message, FetchFile):
+            self.num_fetches += 1
+            _write(writer, read_part(self.model, message))
         elif isinstance(message, SubmitChoices):
             self.num_prompts += 1
             for submit in message.with_prompt():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.errors import EngineDead, PoisonousRequest, RequestError
-from rayloom_engine.front.core_link.engine_choice import MOST_LOSSES, PoolRules, is_usable
+from rayloom_engine.front.core_link.engine_choice import MOST_LOSSES, REBUILD_PATIENCE_S, PoolRules, is_usable
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
@@ -185,17 +185,14 @@ class CoreClient:
 
     def disconnected(self, link: EngineLink, problem: str) -> None:
         self._usable.discard(link.name)
-        orphans = [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
+        orphans = self._sequences_of(link)
         logger.warning("lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
         if self._was_serving and not self.is_core_serving:
             self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
-            sequence.place.num_losses += 1
-            sequence.place.last_loss_s = now_s
-            if self.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:
-                self._fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
+            self._count_loss(sequence, now_s)
         self._on_change()
         self._place_again(orphans)
 
@@ -314,21 +311,34 @@ class CoreClient:
             self.recoveries.replayed(_num_requests(left))
             logger.info("submitted %d unfinished sequences again", num_placed)
 
-    def _move_away(self, link: EngineLink) -> None:
-        """Moves the sequences of a draining engine to others. It keeps those that no other engine can take."""
-        moved = []
-        for sequence in self._sequences.values():
-            if sequence.place.engine == link.name and self.pool.engine_for(sequence) is not None:
-                self.pool.withdraw(sequence)
-                moved.append(sequence)
+    def _move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
+        """Moves the sequences of an engine that is not usable to others. It keeps those that no other one can take."""
+        now_s = time.monotonic()
+        moved = [sequence for sequence in self._sequences_of(link) if self.pool.engine_for(sequence) is not None]
+        for sequence in moved:
+            self.pool.withdraw(sequence)
+            if is_loss:
+                self._count_loss(sequence, now_s)
         self._place_again(moved)
 
+    def _sequences_of(self, link: EngineLink) -> list[ClientSequence]:
+        return [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
+
+    def _count_loss(self, sequence: ClientSequence, now_s: float) -> None:
+        sequence.place.num_losses += 1
+        sequence.place.last_loss_s = now_s
+        if self.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:
+            self._fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
+
     def _tick(self) -> None:
+        now_s = time.monotonic()
         for link in self.pool.links.values():
             link.check_silence()
         if not self.rules.is_gateway:
             return
-        now_s = time.monotonic()
+        for link in self.pool.links.values():
+            if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
+                self._move_away(link, is_loss=True)
         self._place_again(self._waiting())  # those that only their last engine was to get, or that a new model excludes
         for sequence in self._waiting():
             since_s = sequence.place.waits_since_s

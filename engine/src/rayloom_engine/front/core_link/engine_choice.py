@@ -20,6 +20,9 @@ SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 LOSSES_UNTIL_PINNED = 2
 PINNED_S = 30.0  # after this time the engine is not coming back soon
 MOST_LOSSES = 6
+# An engine that rebuilds lost ranks keeps its sequences for so long. Then other engines get them, at the price of a
+# replay: a rank that has to start as a new pod takes minutes.
+REBUILD_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

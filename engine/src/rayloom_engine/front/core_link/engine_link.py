@@ -46,6 +46,7 @@ class EngineLink:
         self.version = 0  # protocol of the current connection, or of the last one
         self.is_connected = False
         self.is_serving = False  # according to the latest status on the current connection
+        self.served_at_s = 0.0  # time.monotonic of the latest status that said "serving"
         self._status_at_s = 0.0
         self._heard_at_s = 0.0
         self._listener = listener
@@ -130,6 +131,8 @@ class EngineLink:
             self.status = message
             self._status_at_s = time.monotonic()
             self.is_serving = message.state == "serving"
+            if self.is_serving:
+                self.served_at_s = self._status_at_s
             # Outputs that were sent before the status are already counted, so both numbers are of the same moment.
             num_of_all = message.stats.num_running + message.stats.num_waiting
             self.num_foreign = max(0, num_of_all - self.load.num_sequences)

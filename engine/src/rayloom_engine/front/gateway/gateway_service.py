@@ -38,6 +38,7 @@ class GatewayService(Service):
         self._cache = cache
         self._fetch = TextFetch()
         self._changing: asyncio.Task[None] | None = None  # loads a text
+        self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
         self._last_problem = ""
         self.client.on_file_part = self._fetch.receive
 
@@ -57,13 +58,15 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model), is_connected=False)
 
     def _on_status(self, link: EngineLink, status: CoreStatus) -> None:
+        if all(other.name in self._failed for other in self.client.pool.links.values() if other.is_connected):
+            self._failed.clear()
         if status.model is not None and self._wants_text_of(link) and self._changing is None:
             self._changing = asyncio.create_task(self._take_text(link, status.model))
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
         """True if the gateway has no text, or one of a model that no engine has any more while `link` serves."""
-        if link.fingerprint is None:
+        if link.fingerprint is None or link.name in self._failed:
             return False
         if self.text is None:
             return True
@@ -81,9 +84,13 @@ class GatewayService(Service):
                 logger.info("took %d text files from %s", len(contents), link.name)
             if await self._load(stored):
                 await asyncio.to_thread(self._cache.use, stored)
+            else:
+                self._failed.add(link.name)
         except ModelError as error:
+            self._failed.add(link.name)
             self._report(f"cannot take the tokenizer from {link.name}: {error}")
         except Exception:  # nobody awaits this task; the next status begins it again
+            self._failed.add(link.name)
             logger.exception("cannot take the tokenizer from %s", link.name)
         finally:
             self._changing = None
