@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
@@ -274,3 +275,6 @@ def test_an_engine_that_drains_hands_its_streams_over(
     check_equal(made, undisturbed[1])
     assert engines.programs["first"].process.wait(60.0) == 0
     assert "Traceback" not in gateway.log_text()
+    gateway_process = psutil.Process(gateway.process.pid)
+    assert gateway_process.memory_info().rss < 150 * 1024 * 1024
+    assert not [each.path for each in gateway_process.memory_maps() if "torch" in each.path]

@@ -19,6 +19,7 @@ from rayloom_engine.protocol.messages import (
     Abort,
     CoreMessage,
     CoreStatus,
+    Draining,
     FetchFile,
     FrontMessage,
     Hello,
@@ -71,6 +72,7 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
+        self.drains: list[bool] = []  # what the front has said about drains
         self.num_fetches = 0  # parts of text files that were asked for
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
@@ -156,6 +158,8 @@ class FakeCore:
             task = self._tasks.pop(message.sequence_id, None)
             if task is not None:
                 task.cancel()
+        elif isinstance(message, Draining):
+            self.drains.append(message.is_draining)
         elif isinstance(message, FetchFile):
             self.num_fetches += 1
             _write(writer, read_part(self.model, message))

@@ -76,25 +76,21 @@ class EngineLink:
         """Connects, receives messages, and reconnects when the connection ends. Runs until it is cancelled."""
         backoff_s = BACKOFF_MIN_S
         last_problem = ""
-        try:
-            while True:
-                try:
-                    await self._converse()
-                except _CONNECTION_ERRORS as error:
-                    problem = f"{type(error).__name__}: {error}"
-                    if self.is_connected:
-                        self._disconnected(problem)
-                        backoff_s = BACKOFF_MIN_S
-                        last_problem = ""
-                    elif problem != last_problem:
-                        # Log a problem once, not at every attempt.
-                        logger.info("waiting for the core at %s: %s", self.core.address, problem)
-                        last_problem = problem
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-        finally:
-            if self.is_connected:
-                self._disconnected("the connection was closed here")
+        while True:
+            try:
+                await self._converse()
+            except _CONNECTION_ERRORS as error:
+                problem = f"{type(error).__name__}: {error}"
+                if self.is_connected:
+                    self._disconnected(problem)
+                    backoff_s = BACKOFF_MIN_S
+                    last_problem = ""
+                elif problem != last_problem:
+                    # Log a problem once, not at every attempt.
+                    logger.info("waiting for the core at %s: %s", self.core.address, problem)
+                    last_problem = problem
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     def send(self, data: bytes) -> None:
         """Sends messages. The link must be connected."""
