@@ -104,6 +104,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 def _help(field: FieldInfo) -> str:
     """Returns the field's description and its default. The default is in words if the bare value would say nothing."""
     description = field.description or ""
+    if field.is_required():
+        return f"{description} Required."
     if field.default is None and "Default: " in description:
         return description
     if field.default is None or field.default == ():

@@ -9,12 +9,11 @@ from typing import Any
 
 from rayloom_engine.cli.arguments import add_fields
 from rayloom_engine.common.process import set_up_logging
-from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, GatewaySettings
+    from rayloom_engine.front.gateway.gateway_config import GatewaySettings, front_fields
 
     parser = commands.add_parser(
         "gateway",
@@ -32,10 +31,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME=HOST:PORT",
         help="an engine, by the host and port of its --front-host and --front-port; may be given several times",
     )
-    own = {name: field for name, field in GatewaySettings.model_fields.items() if name != "engines"}
+    own = {name: field for name, field in GatewaySettings.model_fields.items() if name not in ("version", "engines")}
     add_fields(group, own)
     front = parser.add_argument_group("ports, keys, limits and text, as of `rayloom-engine serve`")
-    add_fields(front, {name: EngineConfig.model_fields[name] for name in FRONT_FIELDS})
+    add_fields(front, front_fields())
     parser.set_defaults(run=run)
 
 

@@ -1,15 +1,17 @@
 """GatewayConfig: the settings of `rayloom-engine gateway`, from a JSON document or flags.
 
-A gateway has settings of its own, and those settings of an engine that concern HTTP and text (FRONT_FIELDS).
+A gateway has settings of its own, and those settings of an engine that concern HTTP and text (FRONT_FIELDS). The
+document's JSON schema is `schemas/gateway-config.v1.json`, written by `make schemas`.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.errors import ConfigError
@@ -27,6 +29,7 @@ class GatewaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    version: Literal["v1"] = Field("v1", description="Version of this document.")
     engines: dict[str, str] = Field(
         default_factory=dict, description="Engines: name -> HOST:PORT of the engine's front_port."
     )
@@ -49,6 +52,18 @@ class GatewayConfig(BaseModel):
 
     gateway: GatewaySettings
     front: EngineConfig  # only FRONT_FIELDS are set
+
+
+def document_model() -> type[BaseModel]:
+    """Returns the document as one model, for its JSON schema."""
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in front_fields().items()}
+    return create_model("GatewayConfig", __base__=GatewaySettings, **fields)
+
+
+def front_fields() -> dict[str, FieldInfo]:
+    """Returns FRONT_FIELDS with their types and descriptions. A gateway, unlike an engine, must be given a name."""
+    name = FieldInfo(annotation=str, min_length=1, description="The model's name in the API.")
+    return {**{each: EngineConfig.model_fields[each] for each in FRONT_FIELDS}, "served_model_name": name}
 
 
 def parse_gateway_config(document: object) -> GatewayConfig:
