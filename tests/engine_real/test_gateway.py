@@ -256,6 +256,9 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
     check_equal([kept], [undisturbed[1][0]])
 
     with running_gateway(tmp_path, {"gone": free_port()}, "--hold-seconds", "0", name="third-gateway") as alone:
+        models = httpx.get(f"{alone.api_url}/v1/models", timeout=60.0).json()
+        assert models["data"][0]["max_model_len"] == 1024
+        assert httpx.get(f"{alone.api_url}/ui/status", timeout=60.0).json()["state"] == "recovering"
         answer = httpx.post(f"{alone.api_url}/tokenize", json={"model": "m", "prompt": "Once upon"}, timeout=60.0)
         assert answer.json()["count"] == 2, "the tokenizer is that of the cache"
         held = httpx.post(f"{alone.api_url}/v1/completions", json={**body, "model": "m"}, timeout=60.0)
