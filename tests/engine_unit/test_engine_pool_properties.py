@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.errors import PoisonousRequest
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.core_link.engine_choice import MOST_LOSSES, PoolRules
@@ -249,3 +251,14 @@ def test_an_output_that_an_engine_sends_before_it_reads_the_abort_is_dropped() -
         first.deliver()
     assert sequence.generated_ids == ids_of("0")
     assert not first.live
+
+
+def test_sequences_of_other_fronts_count_once_two_statuses_have_them() -> None:
+    link = World().links["a"]
+    link.connect()
+    status = link.core_of_status._status()
+    counts = []
+    for num_running in (5, 5, 0):
+        link._receive(msgspec.structs.replace(status, stats=SchedulerStats(num_running=num_running)))
+        counts.append(link.num_foreign)
+    assert counts == [1, 5, 0], "the status at the connection has one running sequence"

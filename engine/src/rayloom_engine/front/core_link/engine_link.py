@@ -41,7 +41,8 @@ class EngineLink:
         self.core = core
         self.load = EngineLoad()
         self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
-        self.num_foreign = 0  # sequences of other fronts that the core had when it sent the latest status
+        self.num_foreign = 0  # sequences of other fronts that the core had in its latest two statuses
+        self._num_others_before = 0
         self.pid = 0  # of the core on the current connection, or on the last one
         self.version = 0  # protocol of the current connection, or of the last one
         self.is_connected = False
@@ -129,9 +130,12 @@ class EngineLink:
             self.is_serving = message.state == "serving"
             if self.is_serving:
                 self.served_at_s = self._status_at_s
-            # Outputs that were sent before the status are already counted, so both numbers are of the same moment.
+            # The core counts a finished sequence until a moment after its last output, so a number that only one status
+            # has is not believed.
             num_of_all = message.stats.num_running + message.stats.num_waiting
-            self.num_foreign = max(0, num_of_all - self.load.num_sequences)
+            num_others = max(0, num_of_all - self.load.num_sequences)
+            self.num_foreign = min(num_others, self._num_others_before)
+            self._num_others_before = num_others
         self._listener.received(self, message)
 
     def _disconnected(self, problem: str) -> None:
