@@ -160,6 +160,7 @@ UNNEEDED = {
     "rayloom_engine.__main__": OF_A_FRONT,
     "rayloom_engine.supervisor.supervisor": OF_A_FRONT | {"msgspec", "asyncio", "llguidance"},
     "rayloom_engine.front.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},
+    "rayloom_engine.front.gateway.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},
     "rayloom_engine.core_server.process": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.launcher.__main__": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.worker.process": OF_A_FRONT | {"llguidance"},

@@ -1,8 +1,8 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
 `schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
-`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v2.json` the result of
-`rayloom-engine inspect` for the operator.
+`schemas/gateway-config.v1.json` that of a gateway, `schemas/status.v1.json` the answer of the engine's admin port, and
+`schemas/inspection.v2.json` the result of `rayloom-engine inspect` for the operator.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.gateway.gateway_config import document_model
 from rayloom_engine.models.inspection import Inspection
 from rayloom_engine.status import EngineStatus
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "engine-config.v1.json": EngineConfig,
+    "gateway-config.v1.json": document_model(),
     "status.v1.json": EngineStatus,
     "inspection.v2.json": Inspection,
 }

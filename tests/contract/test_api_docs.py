@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.core_link.core_client import CoreAddress
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.operations.service import Service
 
@@ -29,7 +29,7 @@ def test_the_tables_are_current():
 
 
 def test_every_route_is_named():
-    service = Service(EngineConfig(), CoreAddress("unix:/none", "token"), api_url="http://none")
+    service = Service(EngineConfig(), {"core": CoreAddress("unix:/none", "token")}, api_url="http://none")
     routes = {
         f"{method} {route.path.replace('{model:path}', 'MODEL')}"
         for route in api_app(service, ApiKeys()).routes

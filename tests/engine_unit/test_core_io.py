@@ -20,8 +20,10 @@ from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.core_server.unsent import Unsent
-from rayloom_engine.front.core_link.core_client import ClientSequence, CoreAddress, CoreClient
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
 from rayloom_engine.protocol.messages import (
     Abort,
@@ -126,7 +128,7 @@ def test_a_front_that_asks_for_the_cache_is_subscribed_and_may_ask_again(
     address: str, io: CoreIo, inbox: Inbox
 ) -> None:
     async def ask(*, wants_cache: bool) -> None:
-        _, writer = await _greet(address, Hello(token=TOKEN, front_id="f", wants_cache=wants_cache))
+        _, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
         writer.write(frame(WantCache()))
         await writer.drain()
         writer.close()
@@ -349,8 +351,8 @@ def test_a_quarter_of_a_million_positions_of_prompt_logprobs_arrive(address: str
 
     async def ask() -> list[tuple[int, SequenceOutput]]:
         client = CoreClient(
-            CoreAddress(address, TOKEN),
-            on_status=lambda status: None,
+            {"core": CoreAddress(address, TOKEN)},
+            on_status=lambda link, status: None,
             on_change=lambda: None,
             on_recovery=lambda recovery: None,
         )

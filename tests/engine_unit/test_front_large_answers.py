@@ -115,6 +115,7 @@ class _Generation:
 
     def __init__(self) -> None:
         self.is_client_gone = False
+        self.is_rounded = False
         self.ends: list[str] = []
 
     def answered(self) -> None:

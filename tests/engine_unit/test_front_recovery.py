@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Iterator
@@ -309,9 +310,8 @@ def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
 
 def test_a_core_with_another_token_is_never_talked_to(tmp_path: Path) -> None:
     with running_front(tmp_path) as front:
-        front.do(
-            lambda: setattr(front.service.client, "_hello", front.core.hellos[0].__class__(token="x", front_id="f"))
-        )
+        link = front.service.client.pool.links["core"]
+        front.do(lambda: setattr(link, "core", dataclasses.replace(link.core, token="x")))
         front.do(front.core.die)
         front.wait_until(lambda: front.core.num_refused_hellos >= 1, "a greeting was refused")
         assert not front.do(lambda: front.service.client.is_connected)
@@ -328,3 +328,12 @@ def test_status_follows_its_model_and_the_cores_numbers(front: FrontUnderTest) -
     assert status.last_token_age_seconds >= 0.25
     assert [(phase.name, phase.finished) for phase in status.startup] == [("load", True)]
     assert status.api_url == front.api_url
+
+
+def test_the_core_is_told_of_a_drain_again_after_its_restart(front: FrontUnderTest) -> None:
+    assert front.admin.post("/drain").status_code == 200
+    front.wait_until(lambda: front.core.drains == [True], "the core knows of the drain")
+    front.do(front.core.die)
+    front.wait_until(lambda: front.core.drains == [True, True], "the next core knows of it")
+    assert front.admin.delete("/drain").status_code == 200
+    front.wait_until(lambda: front.core.drains == [True, True, False], "the core knows that it was taken back")

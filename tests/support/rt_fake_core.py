@@ -12,11 +12,16 @@ from pathlib import Path
 
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
 from rayloom_engine.protocol.messages import (
+    PROTOCOL_VERSION,
     Abort,
     CoreMessage,
     CoreStatus,
+    Draining,
+    FetchFile,
+    FrontMessage,
     Hello,
     Outputs,
     PhaseProgress,
@@ -28,9 +33,24 @@ from rayloom_engine.protocol.messages import (
     SubmitChoices,
     Welcome,
 )
+from rayloom_engine.protocol.text_files import read_part
 from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
+
+FINGERPRINT = Fingerprint(
+    architecture="LlamaForCausalLM",
+    commit="c0ffee",
+    content_hash="c0ffee",
+    tokenizer_hash="t",
+    dtype="bfloat16",
+    compute_dtype="bfloat16",
+    quantization="none",
+    arithmetic="C library, avx512",
+    tensor_parallel_size=2,
+    engine_version="1.0",
+    max_model_len=1024,
+)
 
 Alternatives = Callable[[Sequence[int]], Sequence[tuple[int, float]]]
 Script = Callable[[Submit], Sequence[int]]
@@ -47,11 +67,14 @@ class FakeCore:
     def __init__(self, model_folder: Path, *, max_model_len: int = 512) -> None:
         self.state = "serving"
         self.message = ""
+        self.is_draining = False
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
+        self.drains: list[bool] = []  # what the front has said about drains
+        self.num_fetches = 0  # parts of text files that were asked for
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
             architecture="LlamaForCausalLM",
@@ -101,6 +124,10 @@ class FakeCore:
             writer.transport.abort()
         self.epoch += 1
 
+    def send_output(self, output: SequenceOutput) -> None:
+        for writer in self._writers:
+            _write(writer, Outputs((output,)))
+
     def refuse(self, sequence_id: str, reason: str, text: str) -> None:
         """Ends a sequence that was accepted."""
         for writer in self._writers:
@@ -118,7 +145,7 @@ class FakeCore:
                 return
             self.hellos.append(hello)
             self._writers.add(writer)
-            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch))
+            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION))
             _write(writer, self._status())
             while True:
                 self._take(front_decoder.decode(await read_frame(reader)), writer)
@@ -128,12 +155,17 @@ class FakeCore:
             self._writers.discard(writer)
             writer.close()
 
-    def _take(self, message: Submit | SubmitChoices | Abort | Hello, writer: asyncio.StreamWriter) -> None:
+    def _take(self, message: FrontMessage, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, Abort):
             self.aborts.append(message.sequence_id)
             task = self._tasks.pop(message.sequence_id, None)
             if task is not None:
                 task.cancel()
+        elif isinstance(message, Draining):
+            self.drains.append(message.is_draining)
+        elif isinstance(message, FetchFile):
+            self.num_fetches += 1
+            _write(writer, read_part(self.model, message))
         elif isinstance(message, SubmitChoices):
             self.num_prompts += 1
             for submit in message.with_prompt():
@@ -142,7 +174,14 @@ class FakeCore:
             self.submits.append(message)
             if self.refusal is not None:
                 reason, text = self.refusal
-                _write(writer, Refused(sequence_id=message.sequence_id, reason=reason, message=text, retry_after_s=7))
+                refused = Refused(
+                    sequence_id=message.sequence_id,
+                    reason=reason,
+                    message=text,
+                    retry_after_s=7,
+                    attempt=message.attempt,
+                )
+                _write(writer, refused)
             elif not self.is_silent:
                 self._tasks[message.sequence_id] = asyncio.create_task(self._generate(message, writer))
 
@@ -166,6 +205,7 @@ class FakeCore:
                 finish_reason=("stop" if is_stop else "length") if is_last else None,
                 stop_token_id=new[-1] if is_stop else None,
                 num_cached_tokens=3 if is_first else 0,
+                attempt=submit.attempt,
             )
             is_first = False
             _write(writer, Outputs((output,)))
@@ -199,6 +239,7 @@ class FakeCore:
             message=self.message,
             lost=self.lost,
             lost_node="there" if self.lost else "",
+            is_draining=self.is_draining,
         )
 
 

@@ -16,7 +16,7 @@ import httpx
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.core_link.core_client import CoreAddress
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.protocol import HttpLimits
 from rayloom_engine.front.http.server import admin_server, api_server
@@ -105,7 +105,7 @@ def running_front(
         address = folder / "core.sock"
         service = Service(
             settings,
-            CoreAddress(f"unix:{address}", TOKEN),
+            {"core": CoreAddress(f"unix:{address}", TOKEN)},
             api_url=urls[0],
             waits=waits,
             start=FrontStart(start, server_started),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Protocol
 
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.step_work import StepWork
+from rayloom_engine.errors import ModelError
+from rayloom_engine.models.checkpoint.content_hash import content_hash
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.protocol.text_files import TOKENIZER, text_files
 from rayloom_engine.worker.start import find_model, start_rank
 
 if TYPE_CHECKING:
@@ -53,33 +58,66 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
     )
     return BuiltEngine(
         engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch),
-        model=served_model(
-            found,
-            dtype=rank.dtype,
-            compute_dtype=rank.compute_dtype,
-            quantization=rank.quantization,
-            weight_bytes=rank.weight_bytes,
-            max_model_len=rank.kv.max_model_len,
-        ),
+        model=served_model(config, found, rank, weight_bytes=rank.weight_bytes, max_model_len=rank.kv.max_model_len),
         kv_explanation=rank.kv.explanation,
         rank=rank,
     )
 
 
+class RankArithmetic(Protocol):
+    """How a rank computes. All ranks of an engine compute in the same way."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def compute_dtype(self) -> str: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def arithmetic(self) -> str: ...
+
+
 def served_model(
-    found: FoundModel, *, dtype: str, compute_dtype: str, quantization: str, weight_bytes: int, max_model_len: int
+    config: EngineConfig, found: FoundModel, rank: RankArithmetic, *, weight_bytes: int, max_model_len: int
 ) -> ServedModel:
-    """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together."""
+    """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together.
+
+    Raises ModelError if a file of the model cannot be read.
+    """
+    folder = found.resolved.path
+    try:
+        files = text_files(folder)
+        content = found.resolved.commit or content_hash(folder)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error}") from error
+    fingerprint = Fingerprint(
+        architecture=found.shape.architecture,
+        commit=found.resolved.commit,
+        content_hash=content,
+        tokenizer_hash=next((file.sha256 for file in files if file.name == TOKENIZER), ""),
+        dtype=rank.dtype,
+        compute_dtype=rank.compute_dtype,
+        quantization=rank.quantization,
+        arithmetic=rank.arithmetic,
+        tensor_parallel_size=config.tensor_parallel_size,
+        engine_version=version("rayloom-engine"),
+        max_model_len=max_model_len,
+    )
     return ServedModel(
+        fingerprint=fingerprint,
+        text_files=files,
         path=str(found.resolved.path),
         architecture=found.shape.architecture,
         num_parameters=found.shape.num_parameters,
         vocab_size=found.shape.vocab_size,
         max_model_len=max_model_len,
         eos_token_ids=found.shape.eos_token_ids,
-        dtype=dtype,
-        compute_dtype=compute_dtype,
-        quantization=quantization,
+        dtype=rank.dtype,
+        compute_dtype=rank.compute_dtype,
+        quantization=rank.quantization,
         weight_bytes=weight_bytes,
         commit=found.resolved.commit,
     )

@@ -146,6 +146,17 @@ class EngineConfig(BaseModel):
     admin_token_file: str | None = Field(
         None, description="File with the admin port's bearer token. Required when admin_host is not loopback."
     )
+    front_host: str = Field("127.0.0.1", description="Address of the port for gateways.")
+    front_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port at which gateways reach the core; 0 picks a free one. Default: no such port.",
+    )
+    front_key_file: str | None = Field(
+        None,
+        description="File with the key that gateways and the core prove to each other. Required with front_port.",
+    )
     api_key_file: str | None = Field(
         None,
         description="File with accepted API keys, one a line, read again when it changes. RAYLOOM_API_KEYS "
@@ -276,6 +287,11 @@ def parse_config(document: object) -> EngineConfig:
         raise ConfigError(
             f"EngineConfig: heartbeat_seconds: {config.heartbeat_seconds:g} is more than half of hang_seconds "
             f"{config.hang_seconds:g}; lower it, or raise hang_seconds"
+        )
+    if config.front_port is not None and config.front_key_file is None:
+        raise ConfigError(
+            f"EngineConfig: front_key_file: front_port is {config.front_port}, so a key is needed; set front_key_file "
+            "to a file with at least 16 random characters, or remove front_port"
         )
     if config.quantization != "none":
         _check_quantization(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,7 +16,7 @@ from rayloom_engine.errors import ConfigError
 
 _SERVING_ONLY = (
     *("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins"),
-    *("root_path", "metrics_prefix", "ui"),
+    *("root_path", "metrics_prefix", "ui", "front_host", "front_port", "front_key_file"),
 )
 # Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {
@@ -42,6 +42,12 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, is_server: bool) ->
             group = parser.add_argument_group(_GROUPS[name])
         if name == "version" or (not is_server and name in _SERVING_ONLY):
             continue
+        _add_flag(group, name, field)
+
+
+def add_fields(group: argparse._ArgumentGroup, fields: Mapping[str, FieldInfo]) -> None:
+    """Adds a flag for each of these fields of a configuration."""
+    for name, field in fields.items():
         _add_flag(group, name, field)
 
 
@@ -98,6 +104,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 def _help(field: FieldInfo) -> str:
     """Returns the field's description and its default. The default is in words if the bare value would say nothing."""
     description = field.description or ""
+    if field.is_required():
+        return f"{description} Required."
     if field.default is None and "Default: " in description:
         return description
     if field.default is None or field.default == ():

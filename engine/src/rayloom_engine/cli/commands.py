@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rayloom_engine import __version__
-from rayloom_engine.cli import bench, doctor, generate, inspect_model, serve
+from rayloom_engine.cli import bench, doctor, gateway, generate, inspect_model, serve
 from rayloom_engine.cli.unknown_flags import complaints
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.errors import EngineError
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (serve, generate, inspect_model, doctor):
+    for module in (serve, gateway, generate, inspect_model, doctor):
         module.add_parser(commands)
     try:
         bench.add_parser(commands, arguments)

@@ -106,12 +106,12 @@ class Core:
         elif isinstance(message, WantCache):
             self._publisher.subscribe(connection)
         elif isinstance(message, Abort):
-            self._engine.abort(_request_id(connection, message.sequence_id))
+            self._engine.abort(_request_id(connection, message.attempt, message.sequence_id))
             self._clear(message.sequence_id)
         else:
             self._publisher.unsubscribe(connection)
             # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
-            prefix = _request_id(connection, "")
+            prefix = f"{connection}."
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
@@ -178,25 +178,32 @@ class Core:
 
     def _end_condemned(self) -> None:
         for sequence in list(self._engine.scheduler.unfinished()):
-            connection, _, sequence_id = sequence.request_id.partition("/")
+            source, _, sequence_id = sequence.request_id.partition("/")
             if sequence_id in self._box.suspicion.condemned:
                 self._engine.abort(sequence.request_id)
-                self._refuse_poison(int(connection), sequence_id)
+                self._refuse(source, sequence_id, "poison", _POISON)
 
-    def _refuse_poison(self, connection: int, sequence_id: str) -> None:
-        self._io.send(connection, Refused(sequence_id=sequence_id, reason="poison", message=_POISON))
+    def _refuse(self, source: str, sequence_id: str, reason: str, message: str, retry_after_s: int = 1) -> None:
+        connection, attempt = _parsed(source)
+        refused = Refused(
+            sequence_id=sequence_id, reason=reason, message=message, retry_after_s=retry_after_s, attempt=attempt
+        )
+        self._io.send(connection, refused)
 
     def _submit(self, connection: int, submit: Submit) -> None:
+        source = _source(connection, submit.attempt)
         if submit.sequence_id in self._box.suspicion.condemned:
-            self._refuse_poison(connection, submit.sequence_id)
+            self._refuse(source, submit.sequence_id, "poison", _POISON)
             return
         sequence = Sequence(
-            request_id=_request_id(connection, submit.sequence_id),
+            request_id=_request_id(connection, submit.attempt, submit.sequence_id),
             prompt_ids=submit.prompt_ids,
             generated_ids=submit.generated_ids,
             params=submit.params,
             eos_token_ids=self.model.eos_token_ids,
-            fork_of=None if submit.fork_of is None else _request_id(connection, submit.fork_of),
+            # The choices of a request are submitted together. A leader with another attempt number is not found, and
+            # its prompt is then shared through the prefix cache.
+            fork_of=None if submit.fork_of is None else _request_id(connection, submit.attempt, submit.fork_of),
             origin=Origin(
                 priority=submit.priority,
                 arrival=submit.arrival,
@@ -208,17 +215,11 @@ class Core:
             check_token_ids(sequence.token_ids, self.model.vocab_size)
             output = self._engine.add(sequence, submit.is_resume)
         except QueueFull as error:
-            refused = Refused(
-                sequence_id=submit.sequence_id,
-                reason="queue_full",
-                message=str(error),
-                retry_after_s=error.retry_after_s,
-            )
-            self._io.send(connection, refused)
+            self._refuse(source, submit.sequence_id, "queue_full", str(error), error.retry_after_s)
         except RequestError as error:
             is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
             reason = "too_long" if is_too_long else "invalid"
-            self._io.send(connection, Refused(sequence_id=submit.sequence_id, reason=reason, message=str(error)))
+            self._refuse(source, submit.sequence_id, reason, str(error))
         else:
             if output is not None:
                 self._send([output])
@@ -226,24 +227,24 @@ class Core:
     def _send(self, outputs: list[SequenceOutput]) -> None:
         """Sends each front the outputs of its sequences, with the front's own sequence ids."""
         by_connection: dict[int, list[SequenceOutput]] = {}
+        sources: dict[str, tuple[int, int]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
             self._engine.add_probe()  # if a rank computes NaN for the probe too, the rank exits
         for output in outputs:
-            connection, _, sequence_id = output.sequence_id.partition("/")
+            source, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:
                 self._clear(sequence_id)
             if output.finish_reason == CORRUPT:
-                self._io.send(
-                    int(connection), Refused(sequence_id=sequence_id, reason="corrupt", message=CORRUPT_LOGITS)
-                )
+                self._refuse(source, sequence_id, "corrupt", CORRUPT_LOGITS)
                 continue
             if output.finish_reason == BROKEN_FORM:
-                self._io.send(
-                    int(connection), Refused(sequence_id=sequence_id, reason="invalid", message=output.message)
-                )
+                self._refuse(source, sequence_id, "invalid", output.message)
                 continue
-            renamed = msgspec.structs.replace(output, sequence_id=sequence_id)
-            by_connection.setdefault(int(connection), []).append(renamed)
+            if source not in sources:
+                sources[source] = _parsed(source)
+            connection, attempt = sources[source]
+            renamed = msgspec.structs.replace(output, sequence_id=sequence_id, attempt=attempt)
+            by_connection.setdefault(connection, []).append(renamed)
         for number, items in by_connection.items():
             self._io.send(number, Outputs(tuple(items)))
 
@@ -255,9 +256,23 @@ class Core:
         self._publisher.publish(now_s)
 
 
-def _request_id(connection: int, sequence_id: str) -> str:
-    """The scheduler's name of a sequence: the connection's number and the id, which is unique only within a front."""
-    return f"{connection}/{sequence_id}"
+def _source(connection: int, attempt: int) -> str:
+    return f"{connection}.{attempt}"
+
+
+def _parsed(source: str) -> tuple[int, int]:
+    """Returns connection and attempt of a source."""
+    connection, _, attempt = source.partition(".")
+    return int(connection), int(attempt)
+
+
+def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
+    """The scheduler's name of a sequence: connection and attempt (its source), and the id.
+
+    The id is unique only within a front. The attempt is part of the name, so that neither outputs nor an Abort of an
+    earlier attempt on the same connection can be taken for those of a later one.
+    """
+    return f"{_source(connection, attempt)}/{sequence_id}"
 
 
 def _sequence_id(request_id: str) -> str:

@@ -37,9 +37,10 @@ from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.core_server.ranks.stillness import Stillness
 from rayloom_engine.core_server.recovery import RecoveryMachine
 from rayloom_engine.core_server.run_folder import KeptSizes, RunFolder
-from rayloom_engine.core_server.sockets import CoreIo, Inbox
+from rayloom_engine.core_server.sockets import CoreIo, GatewayPort, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError
+from rayloom_engine.protocol.front_auth import load_front_key
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,14 @@ _CORRUPT_CURE = "check the model's files and the machine's memory; float16 may o
 class CoreProcess:
     """One start of the EngineCore process. Epoch, black box and sizes outlive it in the run folder."""
 
-    def __init__(self, config: EngineConfig, run_dir: Path, address: str, rank_fd: int | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        run_dir: Path,
+        address: str,
+        rank_fd: int | None,
+        gateways: GatewayPort | None = None,
+    ) -> None:
         """`rank_fd`: listening socket for ranks; None: this process is the only rank."""
         self._config = config
         self._folder = RunFolder(run_dir)
@@ -61,7 +69,14 @@ class CoreProcess:
         self._state = CoreState(epoch=self._epoch, executor=config.executor, hang_seconds=config.hang_seconds)
         self._state.set_patience(config.hang_seconds)
         self._inbox = Inbox(deque(), threading.Event())
-        self._io = CoreIo(address, self._token, self._inbox, self._state.status)
+        self._io = CoreIo(
+            address,
+            self._token,
+            self._inbox,
+            self._state.status,
+            gateways=gateways,
+            on_draining=self._state.set_draining,
+        )
         self._stillness = Stillness()  # watches the main thread
         self._main_cpu_clock = thread_cpu_clock()
         self._num_pulses = 0
@@ -145,17 +160,31 @@ class CoreProcess:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rayloom_engine.core_server.process", description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True, help="folder with config.json and token")
-    parser.add_argument("--core-address", required=True, help="unix:PATH or tcp:HOST:PORT to listen on")
+    parser.add_argument("--core-address", required=True, help="unix:PATH to listen on")
     parser.add_argument("--rank-fd", type=int, help="listening socket for ranks; if missing, this is the only rank")
+    parser.add_argument("--front-fd", type=int, help="listening socket for gateways; if missing, there is no such port")
     parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
     args = parser.parse_args()
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("core", config.log_level)
-    core = CoreProcess(config, args.run_dir, args.core_address, args.rank_fd)
+    try:
+        gateways = gateway_port(args.front_fd, config)
+    except ConfigError as error:
+        logger.error("%s", error)
+        write_failure(args.run_dir, str(error))
+        return EXIT_CONFIG
+    core = CoreProcess(config, args.run_dir, args.core_address, args.rank_fd, gateways)
     start_pulse(args.pulse_fd, core.is_up)
     return core.run()
+
+
+def gateway_port(front_fd: int | None, config: EngineConfig) -> GatewayPort | None:
+    """Returns the port for gateways, with its key; None if there is no such port. Raises ConfigError."""
+    if front_fd is None or config.front_key_file is None:
+        return None
+    return GatewayPort(socket.socket(fileno=front_fd), load_front_key(config.front_key_file, "front_key_file"))
 
 
 if __name__ == "__main__":

@@ -193,10 +193,9 @@ class RecoveryMachine:
         engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch)
         context.folder.keep_sizes(sizes)
         model = served_model(
+            context.config,
             self._model,
-            dtype=loaded[0].dtype,
-            compute_dtype=loaded[0].compute_dtype,
-            quantization=loaded[0].quantization,
+            loaded[0],
             weight_bytes=sum(rank.weight_bytes for rank in loaded),
             max_model_len=sizes.max_model_len,
         )

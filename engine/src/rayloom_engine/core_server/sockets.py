@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rayloom_engine.common.rare_lines import OncePerProblem
+from rayloom_engine.core_server.front_handshake import FrontRefused, greet_local, greet_remote
 from rayloom_engine.core_server.front_socket import FrontSocket
-from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, frame, front_decoder, read_frame
+from rayloom_engine.core_server.ranks.strangers import Strangers
+from rayloom_engine.protocol.channel import limit_tcp
+from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
 from rayloom_engine.protocol.logprob_parts import split_outputs
 from rayloom_engine.protocol.messages import (
-    PROTOCOL_VERSION,
     Abort,
     CoreMessage,
     CoreStatus,
+    Draining,
+    FetchFile,
+    FrontMessage,
     Hello,
     Outputs,
     Submit,
@@ -35,10 +41,10 @@ from rayloom_engine.protocol.messages import (
     WantCache,
     Welcome,
 )
+from rayloom_engine.protocol.text_files import read_part
 
 logger = logging.getLogger(__name__)
 
-_HELLO_SECONDS = 5.0
 _START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
 _STATUS_SECONDS = 1.0
 _STALL_SECONDS = 30.0  # within which a front must read a message: see unsent.py
@@ -87,6 +93,14 @@ class _Front:
     is_drained: asyncio.Event  # set while nothing is unsent; for the I/O thread
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayPort:
+    """The listening socket for gateways, and the key that they must prove to have."""
+
+    listener: socket.socket
+    key: str
+
+
 class CoreIo:
     """Accepts fronts, puts their messages into the inbox, and sends them the main thread's messages and a status.
 
@@ -100,13 +114,22 @@ class CoreIo:
         inbox: Inbox,
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
+        gateways: GatewayPort | None = None,
+        on_draining: Callable[[bool], None] = lambda is_draining: None,
     ) -> None:
-        """`stall_seconds`: a front that does not read a small message within this time is disconnected."""
+        """`stall_seconds`: a front that does not read a small message within this time is disconnected.
+
+        `gateways`: a second port at which fronts are accepted; None: only the one at `address`. `on_draining`: called
+        when the engine's own front begins or cancels a drain; the next status must show it.
+        """
         self._address = address
         self._token = token
         self._inbox = inbox
         self._status = status
         self._stall_seconds = stall_seconds
+        self._gateways = gateways
+        self._on_draining = on_draining
+        self._strangers = Strangers()
         self._loop = asyncio.new_event_loop()
         self._fronts: dict[int, _Front] = {}
         self._next_connection = 1
@@ -152,14 +175,12 @@ class CoreIo:
             os._exit(1)
 
     async def _serve(self) -> None:
-        kind, _, where = self._address.partition(":")
-        if kind == "unix":
-            Path(where).unlink(missing_ok=True)
-            server = await asyncio.start_unix_server(self._accept, path=where)
-            Path(where).chmod(0o600)
-        else:
-            host, _, port = where.rpartition(":")
-            server = await asyncio.start_server(self._accept, host=host, port=int(port))
+        path = Path(self._address.removeprefix("unix:"))
+        path.unlink(missing_ok=True)
+        servers = [await asyncio.start_unix_server(self._accept_local, path=path)]
+        path.chmod(0o600)
+        if self._gateways is not None:
+            servers.append(await asyncio.start_server(self._accept_remote, sock=self._gateways.listener))
         self._listening.set()
         while not self._stopping.is_set():
             status = self._status()
@@ -168,36 +189,62 @@ class CoreIo:
             pause = _START_STATUS_SECONDS if status.state == "starting" else _STATUS_SECONDS
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
-        server.close()
+        for server in servers:
+            server.close()
         for front in self._fronts.values():
             front.transport.abort()
         # Turns of the event loop in which the readers notice that their connections ended, and close their sockets.
         for _ in range(2):
             await asyncio.sleep(0)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept_local(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeting = greet_local(reader, self._token, self._status().epoch)
+        await self._converse(reader, writer, greeting, is_own=True)
+
+    async def _accept_remote(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._gateways is not None
+        connection = writer.get_extra_info("socket")
+        limit_tcp(connection)
+        self._strangers.admit(connection, str(writer.get_extra_info("peername")[0]))
+
+        async def greet() -> Welcome:
+            assert self._gateways is not None
+            try:
+                return await greet_remote(reader, writer, self._gateways.key, self._status().epoch)
+            finally:
+                self._strangers.release(connection)
+
+        await self._converse(reader, writer, greet(), is_own=False)
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        greeting: Coroutine[Any, Any, Welcome],
+        *,
+        is_own: bool,
+    ) -> None:
+        """Receives a front's messages until its connection ends. `greeting` gives the answer to its Hello.
+
+        `is_own`: the front belongs to this engine.
+        """
         connection = self._next_connection
         self._next_connection += 1
         try:
-            hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), _HELLO_SECONDS))
-            problem = self._problem(hello)
-            if problem:
-                self._warn_once(problem)
-                writer.close()
-                return
+            welcome = await greeting
             self._problems.solved()
-            self._welcome(connection, writer)
-            if isinstance(hello, Hello) and hello.wants_cache:
-                self._inbox.put(connection, WantCache())
+            self._welcome(connection, writer, welcome)
             while True:
                 message = front_decoder.decode(await read_frame(reader))
-                if isinstance(message, SubmitChoices):
-                    for submit in message.with_prompt():
-                        self._inbox.put(connection, submit)
-                elif not isinstance(message, Hello):
-                    self._inbox.put(connection, message)
+                if is_own and isinstance(message, Draining):
+                    self._on_draining(message.is_draining)
+                    self._broadcast(self._status())
+                else:
+                    self._receive(connection, message)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass  # the front is gone; its sequences are dropped below
+        except FrontRefused as refusal:
+            self._warn_once(str(refusal))
         except (msgspec.DecodeError, ValueError) as error:
             self._warn_once(f"a connection sent an invalid message: {error}")
         finally:
@@ -208,7 +255,25 @@ class CoreIo:
                 front.socket.close()
             writer.close()
 
-    def _welcome(self, connection: int, writer: asyncio.StreamWriter) -> None:
+    def _receive(self, connection: int, message: FrontMessage) -> None:
+        match message:
+            case SubmitChoices():
+                for submit in message.with_prompt():
+                    self._inbox.put(connection, submit)
+            case Submit() | Abort():
+                self._inbox.put(connection, message)
+            case FetchFile():
+                self._answer(connection, read_part(self._status().model, message))
+            case Hello() | Draining():
+                raise ValueError(f"an unexpected {type(message).__name__}")
+
+    def _answer(self, connection: int, message: CoreMessage) -> None:
+        """As `send`, for the I/O thread."""
+        front = self._fronts.get(connection)
+        if front is not None and self._write(connection, front, frame(message)):
+            self._watch(connection)
+
+    def _welcome(self, connection: int, writer: asyncio.StreamWriter, welcome: Welcome) -> None:
         """Accepts a front: sends it the first two messages, and from here on all others."""
         # The transport only reads. A duplicate of its socket is written to, because no thread but the I/O thread may
         # use the transport.
@@ -216,17 +281,8 @@ class CoreIo:
         front = _Front(sending, writer.transport, asyncio.Event())
         front.is_drained.set()
         self._fronts[connection] = front
-        status = self._status()
-        if self._write(connection, front, frame(Welcome(epoch=status.epoch, pid=os.getpid())) + frame(status)):
+        if self._write(connection, front, frame(welcome) + frame(self._status())):
             self._watch(connection)
-
-    def _problem(self, hello: object) -> str:
-        """Returns the reason to refuse a connection; empty if it is accepted."""
-        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            return "refused a connection without the right token"
-        if hello.version != PROTOCOL_VERSION:
-            return f"refused front {hello.front_id}: protocol {hello.version}, ours is {PROTOCOL_VERSION}"
-        return ""
 
     def _warn_once(self, problem: str) -> None:
         # Log it once only, because a refused front tries again four times a second, for ever.

@@ -36,6 +36,7 @@ class CoreState:
     phase_started: float = 0.0
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     rank_phase: str = "start"
+    is_draining: bool = False  # written by the I/O thread
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
@@ -138,7 +139,12 @@ class CoreState:
             lost=self.lost,
             lost_node=self.lost_node,
             heartbeat_age_s=now - self.heartbeat,
+            is_draining=self.is_draining,
         )
+
+    def set_draining(self, is_draining: bool) -> None:
+        """Records that the engine drains, or no longer does."""
+        self.is_draining = is_draining
 
     def _own_rank(self, now: float) -> tuple[RankReport, ...]:
         """The report of this process as the only rank."""

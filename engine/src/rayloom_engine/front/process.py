@@ -1,8 +1,7 @@
 """The API server process ("front"): `python -m rayloom_engine.front`. It inherits two listening sockets from the
 supervisor.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds, counted from the SIGTERM or from
-an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+Signals: front/serving.py.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ import gc
 import logging
 import os
 import secrets
-import signal
 import socket
 import time
 from pathlib import Path
 
 import uvloop
-from starlette.types import ASGIApp
 
 from rayloom_engine.common.process import (
     EXIT_CONFIG,
@@ -30,105 +27,17 @@ from rayloom_engine.common.process import (
     set_up_logging,
     write_failure,
 )
-from rayloom_engine.config import EngineConfig, load_config
-from rayloom_engine.errors import ConfigError, EngineDead
+from rayloom_engine.config import load_config
+from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.core_link.core_client import CoreAddress
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
-from rayloom_engine.front.http.server import admin_server, api_server
 from rayloom_engine.front.operations.admin import admin_app, age_of_drain, load_admin_token
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.service import FrontStart, Service
-
-LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
-FORCED_EXIT_S = 0.8  # after this time the process exits, even if a thread still runs
+from rayloom_engine.front.serving import FrontServer, url_of
 
 logger = logging.getLogger(__name__)
-
-
-class Front:
-    """Runs the API server, the admin server and the connection to the core. On SIGTERM, drains before it ends."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        service: Service,
-        api: tuple[ASGIApp, socket.socket],
-        admin: tuple[ASGIApp, socket.socket],
-    ) -> None:
-        self._config = config
-        self._service = service
-        self._sockets = (api[1], admin[1])
-        self._servers = (api_server(api[0]), admin_server(admin[0]))
-        self._stop = asyncio.Event()
-        self._exit_code = 0
-        self._num_signals = 0
-        self._draining: asyncio.Task[None] | None = None
-        service.lifecycle.close_connections = self._close_connections
-
-    async def run(self) -> int:
-        """Runs both servers and the connection to the core until a signal or `give_up` ends them.
-
-        Returns the exit code. If one of them ends by itself, raises its error.
-        """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-        serving = [
-            asyncio.create_task(server.serve(sockets=[listener]))
-            for server, listener in zip(self._servers, self._sockets, strict=True)
-        ]
-        core = asyncio.create_task(self._service.run())
-        stop = asyncio.create_task(self._stop.wait())
-        # Neither a server nor the core task may end by itself: `task.result()` below raises its error and ends the
-        # process.
-        done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
-        for server in self._servers:
-            server.should_exit = True
-        await asyncio.wait(serving)
-        core.cancel()
-        for task in done:
-            task.result()
-        return self._exit_code
-
-    def give_up(self) -> None:
-        """Ends the process, because the model cannot be used. A restart would not help."""
-        self._exit_code = EXIT_CONFIG
-        self._stop.set()
-
-    def _close_connections(self) -> None:
-        """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
-        for connection in list(self._servers[0].server_state.connections):
-            connection.shutdown()
-
-    def _on_signal(self, number: int) -> None:
-        self._num_signals += 1
-        if number == signal.SIGTERM and self._num_signals == 1:
-            self._draining = asyncio.create_task(self._drain())
-        else:
-            self._stop_now()
-
-    async def _drain(self) -> None:
-        lifecycle = self._service.lifecycle
-        lifecycle.stop()
-        left_s = lifecycle.drain_left_s(self._config.drain_seconds)
-        logger.info("draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, left_s)
-        if await lifecycle.wait_idle(left_s):
-            logger.info("drained")
-        else:
-            logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
-            self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
-            await lifecycle.wait_idle(LAST_EVENTS_S)
-        self._stop.set()
-        # A client that does not read its last bytes must not delay the exit.
-        asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
-
-    def _stop_now(self) -> None:
-        self._service.lifecycle.stop()
-        self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
-        self._stop.set()
-        # At exit the interpreter would wait for running threads, such as one that tokenises a long prompt.
-        asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
 
 def write_mark(mark: Path) -> None:
@@ -167,8 +76,8 @@ def main() -> int:
     async def serve() -> int:
         service = Service(
             config,
-            CoreAddress(args.core_address, token, f"front-{secrets.token_hex(8)}"),
-            api_url=_url(api_socket),
+            {"core": CoreAddress(args.core_address, token, f"front-{secrets.token_hex(8)}")},
+            api_url=url_of(api_socket),
             start=FrontStart(args.start, args.server_started),
         )
         drain_mark = args.run_dir / "draining"
@@ -185,7 +94,7 @@ def main() -> int:
         beside = [asyncio.create_task(api_keys.watch())]
         if args.pulse_fd is not None:
             beside.append(asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle)))
-        front = Front(config, service, (api, api_socket), (admin, admin_socket))
+        front = FrontServer(config, service, (api, api_socket), (admin, admin_socket))
 
         def give_up(reason: str) -> None:
             write_failure(args.run_dir, reason)
@@ -210,8 +119,3 @@ async def _pulse(fd: int, lifecycle: Lifecycle) -> None:
     while True:
         give_sign(fd, lifecycle.was_ready)
         await asyncio.sleep(PULSE_SECONDS)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -40,6 +40,7 @@ def _parts(output: SequenceOutput) -> Iterator[SequenceOutput]:
             sequence_id=output.sequence_id,
             prompt_logprobs=entries[start : start + size],
             prompt_logprobs_start=start,
+            attempt=output.attempt,
         )
     if last:
         output = msgspec.structs.replace(output, prompt_logprobs=entries[last:], prompt_logprobs_start=last)

@@ -1,12 +1,19 @@
-"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 3.
+"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 4; version 3 is spoken, too.
 
-Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello (with the token) and gets
-Welcome; if the core refuses the Hello, it closes the connection. A Submit is one sequence. A request with n > 1 is n
-sequences, and because these share a prompt, their Submits are sent in one SubmitChoices. When the core dies, the front
-reconnects and submits every unfinished sequence again, in the same messages, with the ids that it has received: a
-resume. A front that asks for it in its Hello also gets the core's prefix index and load, to choose between engines; it
-must ask no core that has not sent it CacheChanges for the whole index again, because earlier cores do not know that
-message. Sequence ids are random, so they are unique on a server. A sequence keeps its id when it is submitted again.
+Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello and gets Welcome; if the core
+refuses the Hello, it closes the connection. On the Unix socket the Hello has the token. Over TCP the core first sends a
+FrontChallenge, and both sides prove that they have the service's key (front_auth.py).
+
+A Submit is one sequence. A request with n > 1 is n sequences, and because these share a prompt, their Submits are sent
+in one SubmitChoices. When the core dies, the front reconnects and submits every unfinished sequence again, in the same
+messages, with the ids that it has received: a resume. Sequence ids are random, so they are unique on a server. A
+sequence keeps its id when it is submitted again, and gets a higher attempt number: outputs of earlier attempts are
+dropped.
+
+A new version only adds messages and fields with defaults. Decoders ignore fields that they do not know, and a side
+sends a new message only to a peer whose version has it. So each version also speaks the one before.
+
+A front that chooses between engines asks with WantCache for the core's prefix index and load.
 """
 
 from __future__ import annotations
@@ -17,16 +24,26 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
 from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.protocol.fingerprint import Fingerprint
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+OLDEST_VERSION = 3  # version 4 adds the handshake over TCP, attempt numbers and the prefix index
 HASH_BYTES = 8  # of a block's hash of 16 bytes, in CacheChanges
 
 
+class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):
+    """The core's first message over TCP."""
+
+    nonce: str
+    version: int = PROTOCOL_VERSION
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    token: str
+    token: str = ""  # only on the Unix socket
     front_id: str
     version: int = PROTOCOL_VERSION
-    wants_cache: bool = False  # the front chooses between engines: send it CacheChanges and Load
+    nonce: str = ""  # over TCP
+    proof: str = ""  # over TCP: front_auth.front_proof
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
@@ -40,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
     tenant: str = ""  # whose share of slots and queue places it uses; empty unless the server has several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
+    attempt: int = 0  # how often the sequence was submitted before; outputs and refusals repeat it
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
@@ -62,6 +80,20 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
+    attempt: int = 0
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """From the engine's own front, on the Unix socket: whether the engine drains. The core tells it to gateways."""
+
+    is_draining: bool
+
+
+class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
+    """Asks for a part of one of the model's text files. A gateway asks for the next part when it has this one."""
+
+    sha256: str
+    start: int  # position of the part's first byte
 
 
 class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
@@ -71,6 +103,8 @@ class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     epoch: int
     pid: int
+    version: int = 3  # in which the core speaks on this connection; cores of version 3 do not send it
+    proof: str = ""  # over TCP: front_auth.core_proof
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -84,6 +118,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
     reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (crashes the engine) | "corrupt" (NaN logits)
     message: str
     retry_after_s: int = 1
+    attempt: int = 0
+
+
+class FilePart(msgspec.Struct, frozen=True, tag="file_part"):
+    """A part of a text file. Empty if the core cannot read the file."""
+
+    sha256: str
+    start: int
+    data: bytes
 
 
 class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +138,14 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
     unit: str = ""
     is_finished: bool = False
+
+
+class TextFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a front needs to turn text into ids and back: its name in the model's folder, and its content."""
+
+    name: str
+    num_bytes: int
+    sha256: str
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +162,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"  # as the setting
     weight_bytes: int
     commit: str | None = None
+    fingerprint: Fingerprint | None = None  # None: the core speaks version 3
+    text_files: tuple[TextFile, ...] = ()
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +200,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
     last_work_age_s: float | None = None  # seconds since the computing rank last showed work; None: no step is computed
+    is_draining: bool = False  # the engine takes no new requests, and will end
 
 
 class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
@@ -169,5 +223,5 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     load: SchedulerLoad
 
 
-FrontMessage = Hello | Submit | SubmitChoices | Abort | WantCache
-CoreMessage = Welcome | Outputs | Refused | CoreStatus | CacheChanges | LoadReport
+FrontMessage = Hello | Submit | SubmitChoices | Abort | Draining | FetchFile | WantCache
+CoreMessage = FrontChallenge | Welcome | Outputs | Refused | FilePart | CoreStatus | CacheChanges | LoadReport

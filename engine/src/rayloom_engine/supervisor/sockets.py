@@ -10,6 +10,7 @@ from pathlib import Path
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace
+from rayloom_engine.protocol.front_auth import load_front_key
 
 # A Unix socket's path may have at most 107 bytes. The longest path in the run folder is that of a local Ray:
 # /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store
@@ -33,6 +34,17 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
     except ConfigError:
         api.close()
         raise
+
+
+def bind_front_socket(config: EngineConfig) -> socket.socket | None:
+    """Returns the EngineCore's listening socket for gateways, or None if front_port is not set.
+
+    Raises ConfigError if the port is taken or the key cannot be used.
+    """
+    if config.front_port is None or config.front_key_file is None:
+        return None
+    load_front_key(config.front_key_file, "front_key_file")
+    return _listen(config.front_host, config.front_port, "front_port")
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:

@@ -38,7 +38,14 @@ from rayloom_engine.common.process import (
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.executor_choice import choose_executor, job_place
 from rayloom_engine.supervisor.child import Child, cause_of, spawn
-from rayloom_engine.supervisor.sockets import bind_rank_socket, bind_sockets, make_run_dir, starts_ray, url_of
+from rayloom_engine.supervisor.sockets import (
+    bind_front_socket,
+    bind_rank_socket,
+    bind_sockets,
+    make_run_dir,
+    starts_ray,
+    url_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +58,7 @@ class Supervisor:
         self._config = config = config.model_copy(update={"executor": self._executor.name})
         self._job = job_place(config, os.environ) if self._executor.name == "external" else None
         self._api, self._admin = bind_sockets(config)
+        self._gateways = bind_front_socket(config)
         self._ranks = bind_rank_socket(config, self._job) if self._executor.has_rank_processes else None
         self._run_dir = make_run_dir()
         self._started = time.time()
@@ -87,6 +95,8 @@ class Supervisor:
             signal.signal(number, lambda received, _: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only with a handler, SIGCHLD writes to the wake-up socket
         logger.info("executor %s (%s)", self._executor.name, self._executor.reason)
+        if self._gateways is not None:
+            logger.info("gateways may connect to %s port %d", *self._gateways.getsockname()[:2])
         alive = os.environ.get("RAYLOOM_ALIVE_FILE")
         try:
             if alive:
@@ -138,10 +148,11 @@ class Supervisor:
             self._ray.started(spawn("rayloom_engine.launcher.local_ray", self._common_arguments()), now)
 
     def _start_core(self) -> None:
-        fds = [] if self._ranks is None else [self._ranks.fileno()]
-        ranks = [part for fd in fds for part in ("--rank-fd", str(fd))]
-        arguments = [*self._common_arguments(), "--core-address", self._core_address(), *ranks]
-        self._core.start("rayloom_engine.core_server.process", arguments, fds)
+        flags = {"--rank-fd": self._ranks, "--front-fd": self._gateways}
+        fds = {flag: listener.fileno() for flag, listener in flags.items() if listener is not None}
+        listeners = [part for flag, fd in fds.items() for part in (flag, str(fd))]
+        arguments = [*self._common_arguments(), "--core-address", self._core_address(), *listeners]
+        self._core.start("rayloom_engine.core_server.process", arguments, list(fds.values()))
 
     def _start_front(self) -> None:
         fds = (self._api.fileno(), self._admin.fileno())

@@ -1,7 +1,8 @@
-"""CoreClient: the front's connection to the EngineCore ("core"). Continues unfinished sequences after the core's death.
+"""CoreClient: the front's unfinished sequences, and the engines that compute them.
 
-The client remembers prompt ids, received ids and parameters of every unfinished sequence. When the connection ends, the
-client reconnects (it never gives up) and submits these sequences again as resumed ones.
+The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
+sequences are submitted again as resumed ones: by the front inside an engine to the next core of this engine, by a
+gateway to another engine. While there is none, they wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -12,107 +13,86 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-
-import msgspec
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.errors import EngineDead, PoisonousRequest, RequestError
+from rayloom_engine.front.core_link.engine_choice import MOST_LOSSES, REBUILD_PATIENCE_S, PoolRules, is_usable
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.core_link.engine_pool import EnginePool
+from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
-from rayloom_engine.front.core_link.request_mailbox import Mailbox
-from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
-from rayloom_engine.protocol.logprob_parts import LogprobParts
+from rayloom_engine.front.core_link.refusals import refusal
+from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded
+from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import (
-    Abort,
+    CoreMessage,
     CoreStatus,
-    Hello,
+    Draining,
+    FilePart,
     Outputs,
     PhaseProgress,
     Refused,
-    Submit,
-    SubmitChoices,
     Welcome,
 )
-from rayloom_engine.sampling_params import ContextTooLong
 
-BACKOFF_MIN_S = 0.02
-BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would lengthen the pause in clients' streams
-
-# msgspec raises these for a value that the wire format cannot hold, such as an integer of more than 64 bits.
-_ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
+_TICK_S = 1.0  # between checks of sequences that wait, and of silent engines
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreAddress:
-    """The address of the core's socket, and the credentials that the front sends there."""
-
-    address: str  # unix:PATH or tcp:HOST:PORT
-    token: str = field(repr=False)
-    front_id: str = "front"
-
-
-@dataclass(slots=True, kw_only=True)
-class ClientSequence:
-    """An unfinished sequence and the token ids received so far."""
-
-    sequence_id: str
-    request_id: str
-    lane: int  # index of the sequence within its request
-    mailbox: Mailbox
-    prompt_ids: tuple[int, ...]
-    params: DecodingParams
-    priority: int
-    arrival: float  # Unix time of acceptance
-    fork_of: str | None = None
-    tenant: str = ""  # the tenant whose share of slots and queue places the sequence uses
-    cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
-    is_accepted: bool = False  # the client has its 200, so the core must not refuse the sequence for a full queue
-    generated_ids: list[int] = field(default_factory=list)
-    logprob_parts: LogprobParts = field(default_factory=LogprobParts)
-
-
-class ProtocolError(Exception):
-    """The process at the core's address does not speak this protocol."""
-
-
 class CoreClient:
-    """Sends sequences to the core and puts its outputs into mailboxes. For one event loop.
+    """Sends sequences to engines and puts their outputs into mailboxes. For one event loop.
 
     Callbacks run after the client's own state is up to date.
     """
 
     def __init__(
         self,
-        core: CoreAddress,
+        cores: Mapping[str, CoreAddress],
         *,
-        on_status: Callable[[CoreStatus], None],
+        on_status: Callable[[EngineLink, CoreStatus], None],
         on_change: Callable[[], None],
         on_recovery: Callable[[RecoveryRecord], None],
+        rules: PoolRules | None = None,
     ) -> None:
-        """`on_change` is called whenever the connection is made or lost."""
-        self._address = core.address
-        self._hello = Hello(token=core.token, front_id=core.front_id)
+        """`cores`: addresses of engines by name. `on_change` is called whenever a connection is made or lost."""
+        self.rules = rules or PoolRules()
+        self.pool = EnginePool(cores, self.rules, self)
         self._on_status = on_status
         self._on_change = on_change
         self._on_recovery = on_recovery
-        self._writer: asyncio.StreamWriter | None = None
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
+        self._usable: set[str] = set()  # names of the engines that were usable at the last change
         self._was_serving = False
-        self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
-        self._status_at_s = 0.0
-        self.core_pid = 0  # process id of the core on the current connection, or on the last one
-        self.is_connected = False
-        self.is_core_serving = False  # according to the latest status on the current connection
+        self._is_draining: bool | None = None  # the last message about it; None: none was sent
+        self._running: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
 
     @property
+    def status(self) -> CoreStatus | None:
+        """The latest status of the main engine, perhaps of a core that is gone."""
+        return None if self.pool.main is None else self.pool.main.status
+
+    @property
     def status_age_s(self) -> float:
-        """Seconds since `status` arrived. Add them to the ages in `status`: a hung core sends no newer status."""
-        return time.monotonic() - self._status_at_s
+        return 0.0 if self.pool.main is None else self.pool.main.status_age_s
+
+    @property
+    def core_pid(self) -> int:
+        """Process id of the main engine's core."""
+        return 0 if self.pool.main is None else self.pool.main.pid
+
+    @property
+    def is_connected(self) -> bool:
+        return any(link.is_connected for link in self.pool.links.values())
+
+    @property
+    def is_core_serving(self) -> bool:
+        """True if an engine serves, according to the latest status on its current connection."""
+        return any(link.is_serving for link in self.pool.links.values())
 
     def unfinished(self) -> Iterable[ClientSequence]:
         """All unfinished sequences, in order of arrival."""
@@ -125,29 +105,36 @@ class CoreClient:
         )
 
     async def run(self) -> None:
-        """Connects, handles messages, and reconnects when the connection ends. Runs until it is cancelled."""
-        backoff_s = BACKOFF_MIN_S
-        last_problem = ""
-        while True:
-            try:
-                await self._converse()
-            except (OSError, EOFError, ValueError, msgspec.MsgspecError, ProtocolError) as error:
-                problem = f"{type(error).__name__}: {error}"
-                had_connection = self.is_connected
-                self._disconnected(problem)
-                if had_connection:
-                    backoff_s = BACKOFF_MIN_S
-                    last_problem = ""
-                elif problem != last_problem:
-                    # Log a problem once, not at every attempt.
-                    logger.info("waiting for the core at %s: %s", self._address, problem)
-                    last_problem = problem
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+        """Keeps the connections to all engines. Runs until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._running = group
+            for link in self.pool.links.values():
+                self._tasks[link.name] = group.create_task(link.run())
+            while True:
+                await asyncio.sleep(_TICK_S)
+                self._tick()
+
+    def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
+        """Changes the set of engines. Sequences of an engine that is no longer named move to another one."""
+        for name in [name for name, link in self.pool.links.items() if cores.get(name) != link.core]:
+            task = self._tasks.pop(name, None)
+            link = self.pool.links.pop(name)
+            self._usable.discard(name)
+            logger.info("engine %s is no longer in the list", name)
+            if task is not None:
+                task.cancel()  # ends the connection, and with it the engine's sequences there
+            if link.is_connected:
+                link.is_connected = link.is_serving = False
+                self.disconnected(link, "it was removed from the list")
+        for name, core in cores.items():
+            if name not in self.pool.links:
+                link = self.pool.add(name, core)
+                logger.info("engine %s at %s is new in the list", name, core.address)
+                if self._running is not None:
+                    self._tasks[name] = self._running.create_task(link.run())
 
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
-        """Submits sequences to the core, now or as soon as it is connected. Each mailbox then gets outputs or a
-        failure.
+        """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
         If one of them cannot be encoded, submits none of them and raises RequestError.
         """
@@ -155,132 +142,216 @@ class CoreClient:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
-        data = b"".join(_encoded(choices) for choices in _by_prompt(sequences))
+        parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
-        if self.is_connected:
-            self._send(data)
+        for link, choices, data in parts:
+            if link is None:
+                self._hold(choices)
+            else:
+                self.pool.give(link, choices, data)
 
     def abort(self, sequence_id: str) -> None:
-        """Forgets a sequence and asks the core to free it. Does nothing if the sequence is finished or unknown."""
-        if self._sequences.pop(sequence_id, None) is not None and self.is_connected:
-            self._send(frame(Abort(sequence_id)))
+        """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is not None:
+            self.pool.withdraw(sequence)
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""
         sequences, self._sequences = list(self._sequences.values()), {}
         for sequence in sequences:
             sequence.mailbox.fail(error)
-            if self.is_connected:
-                self._send(frame(Abort(sequence.sequence_id)))
+            self.pool.withdraw(sequence)
 
-    async def _converse(self) -> None:
-        reader, writer = await self._open()
-        try:
-            writer.write(frame(self._hello))
-            welcome = core_decoder.decode(await read_frame(reader))
-            if not isinstance(welcome, Welcome):
-                raise ProtocolError(f"expected Welcome, got {type(welcome).__name__}")
-            self._writer = writer
-            self._connected(welcome)
-            while True:
-                self._receive(core_decoder.decode(await read_frame(reader)))
-        finally:
-            self._writer = None
-            writer.transport.abort()
+    def tell_draining(self, is_draining: bool) -> None:
+        """Tells the cores whether this engine drains. Only for the front inside an engine."""
+        self._is_draining = is_draining
+        for link in self.pool.links.values():
+            if link.is_connected:
+                link.send(frame(Draining(is_draining)))
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        kind, _, place = self._address.partition(":")
-        if kind == "unix":
-            return await asyncio.open_unix_connection(place)
-        host, _, port = place.rpartition(":")
-        return await asyncio.open_connection(host, int(port))
+    # --- links ---
 
-    def _connected(self, welcome: Welcome) -> None:
+    def connected(self, link: EngineLink, welcome: Welcome) -> None:
         # Copy the list before the callback: sequences that the callback submits are already sent, and must not be sent
         # twice.
-        before = list(self._sequences.values())
-        self.core_pid = welcome.pid
-        self.is_connected = True
+        waiting = self._waiting()
+        logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
+        if self._is_draining is not None:
+            link.send(frame(Draining(self._is_draining)))
         self._on_change()
-        logger.info("connected to the core, pid %d, epoch %d", welcome.pid, welcome.epoch)
-        unfinished = [sequence for sequence in before if sequence.sequence_id in self._sequences]
-        if unfinished:
-            self._submit_again(unfinished)
-            num_requests = len({sequence.request_id for sequence in unfinished})
-            self.recoveries.replayed(num_requests)
-            logger.info("submitted %d unfinished sequences again", len(unfinished))
+        self._note_usable(link, waiting)
 
-    def _submit_again(self, sequences: Sequence[ClientSequence]) -> None:
-        """Submits sequences again, marked as accepted, so that the core does not refuse them for a full queue."""
-        for choices in _by_prompt(sequences):
-            for sequence in choices:
-                sequence.is_accepted = True
-            try:
-                # A sequence's leader (`fork_of`) may be finished. The new core does not know a finished sequence, so
-                # such a `fork_of` is left out.
-                self._send(_encoded(choices, known=self._sequences))
-            except RequestError as error:
-                for sequence in choices:
-                    logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
-                    del self._sequences[sequence.sequence_id]
-                    sequence.mailbox.fail(error)
-
-    def _disconnected(self, problem: str) -> None:
-        if not self.is_connected:
-            return
-        self.is_connected = self.is_core_serving = False
-        logger.warning("lost the core (%s); %d sequences wait for it", problem, len(self._sequences))
-        if self._was_serving:
+    def disconnected(self, link: EngineLink, problem: str) -> None:
+        self._usable.discard(link.name)
+        orphans = self._sequences_of(link)
+        logger.warning("lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
+        if self._was_serving and not self.is_core_serving:
             self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())
+        now_s = time.monotonic()
+        for sequence in orphans:
+            sequence.place.leave()
+            self._count_loss(sequence, now_s)
         self._on_change()
+        self._place_again(orphans)
 
-    def _receive(self, message: object) -> None:
+    def received(self, link: EngineLink, message: CoreMessage) -> None:
         match message:
             case Outputs():
-                self._receive_outputs(message)
+                self._receive_outputs(link, message)
             case CoreStatus():
-                self.status = message
-                self._status_at_s = time.monotonic()
-                self.is_core_serving = message.state == "serving"
-                if message.state == "recovering" and self.recoveries.open is None:
-                    # The core itself is connected and keeps its sequences, so a rank was lost.
-                    lost = (message.message, message.lost, message.lost_node)
-                    self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
-                    self.recoveries.replayed(len({sequence.request_id for sequence in self._sequences.values()}))
-                if self.is_core_serving:
-                    self._was_serving = True
-                    self._end_recovery(message.phases)
-                self._on_status(message)
-                if message.state == "failed":
-                    self.fail_all(EngineDead(f"the engine failed: {message.message}"))
+                self._receive_status(link, message)
             case Refused():
-                self._receive_refusal(message)
+                self._receive_refusal(link, message)
+            case FilePart():
+                self.on_file_part(message)
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
-    def _receive_outputs(self, message: Outputs) -> None:
+    def _receive_status(self, link: EngineLink, status: CoreStatus) -> None:
+        waiting = self._waiting()
+        if status.state == "recovering" and self.recoveries.open is None and not self.is_core_serving:
+            # The core itself is connected and keeps its sequences, so a rank was lost.
+            lost = (status.message, status.lost, status.lost_node)
+            self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
+            self.recoveries.replayed(_num_requests(self._sequences.values()))
+        if link.is_serving:
+            self._was_serving = True
+            self._end_recovery(status.phases)
+        self._on_status(link, status)
+        if status.state == "failed" and not self.rules.is_gateway:
+            self.fail_all(EngineDead(f"the engine failed: {status.message}"))
+        self._note_usable(link, waiting)
+        if self.rules.is_gateway and (link.is_draining or status.state == "failed"):
+            self._move_away(link)
+
+    def _note_usable(self, link: EngineLink, waiting: list[ClientSequence]) -> None:
+        """Gives `waiting` sequences to engines when `link` has become usable."""
+        was_usable = link.name in self._usable
+        if is_usable(link, self.rules):
+            self._usable.add(link.name)
+            if not was_usable:
+                self._place_again(waiting)
+        else:
+            self._usable.discard(link.name)
+
+    def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
-            if sequence is None:
-                continue  # aborted meanwhile
+            if sequence is None or not _is_current(link, sequence, output.attempt):
+                continue  # aborted, or submitted again meanwhile
+            place = sequence.place
+            if not place.is_decoding:
+                link.load.begin_decode(sequence)
+                place.is_decoding = True
             whole = sequence.logprob_parts.take(output)
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token
+            place.num_losses = 0
             sequence.generated_ids.extend(whole.token_ids)
             if whole.finish_reason is not None:
+                link.load.remove(sequence)
                 del self._sequences[whole.sequence_id]
             sequence.mailbox.put(sequence.lane, whole)
 
-    def _receive_refusal(self, message: Refused) -> None:
+    def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)
-        if sequence is None:
-            return  # aborted meanwhile
-        if message.reason == "queue_full" and sequence.is_accepted:
-            self._submit_again([sequence])  # it became accepted only after it was submitted
+        if sequence is None or not _is_current(link, sequence, message.attempt):
             return
-        del self._sequences[message.sequence_id]
-        sequence.mailbox.fail(_refusal(message))
+        if message.reason != "queue_full":
+            link.load.remove(sequence)
+            self._fail(sequence, refusal(message))
+            return
+        self.pool.withdraw(sequence)
+        sequence.place.refused_by.add(link.name)
+        other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
+        if other is None and not sequence.is_accepted:
+            self._fail(sequence, refusal(message))
+            return
+        # It became accepted only after it was submitted, or another engine may have room.
+        if other is None:
+            sequence.place.refused_by.clear()
+        self._place_again([sequence])
+
+    # --- placing ---
+
+    def _waiting(self) -> list[ClientSequence]:
+        return [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+
+    def _hold(self, sequences: Iterable[ClientSequence]) -> None:
+        now_s = time.monotonic()
+        for sequence in sequences:
+            if sequence.place.waits_since_s is None:
+                sequence.place.waits_since_s = now_s
+
+    def _place_again(self, sequences: Iterable[ClientSequence]) -> None:
+        """Submits sequences again, marked as accepted, so that no core refuses them for a full queue."""
+        left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
+        num_placed = 0
+        for choices in by_prompt(sequence for sequence in left if sequence.place.engine is None):
+            is_elsewhere = any(sequence.place.refused_by for sequence in choices)
+            for sequence in choices:
+                sequence.is_accepted = sequence.is_accepted or not is_elsewhere
+            link = self.pool.engine_for(choices[0])
+            if link is None:
+                self._hold(choices)
+                continue
+            try:
+                # A sequence's leader (`fork_of`) may be finished. The new core does not know a finished sequence, so
+                # such a `fork_of` is left out.
+                self.pool.give(link, choices, encoded(choices, known=self._sequences))
+            except RequestError as error:
+                for sequence in choices:
+                    logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
+                    self._fail(sequence, error)
+            else:
+                num_placed += len(choices)
+        if num_placed:
+            self.recoveries.replayed(_num_requests(left))
+            logger.info("submitted %d unfinished sequences again", num_placed)
+
+    def _move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
+        """Moves the sequences of an engine that is not usable to others. It keeps those that no other one can take."""
+        now_s = time.monotonic()
+        moved = [sequence for sequence in self._sequences_of(link) if self.pool.engine_for(sequence) is not None]
+        for sequence in moved:
+            self.pool.withdraw(sequence)
+            if is_loss:
+                self._count_loss(sequence, now_s)
+        self._place_again(moved)
+
+    def _sequences_of(self, link: EngineLink) -> list[ClientSequence]:
+        return [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
+
+    def _count_loss(self, sequence: ClientSequence, now_s: float) -> None:
+        sequence.place.num_losses += 1
+        sequence.place.last_loss_s = now_s
+        if self.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:
+            self._fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        for link in self.pool.links.values():
+            link.check_silence()
+        if not self.rules.is_gateway:
+            return
+        for link in self.pool.links.values():
+            if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
+                self._move_away(link, is_loss=True)
+        self._place_again(self._waiting())  # those that only their last engine was to get, or that a new model excludes
+        for sequence in self._waiting():
+            since_s = sequence.place.waits_since_s
+            if self.pool.has_another_model(sequence):
+                self._fail(sequence, EngineDead("every engine now serves another model than the one that began this"))
+            elif since_s is not None and now_s - since_s > self.rules.hold_s:
+                self._fail(
+                    sequence, EngineDead(f"no engine could take the request within {self.rules.hold_s:g} s; try again")
+                )
+
+    def _fail(self, sequence: ClientSequence, error: Exception) -> None:
+        del self._sequences[sequence.sequence_id]
+        sequence.mailbox.fail(error)
 
     def _end_recovery(self, phases: tuple[PhaseProgress, ...]) -> None:
         recovery = self.recoveries.end(time.monotonic(), phases)
@@ -297,68 +368,15 @@ class CoreClient:
         )
         self._on_recovery(recovery)
 
-    def _send(self, data: bytes) -> None:
-        assert self._writer is not None
-        # drain() is not awaited. The buffer stays small, because the number of accepted requests is limited. If the
-        # core is dead, the read loop ends the connection.
-        self._writer.write(data)
 
+def _is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
+    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt.
 
-def _by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
-    """Groups neighbouring sequences that have the same prompt and grammar: these are the choices of one request."""
-    groups: list[list[ClientSequence]] = []
-    for sequence in sequences:
-        first = groups[-1][0] if groups else None
-        if first is not None and first.prompt_ids is sequence.prompt_ids and _grammar(first) == _grammar(sequence):
-            groups[-1].append(sequence)
-        else:
-            groups.append([sequence])
-    return groups
-
-
-def _encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
-    """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
-
-    `known`: ids of sequences that the core knows. A `fork_of` that is not among them is left out. None: keep all.
+    Cores of protocol version 3 send no attempt.
     """
-    is_alone = len(choices) == 1
-    grammar = choices[0].params.grammar
-    submits = [
-        Submit(
-            sequence_id=sequence.sequence_id,
-            prompt_ids=sequence.prompt_ids if is_alone else (),
-            params=sequence.params if is_alone else _without_grammar(sequence.params),
-            generated_ids=tuple(sequence.generated_ids),
-            priority=sequence.priority,
-            arrival=sequence.arrival,
-            fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
-            is_resume=sequence.is_accepted,
-            tenant=sequence.tenant,
-            cache_key=sequence.cache_key,
-        )
-        for sequence in choices
-    ]
-    try:
-        return frame(submits[0] if is_alone else SubmitChoices(choices[0].prompt_ids, tuple(submits), grammar))
-    except _ENCODING_ERRORS as error:
-        raise RequestError(f"the request cannot be handed to the engine: {error}") from error
+    place = sequence.place
+    return place.engine == link.name and (link.version < 4 or place.attempt == attempt)
 
 
-def _grammar(sequence: ClientSequence) -> str:
-    return sequence.params.grammar
-
-
-def _without_grammar(params: DecodingParams) -> DecodingParams:
-    return msgspec.structs.replace(params, grammar="") if params.grammar else params
-
-
-def _refusal(refused: Refused) -> Exception:
-    if refused.reason == "queue_full":
-        return QueueFull(refused.message, refused.retry_after_s)
-    if refused.reason == "poison":
-        return PoisonousRequest(refused.message)
-    if refused.reason == "corrupt":
-        return CorruptLogits(refused.message)
-    if refused.reason == "too_long":
-        return ContextTooLong(refused.message)
-    return RequestError(refused.message)
+def _num_requests(sequences: Iterable[ClientSequence]) -> int:
+    return len({sequence.request_id for sequence in sequences})

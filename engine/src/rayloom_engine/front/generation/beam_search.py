@@ -14,7 +14,7 @@ from typing import Any
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.core_link.core_client import ClientSequence
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.beams import Beam, BeamSettings, BeamTree
 from rayloom_engine.front.generation.deltas import ChoiceDelta

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.core_link.core_client import ClientSequence
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.http.errors import ClientGone
@@ -31,6 +31,7 @@ from rayloom_engine.text.stop_strings import StopAutomaton
 
 LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
+ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +70,8 @@ class Generation:
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
-        self.warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
+        self._form_warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
+        self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
         self._is_submitted = False
@@ -98,7 +100,7 @@ class Generation:
         try:
             form = params.structured_outputs
             if form is not None:
-                generation.warnings = await service.form_checks.check(params.grammar, form.field, caller.tenant)
+                generation._form_warnings = await service.form_checks.check(params.grammar, form.field, caller.tenant)
                 check_room(service.config, service.client, num_choices, caller.tenant)  # others may have come meanwhile
             # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
@@ -121,6 +123,11 @@ class Generation:
     @property
     def num_output_tokens(self) -> int:
         return sum(lane.decoder.num_tokens for lane in self._lanes)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The sentences that the client must know about the answer."""
+        return (*self._form_warnings, ROUNDED) if self.is_rounded else self._form_warnings
 
     def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
@@ -314,6 +321,7 @@ class Generation:
                 self.num_cached_tokens += outputs[0].num_cached_tokens
             prompt_logprobs = self._lanes[self._leader(index)].prompt_logprobs
         lane.has_begun = True
+        self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
         num_before = lane.decoder.num_tokens
         delta = lane.decoder.add(
             [token_id for output in outputs for token_id in output.token_ids],
@@ -351,6 +359,14 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
+
+
+def continuation_headers(generation: Generation) -> dict[str, str]:
+    """Returns the header of an answer that is not sure to be the one of a single engine.
+
+    A stream has it only if the engine changed before the stream began; later changes are in `warnings`.
+    """
+    return {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:

@@ -22,6 +22,8 @@ async def get_model(request: Request) -> Response:
 
 def _model_card(service: Service) -> dict[str, Any]:
     core = service.client.status
+    # A gateway knows the model even while there is no engine.
+    model = service.text.model if service.text is not None else core.model if core is not None else None
     return {
         "id": service.config.api_model_name,
         "object": "model",
@@ -29,7 +31,7 @@ def _model_card(service: Service) -> dict[str, Any]:
         "owned_by": "rayloom",
         "root": model_root(service.config.model),
         "parent": None,
-        "max_model_len": core.model.max_model_len if core is not None and core.model is not None else None,
+        "max_model_len": None if model is None else model.max_model_len,
     }
 
 

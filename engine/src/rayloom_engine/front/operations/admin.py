@@ -16,6 +16,7 @@ from starlette.routing import Route
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.http.errors import ERROR_HANDLERS, ApiError
 from rayloom_engine.front.http.headers import bearer_token
+from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.health import health, metrics
 from rayloom_engine.front.operations.service import Service
 
@@ -117,12 +118,18 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
         state, _reason = service.state()
         return JSONResponse({"state": state, "in_flight": service.lifecycle.num_in_flight})
 
+    async def engines(request: Request) -> Response:
+        check(request)
+        return JSONResponse(engines_document(service.client))
+
     routes = [
         Route("/status", status, methods=["GET"]),
         Route("/drain", drain, methods=["POST", "DELETE"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
+    if service.client.rules.is_gateway:
+        routes.append(Route("/engines", engines, methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers=ERROR_HANDLERS)
     app.router.redirect_slashes = False
     app.state.service = service

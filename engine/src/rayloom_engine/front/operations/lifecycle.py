@@ -57,6 +57,7 @@ class Lifecycle:
         # serve them.
         self.close_connections: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None
+        self.on_drain: Callable[[bool], None] = lambda is_draining: None  # called whenever a drain begins or ends
         self._idle = asyncio.Event()
         self._idle.set()
         self._changed = asyncio.Event()  # replaced by a new Event at every change
@@ -104,6 +105,7 @@ class Lifecycle:
         if is_draining and not self.drains:
             self._draining_since = time.monotonic() - age_s
         self.is_draining = is_draining
+        self.on_drain(self.drains)
         if is_draining:
             self.close_connections()
         self._wake()
@@ -120,6 +122,7 @@ class Lifecycle:
         if not self.drains:
             self._draining_since = time.monotonic()
         self.is_stopping = True
+        self.on_drain(True)
         self.close_connections()
         self._wake()
 

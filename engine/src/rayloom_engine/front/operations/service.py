@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,10 @@ from pathlib import Path
 from rayloom_engine.common.process import node_name
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
-from rayloom_engine.front.core_link.core_client import CoreAddress, CoreClient
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.core_link.engine_choice import PoolRules
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
@@ -52,12 +55,14 @@ class Service:
     def __init__(
         self,
         config: EngineConfig,
-        core: CoreAddress,
+        cores: Mapping[str, CoreAddress],
         *,
         api_url: str,
         waits: Waits | None = None,
         start: FrontStart | None = None,
+        rules: PoolRules | None = None,
     ) -> None:
+        """`cores`: the addresses of engines by name. The front inside an engine has one, and no `rules`."""
         start = start or FrontStart()
         is_restart = start.number > 1
         self.config = config
@@ -78,11 +83,14 @@ class Service:
         self.files: TextFiles | None = None  # of the model, once they are read
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
-            core,
+            cores,
             on_status=self._on_status,
             on_change=self._update,
             on_recovery=self.metrics.observe_recovery,
+            rules=rules,
         )
+        if not self.client.rules.is_gateway:
+            self.lifecycle.on_drain = self.client.tell_draining
         self._front_recovery = (
             self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
             if is_restart
@@ -109,11 +117,6 @@ class Service:
     def status(self) -> EngineStatus:
         """Builds the admin port's /status document."""
         state, reason = self.state()
-        received = ReceivedStatus(
-            core=self.client.status or NO_CORE,
-            age_s=self.client.status_age_s,
-            is_connected=self.client.is_connected,
-        )
         figures = FrontFigures(
             engine_version=ENGINE_VERSION,
             state=state,
@@ -126,7 +129,14 @@ class Service:
             recoveries=self.client.recoveries.recoveries,
             api_url=self._api_url,
         )
-        return status_document(self.config, received, figures)
+        return status_document(self.config, self._received(), figures)
+
+    def _received(self) -> ReceivedStatus:
+        return ReceivedStatus(
+            core=self.client.status or NO_CORE,
+            age_s=self.client.status_age_s,
+            is_connected=self.client.is_connected,
+        )
 
     def metrics_text(self) -> str:
         """Returns all metrics in Prometheus' text format."""
@@ -134,7 +144,7 @@ class Service:
             self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
         return self.metrics.text()
 
-    def _on_status(self, status: CoreStatus) -> None:
+    def _on_status(self, _link: EngineLink, status: CoreStatus) -> None:
         self.metrics.observe_core(status, self.client.core_pid)
         folder = status.model_folder or (status.model.path if status.model is not None else "")
         if folder and self._loading is None:
@@ -146,21 +156,24 @@ class Service:
 
     async def _load_files(self, folder: Path) -> None:
         try:
-            self.files = await TextFiles.load(folder, self.config)
+            self._use_files(await TextFiles.load(folder, self.config))
         except (ModelError, OSError) as error:
             logger.error("%s", error)
             self._give_up(str(error))
         except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
             logger.exception("cannot load the tokenizer in %s", folder)
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
-        else:
-            if words := self.files.defaults.words():
-                logger.info(
-                    "requests that leave settings out get those of the model's generation_config.json: %s; "
-                    "--generation-config none turns this off",
-                    words,
-                )
-            self._update()
+
+    def _use_files(self, files: TextFiles) -> None:
+        """Makes the front ready for requests, as soon as its core serves."""
+        self.files = files
+        if words := files.defaults.words():
+            logger.info(
+                "requests that leave settings out get those of the model's generation_config.json: %s; "
+                "--generation-config none turns this off",
+                words,
+            )
+        self._update()
 
     def _give_up(self, reason: str) -> None:
         self.lifecycle.fail(reason)
@@ -173,7 +186,9 @@ class Service:
         model = self.client.status.model if self.client.status is not None else None
         if self.text is None and self.files is not None and model is not None:
             self.text = ModelText.of(model, self.files)
-        if not lifecycle.was_ready and self.client.is_core_serving and self.text is not None:
+        # Requests to a gateway wait until an engine serves, so it needs none to be ready.
+        can_begin = self.client.is_core_serving or self.client.rules.is_gateway
+        if not lifecycle.was_ready and can_begin and self.text is not None:
             lifecycle.become_ready()
             logger.info("ready: %s at %s", self.config.api_model_name, self._api_url)
             if self._front_recovery is not None:

@@ -59,7 +59,7 @@ class Answer(ABC):
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
-        self._has_warned = False  # a chunk has the warnings
+        self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
@@ -95,9 +95,10 @@ class Answer(ABC):
                 self.generation.usage(self._num_written, self.num_reasoning_tokens) if self.continuous_usage else None
             )
             document["usage"] = usage
-        if self.generation.warnings and not self._has_warned:
-            self._has_warned = True
-            document["warnings"] = list(self.generation.warnings)
+        warnings = self.generation.warnings
+        if len(warnings) > self._num_warned:
+            document["warnings"] = list(warnings[self._num_warned :])
+            self._num_warned = len(warnings)
         return document
 
     def count(self, delta: ChoiceDelta) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.front.generation.deltas import ChoiceDelta
-from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.generation.generation import Generation, continuation_headers
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
@@ -56,7 +56,7 @@ class EventStream(Response):
         """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **continuation_headers(generation)})
         self._generation = generation
         self._deltas = deltas
         self._first = first

@@ -1,0 +1,73 @@
+"""The engines that may compute a sequence, and the choice among them. Pure, but for the links whose state it reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
+from rayloom_engine.routing.router import EngineView, choose
+
+# A decode step of one sequence costs about as much as this many prompt tokens in a full step on CPU.
+DECODE_TOKEN_COST = 16.0
+SUSPECT_AFTER_S = 3.0  # a core sends a status every second
+# A sequence whose engine was lost this often in a row, without a token in between, may be the cause. From then on only
+# its last engine gets it, so that one engine's search for a poisonous request can find it (core/suspicion.py), and the
+# others live.
+LOSSES_UNTIL_PINNED = 2
+PINNED_S = 30.0  # after this time the engine is not coming back soon
+MOST_LOSSES = 6
+# An engine that rebuilds lost ranks keeps its sequences for so long. Then other engines get them, at the price of a
+# replay: a rank that has to start as a new pod takes minutes.
+REBUILD_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRules:
+    """How a front treats its engines. The defaults are those of the front inside an engine, which has only this one."""
+
+    is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
+    hold_s: float = math.inf  # a sequence waits at most this long for an engine
+    silence_s: float | None = None  # an engine that sends nothing for so long is lost
+
+
+def is_usable(link: EngineLink, rules: PoolRules) -> bool:
+    """True if the engine may be given sequences. The only engine of a front also gets them while it starts."""
+    if not rules.is_gateway:
+        return link.is_connected
+    return link.is_connected and link.is_serving and not link.is_draining
+
+
+def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
+    """True if a usable engine of a gateway may be given this sequence. `model`: whose tokenizer made its prompt."""
+    place = sequence.place
+    if link.name in place.refused_by:
+        return False
+    is_pinned = place.num_losses >= LOSSES_UNTIL_PINNED and now_s - place.last_loss_s < PINNED_S
+    if is_pinned and link.name != place.last_engine:
+        return False
+    if continuation(place.fingerprint or model, link.fingerprint) == "other model":
+        return False
+    return link.max_model_len is None or sequence.most_tokens <= link.max_model_len
+
+
+def chosen_engine(links: Iterable[EngineLink], sequence: ClientSequence) -> str | None:
+    """Returns the name of the engine that computes `sequence`, among those that can; None if there is none."""
+    views = [
+        EngineView(
+            name=link.name,
+            is_suspect=link.status_age_s > SUSPECT_AFTER_S,
+            outstanding_prefill_tokens=link.load.prefill_tokens,
+            num_decodes=link.load.num_sequences + link.num_foreign,
+        )
+        for link in links
+    ]
+    return choose(
+        views,
+        prompt_tokens=sequence.num_tokens,
+        decode_token_cost=DECODE_TOKEN_COST,
+        tie_key=sequence.request_id.encode(),
+    )

@@ -1,0 +1,168 @@
+"""EngineLink: the connection to the core of one engine, its newest status, and the work that the engine was given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+import msgspec
+
+from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError, connect
+from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.protocol.fingerprint import Fingerprint
+from rayloom_engine.protocol.framing import core_decoder, read_frame
+from rayloom_engine.protocol.messages import CoreMessage, CoreStatus, Welcome
+
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would lengthen the pause in clients' streams
+_CONNECTION_ERRORS = (OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError, ProtocolError)
+
+logger = logging.getLogger(__name__)
+
+
+class LinkListener(Protocol):
+    """The owner of links. Its methods are called on the event loop, after the link's own state is up to date."""
+
+    def connected(self, link: EngineLink, welcome: Welcome) -> None: ...
+
+    def disconnected(self, link: EngineLink, problem: str) -> None: ...
+
+    def received(self, link: EngineLink, message: CoreMessage) -> None: ...
+
+
+class EngineLink:
+    """The connection to one core. For one event loop."""
+
+    def __init__(self, name: str, core: CoreAddress, listener: LinkListener, silence_s: float | None = None) -> None:
+        """`silence_s`: a core that sends nothing for so long counts as lost; None: the supervisor watches the core."""
+        self.name = name
+        self.core = core
+        self.load = EngineLoad()
+        self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
+        self.num_foreign = 0  # sequences of other fronts that the core had in its latest two statuses
+        self._num_others_before = 0
+        self.pid = 0  # of the core on the current connection, or on the last one
+        self.version = 0  # protocol of the current connection, or of the last one
+        self.is_connected = False
+        self.is_serving = False  # according to the latest status on the current connection
+        self.served_at_s = 0.0  # time.monotonic of the latest status that said "serving"
+        self._status_at_s = 0.0
+        self._heard_at_s = 0.0
+        self._listener = listener
+        self._silence_s = silence_s
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since `status` arrived. Add them to the ages in `status`: a hung core sends no newer status."""
+        return time.monotonic() - self._status_at_s
+
+    @property
+    def is_draining(self) -> bool:
+        return self.status is not None and self.status.is_draining
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        model = self.status.model if self.status is not None else None
+        return None if model is None else model.fingerprint
+
+    @property
+    def max_model_len(self) -> int | None:
+        model = self.status.model if self.status is not None else None
+        return None if model is None else model.max_model_len
+
+    async def run(self) -> None:
+        """Connects, receives messages, and reconnects when the connection ends. Runs until it is cancelled."""
+        backoff_s = BACKOFF_MIN_S
+        last_problem = ""
+        while True:
+            try:
+                await self._converse()
+            except _CONNECTION_ERRORS as error:
+                problem = f"{type(error).__name__}: {error}"
+                if self.is_connected:
+                    self._disconnected(problem)
+                    backoff_s = BACKOFF_MIN_S
+                    last_problem = ""
+                elif problem != last_problem:
+                    # Log a problem once, not at every attempt.
+                    logger.info("waiting for the core at %s: %s", self.core.address, problem)
+                    last_problem = problem
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def send(self, data: bytes) -> None:
+        """Sends messages. The link must be connected."""
+        assert self._writer is not None
+        # drain() is not awaited. The buffer stays small, because the number of accepted requests is limited. If the
+        # core is dead, the read loop ends the connection.
+        self._writer.write(data)
+
+    async def _converse(self) -> None:
+        connection = await connect(self.core)
+        try:
+            self._writer = connection.writer
+            self.pid = connection.welcome.pid
+            self.version = connection.welcome.version
+            self.is_connected = True
+            self._heard_at_s = time.monotonic()
+            self._listener.connected(self, connection.welcome)
+            while True:
+                self._receive(core_decoder.decode(await read_frame(connection.reader)))
+        finally:
+            self._writer = None
+            connection.writer.transport.abort()
+
+    def check_silence(self) -> None:
+        """Ends the connection if the core has sent nothing for too long. A living core sends a status every second."""
+        age_s = time.monotonic() - self._heard_at_s
+        if self._silence_s is not None and self._writer is not None and age_s > self._silence_s:
+            logger.warning("%s has sent nothing for %.1f s; its connection is ended", self.name, age_s)
+            self._writer.transport.abort()
+
+    def _receive(self, message: CoreMessage) -> None:
+        self._heard_at_s = time.monotonic()
+        if isinstance(message, CoreStatus):
+            self.status = message
+            self._status_at_s = time.monotonic()
+            self.is_serving = message.state == "serving"
+            if self.is_serving:
+                self.served_at_s = self._status_at_s
+            # The core counts a finished sequence until a moment after its last output, so a number that only one status
+            # has is not believed.
+            num_of_all = message.stats.num_running + message.stats.num_waiting
+            num_others = max(0, num_of_all - self.load.num_sequences)
+            self.num_foreign = min(num_others, self._num_others_before)
+            self._num_others_before = num_others
+        self._listener.received(self, message)
+
+    def _disconnected(self, problem: str) -> None:
+        self.is_connected = False
+        self.is_serving = False
+        self.load = EngineLoad()
+        self._listener.disconnected(self, problem)
+
+
+class EngineLoad:
+    """The work that this front has given to one engine."""
+
+    def __init__(self) -> None:
+        self.prefill_tokens = 0  # of sequences without an output since they were submitted
+        self.num_sequences = 0
+
+    def add(self, sequence: ClientSequence) -> None:
+        """Counts a sequence that was just submitted. Its ids so far are computed as a prompt."""
+        self.prefill_tokens += sequence.num_tokens
+        self.num_sequences += 1
+
+    def begin_decode(self, sequence: ClientSequence) -> None:
+        """Counts the first output. Call it before the output's tokens are added to the sequence's ids."""
+        self.prefill_tokens -= sequence.num_tokens
+
+    def remove(self, sequence: ClientSequence) -> None:
+        """Stops counting a sequence."""
+        self.num_sequences -= 1
+        if not sequence.place.is_decoding:
+            self.prefill_tokens -= sequence.num_tokens

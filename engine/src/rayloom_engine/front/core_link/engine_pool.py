@@ -1,0 +1,110 @@
+"""EnginePool: the links to a front's engines, and the placing of sequences on them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from rayloom_engine.front.core_link.engine_choice import PoolRules, can_compute, chosen_engine, is_usable
+from rayloom_engine.front.core_link.engine_link import EngineLink, LinkListener
+from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.protocol.fingerprint import Fingerprint, continuation, differences
+from rayloom_engine.protocol.framing import frame
+from rayloom_engine.protocol.messages import Abort
+
+logger = logging.getLogger(__name__)
+
+
+class EnginePool:
+    """All engines by name, in the order of their names' first appearance. For one event loop."""
+
+    def __init__(self, cores: Mapping[str, CoreAddress], rules: PoolRules, listener: LinkListener) -> None:
+        self.rules = rules
+        self.model: Fingerprint | None = None  # of a gateway: the model whose tokenizer makes the prompts
+        self.links: dict[str, EngineLink] = {}
+        self._listener = listener
+        for name, core in cores.items():
+            self.add(name, core)
+
+    def add(self, name: str, core: CoreAddress) -> EngineLink:
+        """Returns a new link. The caller runs it."""
+        link = EngineLink(name, core, self._listener, self.rules.silence_s)
+        self.links[name] = link
+        return link
+
+    def usable(self) -> list[EngineLink]:
+        """The engines that may be given sequences."""
+        return [link for link in self.links.values() if is_usable(link, self.rules)]
+
+    @property
+    def main(self) -> EngineLink | None:
+        """The engine that stands for all of them: one that serves, else one that is connected, else any."""
+        links = self.links.values()
+        return next(
+            (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
+            None,
+        )
+
+    def engine_for(self, sequence: ClientSequence) -> EngineLink | None:
+        """Returns the usable engine that shall compute `sequence`, or None if it must wait."""
+        links = self.usable()
+        if self.rules.is_gateway:
+            now_s = time.monotonic()
+            links = [link for link in links if can_compute(link, sequence, self.model, now_s)]
+        elif sequence.place.refused_by:
+            return None
+        if len(links) <= 1:
+            return links[0] if links else None
+        name = chosen_engine(links, sequence)
+        return None if name is None else self.links[name]
+
+    def give(self, link: EngineLink, choices: Iterable[ClientSequence], data: bytes) -> None:
+        """Sends `data`, the encoded choices, and records where they are."""
+        for sequence in choices:
+            place = sequence.place
+            if place.last_engine not in ("", link.name) and sequence.generated_ids:
+                self._note_continuation(sequence, link)
+            place.engine = link.name
+            place.waits_since_s = None
+            place.fingerprint = link.fingerprint or place.fingerprint
+            link.load.add(sequence)
+        link.send(data)
+
+    def withdraw(self, sequence: ClientSequence) -> None:
+        """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used."""
+        link = self.links.get(sequence.place.engine or "")
+        if link is not None:
+            link.load.remove(sequence)
+            if link.is_connected:
+                link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt)))
+        sequence.place.leave()
+
+    def has_another_model(self, sequence: ClientSequence) -> bool:
+        """True if every engine is connected and serves another model than the one that began `sequence`."""
+        expected = sequence.place.fingerprint or self.model
+        return bool(self.links) and all(
+            link.is_connected
+            and link.fingerprint is not None
+            and continuation(expected, link.fingerprint) == "other model"
+            for link in self.links.values()
+        )
+
+    def _note_continuation(self, sequence: ClientSequence, link: EngineLink) -> None:
+        earlier = sequence.place.fingerprint
+        if continuation(earlier, link.fingerprint) == "exact" or sequence.place.is_rounded:
+            return
+        sequence.place.is_rounded = True
+        why = (
+            "no fingerprint" if earlier is None or link.fingerprint is None else differences(earlier, link.fingerprint)
+        )
+        logger.warning("%s continues on %s up to rounding: %s", sequence.sequence_id, link.name, why)
+
+
+def _serves(link: EngineLink) -> bool:
+    return link.is_serving
+
+
+def _is_connected(link: EngineLink) -> bool:
+    return link.is_connected

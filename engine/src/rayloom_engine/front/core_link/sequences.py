@@ -1,0 +1,121 @@
+"""ClientSequence: an unfinished sequence, with all that another core or engine needs to continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.protocol.fingerprint import Fingerprint
+from rayloom_engine.protocol.framing import frame
+from rayloom_engine.protocol.logprob_parts import LogprobParts
+from rayloom_engine.protocol.messages import Submit, SubmitChoices
+
+# msgspec raises these for a value that the wire format cannot hold, such as an integer of more than 64 bits.
+_ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
+
+
+@dataclass(slots=True, kw_only=True)
+class ClientSequence:
+    """An unfinished sequence and the token ids received so far."""
+
+    sequence_id: str
+    request_id: str
+    lane: int  # index of the sequence within its request
+    mailbox: Mailbox
+    prompt_ids: tuple[int, ...]
+    params: DecodingParams
+    priority: int
+    arrival: float  # Unix time of acceptance
+    fork_of: str | None = None
+    tenant: str = ""  # the tenant whose share of slots and queue places the sequence uses
+    cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
+    is_accepted: bool = False  # the client has its 200, so the core must not refuse the sequence for a full queue
+    generated_ids: list[int] = field(default_factory=list)
+    logprob_parts: LogprobParts = field(default_factory=LogprobParts)
+    place: Place = field(default_factory=lambda: Place())
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.generated_ids)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and output at most, so the context that an engine must have."""
+        return len(self.prompt_ids) + self.params.max_tokens
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a sequence is computed, and how it came there."""
+
+    engine: str | None = None  # name of the engine; None: it waits for one
+    attempt: int = 0  # the fence: only outputs with this number are used
+    is_decoding: bool = False  # the engine has sent an output of this attempt
+    fingerprint: Fingerprint | None = None  # of the engine that computed the last of the ids
+    is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of it
+    waits_since_s: float | None = None  # time.monotonic since which no engine has it
+    refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
+    num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
+    last_engine: str = ""
+    last_loss_s: float = 0.0
+
+    def leave(self) -> None:
+        """The sequence is no longer computed. Outputs that are still on their way are not used."""
+        self.last_engine = self.engine or self.last_engine
+        self.engine = None
+        self.attempt += 1
+        self.is_decoding = False
+
+
+def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
+    """Groups neighbouring sequences that have the same prompt and grammar: these are the choices of one request."""
+    groups: list[list[ClientSequence]] = []
+    for sequence in sequences:
+        first = groups[-1][0] if groups else None
+        if first is not None and first.prompt_ids is sequence.prompt_ids and _grammar(first) == _grammar(sequence):
+            groups[-1].append(sequence)
+        else:
+            groups.append([sequence])
+    return groups
+
+
+def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
+    """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
+
+    `known`: ids of sequences that the core knows. A `fork_of` that is not among them is left out. None: keep all.
+    """
+    is_alone = len(choices) == 1
+    grammar = choices[0].params.grammar
+    submits = [
+        Submit(
+            sequence_id=sequence.sequence_id,
+            prompt_ids=sequence.prompt_ids if is_alone else (),
+            params=sequence.params if is_alone else _without_grammar(sequence.params),
+            generated_ids=tuple(sequence.generated_ids),
+            priority=sequence.priority,
+            arrival=sequence.arrival,
+            fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
+            is_resume=sequence.is_accepted,
+            tenant=sequence.tenant,
+            cache_key=sequence.cache_key,
+            attempt=sequence.place.attempt,
+        )
+        for sequence in choices
+    ]
+    try:
+        return frame(submits[0] if is_alone else SubmitChoices(choices[0].prompt_ids, tuple(submits), grammar))
+    except _ENCODING_ERRORS as error:
+        raise RequestError(f"the request cannot be handed to the engine: {error}") from error
+
+
+def _grammar(sequence: ClientSequence) -> str:
+    return sequence.params.grammar
+
+
+def _without_grammar(params: DecodingParams) -> DecodingParams:
+    return msgspec.structs.replace(params, grammar="") if params.grammar else params

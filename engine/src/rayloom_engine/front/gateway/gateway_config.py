@@ -1,0 +1,120 @@
+"""GatewayConfig: the settings of `rayloom-engine gateway`, from a JSON document or flags.
+
+A gateway has settings of its own, and those settings of an engine that concern HTTP and text (FRONT_FIELDS). The
+document's JSON schema is `schemas/gateway-config.v1.json`, written by `make schemas`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_engine.errors import ConfigError
+
+FRONT_FIELDS = (
+    *("served_model_name", "host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file"),
+    *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
+    *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
+    "log_level",
+)
+
+
+class GatewaySettings(BaseModel):
+    """The settings that only a gateway has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Literal["v1"] = Field("v1", description="Version of this document.")
+    engines: dict[str, str] = Field(
+        default_factory=dict, description="Engines: name -> HOST:PORT of the engine's front_port."
+    )
+    engines_file: str | None = Field(
+        None, description="JSON file with an object as `engines`, read again when it changes; it adds to `engines`."
+    )
+    key_file: str = Field(description="File with the key of the engines, as their front_key_file.")
+    cache_dir: str = Field(
+        description="Folder for tokenizers that engines hand over, so that the gateway starts without an engine."
+    )
+    hold_seconds: float = Field(
+        300.0, ge=0, strict=False, description="Seconds for which a request waits while no engine serves."
+    )
+
+
+class GatewayConfig(BaseModel):
+    """All settings of a gateway. Frozen: built once at start."""
+
+    model_config = ConfigDict(frozen=True)
+
+    gateway: GatewaySettings
+    front: EngineConfig  # only FRONT_FIELDS are set
+
+
+def document_model() -> type[BaseModel]:
+    """Returns the document as one model, for its JSON schema."""
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in front_fields().items()}
+    return create_model("GatewayConfig", __base__=GatewaySettings, **fields)
+
+
+def front_fields() -> dict[str, FieldInfo]:
+    """Returns FRONT_FIELDS with their types and descriptions. A gateway, unlike an engine, must be given a name."""
+    name = FieldInfo(annotation=str, min_length=1, description="The model's name in the API.")
+    return {**{each: EngineConfig.model_fields[each] for each in FRONT_FIELDS}, "served_model_name": name}
+
+
+def parse_gateway_config(document: object) -> GatewayConfig:
+    """Returns the settings in a decoded JSON document. Raises ConfigError that names each wrong field."""
+    if not isinstance(document, dict):
+        raise ConfigError(f"GatewayConfig: the document must be an object, it is {type(document).__name__}")
+    own = {name: value for name, value in document.items() if name not in FRONT_FIELDS}
+    front = {name: value for name, value in document.items() if name in FRONT_FIELDS}
+    if "served_model_name" not in front:
+        raise ConfigError("GatewayConfig: served_model_name: missing; set it to the model's name in the API")
+    try:
+        settings = GatewaySettings.model_validate(own)
+    except ValidationError as error:
+        raise ConfigError("GatewayConfig: " + "; ".join(_sentences(error))) from error
+    for name, place in settings.engines.items():
+        check_place(name, place)
+    if not settings.engines and settings.engines_file is None:
+        raise ConfigError("GatewayConfig: engines: none is given; use --engine NAME=HOST:PORT or --engines-file FILE")
+    # An engine's `model` names the source of its weights. A gateway has none.
+    return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
+
+
+def check_place(name: str, place: object) -> str:
+    """Returns `place`, the address of engine `name`. Raises ConfigError unless it is HOST:PORT."""
+    host, _, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"engine {name!r}: {place!r} is not an address; write HOST:PORT, such as 10.0.0.7:8002")
+    return str(place)
+
+
+def load_gateway_document(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file. Raises ConfigError."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold an object, it holds {type(document).__name__}")
+    return document
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors():
+        field = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "missing":
+            lines.append(f"{field}: missing; set --{field.replace('_', '-')}")
+        elif item["type"] == "extra_forbidden":
+            lines.append(f"{field}: a gateway has no such setting (remove it, or check its spelling)")
+        else:
+            lines.append(f"{field}: {item['msg']}, given {item['input']!r}")
+    return lines

@@ -1,0 +1,116 @@
+"""GatewayService: the state of a gateway. Its tokenizer comes from an engine, or from the cache while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.core_link.engine_choice import PoolRules
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.text_cache import TextCache, check_files
+from rayloom_engine.front.gateway.text_fetch import TextFetch
+from rayloom_engine.front.model_text import ModelText, TextFiles
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
+from rayloom_engine.protocol.fingerprint import continuation
+from rayloom_engine.protocol.messages import CoreStatus, ServedModel
+from rayloom_engine.status import State
+
+SILENCE_S = 10.0  # a living core sends a status every second
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayService(Service):
+    """The state of a gateway process. Nothing happens until `run` is called."""
+
+    def __init__(
+        self, config: GatewayConfig, cores: Mapping[str, CoreAddress], cache: TextCache, *, api_url: str
+    ) -> None:
+        rules = PoolRules(is_gateway=True, hold_s=config.gateway.hold_seconds, silence_s=SILENCE_S)
+        super().__init__(config.front, cores, api_url=api_url, rules=rules)
+        self._cache = cache
+        self._fetch = TextFetch()
+        self._changing: asyncio.Task[None] | None = None  # loads a text
+        self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
+        self._last_problem = ""
+        self.client.on_file_part = self._fetch.receive
+
+    async def run(self) -> None:
+        """Loads the text that the service used last, then keeps the connections to all engines."""
+        last = await asyncio.to_thread(self._cache.last)
+        if last is not None:
+            await self._load(last)
+        await super().run()
+
+    def state(self) -> tuple[State, str]:
+        """The current state and its reason. Engines that hang are the pool's matter."""
+        return self.lifecycle.state
+
+    def _received(self) -> ReceivedStatus:
+        model = None if self.text is None else self.text.model
+        return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model), is_connected=False)
+
+    def _on_status(self, link: EngineLink, status: CoreStatus) -> None:
+        if all(other.name in self._failed for other in self.client.pool.links.values() if other.is_connected):
+            self._failed.clear()
+        if status.model is not None and self._wants_text_of(link) and self._changing is None:
+            self._changing = asyncio.create_task(self._take_text(link, status.model))
+        self._update()
+
+    def _wants_text_of(self, link: EngineLink) -> bool:
+        """True if the gateway has no text, or one of a model that no engine has any more while `link` serves."""
+        if link.fingerprint is None or link.name in self._failed:
+            return False
+        if self.text is None:
+            return True
+        model = self.client.pool.model
+        others = [other for other in self.client.pool.links.values() if other.is_connected]
+        return link.is_serving and all(continuation(model, other.fingerprint) == "other model" for other in others)
+
+    async def _take_text(self, link: EngineLink, model: ServedModel) -> None:
+        try:
+            stored = await asyncio.to_thread(self._cache.find, model)
+            if stored is None:
+                check_files(model.text_files)
+                contents = {file.sha256: await self._fetch.fetch(link, file) for file in model.text_files}
+                stored = await asyncio.to_thread(self._cache.store, model, contents)
+                logger.info("took %d text files from %s", len(contents), link.name)
+            if await self._load(stored):
+                await asyncio.to_thread(self._cache.use, stored)
+            else:
+                self._failed.add(link.name)
+        except ModelError as error:
+            self._failed.add(link.name)
+            self._report(f"cannot take the tokenizer from {link.name}: {error}")
+        except Exception:  # nobody awaits this task; the next status begins it again
+            self._failed.add(link.name)
+            logger.exception("cannot take the tokenizer from %s", link.name)
+        finally:
+            self._changing = None
+
+    async def _load(self, model: ServedModel) -> bool:
+        """Makes a stored text the one in use. Returns False if it cannot be used."""
+        try:
+            files = await TextFiles.load(Path(model.path), self.config)
+        except (ModelError, OSError) as error:
+            self._report(f"cannot load the tokenizer in {model.path}: {error}")
+            return False
+        self.client.pool.model = model.fingerprint
+        self.text = ModelText.of(model, files)
+        self._use_files(files)
+        logger.info("text of %s, %s", model.architecture, model.commit or "no commit")
+        return True
+
+    def _report(self, problem: str) -> None:
+        """Logs a problem once, not at every attempt."""
+        if problem != self._last_problem:
+            logger.error("%s", problem)
+            self._last_problem = problem

@@ -1,0 +1,69 @@
+"""The gateway's process: an API port and an admin port in front of the engines of a service. It imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+
+from rayloom_engine.front.app import api_app
+from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.gateway.engines_file import EnginesFile
+from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.gateway_service import GatewayService
+from rayloom_engine.front.gateway.text_cache import TextCache
+from rayloom_engine.front.http.api_keys import ApiKeys
+from rayloom_engine.front.operations.admin import admin_app, load_admin_token
+from rayloom_engine.front.serving import FrontServer, url_of
+from rayloom_engine.protocol.front_auth import load_front_key
+
+logger = logging.getLogger(__name__)
+
+
+def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> int:
+    """Serves at two listening sockets until a signal ends the process. Returns the exit code. Raises ConfigError."""
+    api_keys = ApiKeys.load(config.front.api_key_file, os.environ)
+    admin_token = load_admin_token(config.front.admin_token_file)
+    key = load_front_key(config.gateway.key_file, "key_file")
+    name = f"gateway-{secrets.token_hex(8)}"
+    own = config.gateway.engines
+    file = None if config.gateway.engines_file is None else EnginesFile(Path(config.gateway.engines_file))
+    cores = addresses({**own, **(file.read() if file is not None else {})}, key, name)
+    cache = TextCache(Path(config.gateway.cache_dir), config.front.api_model_name)
+
+    async def serve() -> None:
+        service = GatewayService(config, cores, cache, api_url=url_of(api))
+        api_keys.on_change = functools.partial(_count_keys, service, api_keys)
+        api_keys.on_change()
+        beside = [asyncio.create_task(api_keys.watch())]
+        if file is not None:
+
+            def changed(engines: Mapping[str, str]) -> None:
+                service.client.set_engines(addresses({**own, **engines}, key, name))
+
+            beside.append(asyncio.create_task(file.watch(changed)))
+        apps = (api_app(service, api_keys), admin_app(service, admin_token))
+        await FrontServer(config.front, service, (apps[0], api), (apps[1], admin)).run()
+        for task in beside:
+            task.cancel()
+
+    gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
+
+
+def addresses(engines: Mapping[str, str], key: str, front_id: str) -> dict[str, CoreAddress]:
+    return {name: CoreAddress(f"tcp:{place}", key, front_id) for name, place in engines.items()}
+
+
+def _count_keys(service: GatewayService, api_keys: ApiKeys) -> None:
+    service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)

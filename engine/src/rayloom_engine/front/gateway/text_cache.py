@@ -1,0 +1,115 @@
+"""TextCache: tokenizers, chat templates and generation configs that engines handed over, in a folder of the gateway.
+
+FOLDER/texts/HASH/tokenizer.json, ..., model.json    one folder for each model, complete or absent
+FOLDER/NAME.last                                      the HASH that the service NAME used last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.protocol.messages import ServedModel, TextFile
+from rayloom_engine.protocol.text_files import MAX_FILE_BYTES, TEXT_FILES, TOKENIZER
+
+_MODEL = "model.json"
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def text_hash(model: ServedModel) -> str:
+    """Returns the name of a model's text in the cache: a hash of its files and of what the front knows of it."""
+    neutral = msgspec.structs.replace(model, path="")  # the folder is another one in each pod
+    return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()
+
+
+class TextCache:
+    """A folder with texts. Several gateways may share it."""
+
+    def __init__(self, folder: Path, service: str) -> None:
+        """`service`: the model's name in the API. Raises ConfigError if the folder cannot be written."""
+        self._texts = folder / "texts"
+        self._last = folder / f"{hashlib.sha256(service.encode()).hexdigest()[:16]}.last"
+        try:
+            self._texts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cache_dir: cannot write {folder}: {error.strerror}") from error
+
+    def last(self) -> ServedModel | None:
+        """Returns the model that the service used last, with its folder here as `path`; None if there is none.
+
+        A text whose files are damaged does not count.
+        """
+        try:
+            name = self._last.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return None
+        return self._load(name) if _HASH.fullmatch(name) else None
+
+    def find(self, model: ServedModel) -> ServedModel | None:
+        """Returns `model` with its folder here as `path`; None if its files must be fetched."""
+        return self._load(text_hash(model))
+
+    def store(self, model: ServedModel, contents: Mapping[str, bytes]) -> ServedModel:
+        """Stores the files of a model (hash -> content), and returns the model with its folder here.
+
+        Raises ModelError if a content does not have its hash, or the folder cannot be written.
+        """
+        check_files(model.text_files)
+        target = self._texts / text_hash(model)
+        try:
+            part = Path(tempfile.mkdtemp(prefix="part-", dir=self._texts))
+            try:
+                for file in model.text_files:
+                    content = contents[file.sha256]
+                    _check_content(file, content)
+                    (part / file.name).write_bytes(content)
+                (part / _MODEL).write_bytes(msgspec.json.encode(model))
+                shutil.rmtree(target, ignore_errors=True)  # a damaged one; otherwise it would have been found
+                os.rename(part, target)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+        except OSError as error:
+            raise ModelError(f"cannot write the tokenizer into {target}: {error}") from error
+        return msgspec.structs.replace(model, path=str(target))
+
+    def use(self, model: ServedModel) -> None:
+        """Records that the service uses `model` from now on. A disk that is full only costs the next start its text."""
+        with contextlib.suppress(OSError):
+            part = self._last.with_suffix(f".{os.getpid()}")
+            part.write_text(Path(model.path).name, encoding="utf-8")
+            part.replace(self._last)
+
+    def _load(self, name: str) -> ServedModel | None:
+        folder = self._texts / name
+        try:
+            model = msgspec.json.decode((folder / _MODEL).read_bytes(), type=ServedModel)
+            check_files(model.text_files)
+            for file in model.text_files:
+                _check_content(file, (folder / file.name).read_bytes())
+        except (OSError, msgspec.MsgspecError, ModelError):
+            return None
+        return msgspec.structs.replace(model, path=str(folder))
+
+
+def check_files(files: tuple[TextFile, ...]) -> None:
+    """Raises ModelError unless the files are ones that a gateway accepts from an engine."""
+    names = [file.name for file in files]
+    if TOKENIZER not in names:
+        raise ModelError("the engine hands over no tokenizer.json; put the model's tokenizer.json into its folder")
+    for file in files:
+        if file.name not in TEXT_FILES or file.num_bytes > MAX_FILE_BYTES or not _HASH.fullmatch(file.sha256):
+            raise ModelError(f"the engine offers {file.name!r} with {file.num_bytes} bytes, which is not accepted")
+
+
+def _check_content(file: TextFile, content: bytes) -> None:
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise ModelError(f"{file.name} does not have the hash {file.sha256[:12]} that the engine named")

@@ -1,0 +1,44 @@
+"""Fetches text files from an engine, part by part, over the connection on which the tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.protocol.framing import frame
+from rayloom_engine.protocol.messages import FetchFile, FilePart, TextFile
+
+_PART_SECONDS = 20.0
+FIRST_VERSION = 4  # of the protocol with these messages
+
+
+class TextFetch:
+    """Fetches one file after the other. For one event loop."""
+
+    def __init__(self) -> None:
+        self._expected: tuple[str, int] | None = None
+        self._part: asyncio.Future[bytes] | None = None
+
+    def receive(self, message: FilePart) -> None:
+        """Takes a part. One that was not asked for, or comes too late, is dropped."""
+        if self._part is not None and not self._part.done() and self._expected == (message.sha256, message.start):
+            self._part.set_result(message.data)
+
+    async def fetch(self, link: EngineLink, file: TextFile) -> bytes:
+        """Returns the content of a file, whose hash is not checked yet. Raises ModelError."""
+        content = bytearray()
+        while len(content) < file.num_bytes:
+            if not link.is_connected or link.version < FIRST_VERSION:
+                raise ModelError(f"{link.name} cannot hand over {file.name}")
+            self._expected = (file.sha256, len(content))
+            self._part = asyncio.get_running_loop().create_future()
+            link.send(frame(FetchFile(*self._expected)))
+            try:
+                data = await asyncio.wait_for(self._part, _PART_SECONDS)
+            except TimeoutError as error:
+                raise ModelError(f"{link.name} did not hand over {file.name} in time") from error
+            if not data:
+                raise ModelError(f"{link.name} cannot read its {file.name}")
+            content += data
+        return bytes(content)

@@ -1,0 +1,59 @@
+"""Fingerprint: everything on which an engine's tokens depend, so that another engine may continue its sequences."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+# exact: as if one engine had computed all of it. rounding: the logits may differ by rounding. other model: not at all.
+Continuation = Literal["exact", "rounding", "other model"]
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that an engine serves, and the code and the data types by which it computes."""
+
+    architecture: str
+    commit: str | None  # of a hub model
+    content_hash: str  # the commit; of a local model a hash of samples (models/checkpoint/content_hash.py)
+    tokenizer_hash: str  # of tokenizer.json
+    dtype: str
+    compute_dtype: str
+    quantization: str
+    arithmetic: str  # the kernel set: an instruction set of the C library, or torch
+    tensor_parallel_size: int  # the order in which ranks add depends on it
+    engine_version: str
+    max_model_len: int  # decides only which sequences fit
+    adapter: str = ""  # hash of a LoRA adapter
+
+
+_OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "adapter")
+_OF_ARITHMETIC = (
+    "dtype",
+    "compute_dtype",
+    "quantization",
+    "arithmetic",
+    "tensor_parallel_size",
+    "engine_version",
+)
+
+
+def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
+    """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
+
+    None is an engine of protocol version 3, which sends no fingerprint: its model is taken for the same one.
+    """
+    if earlier is None or later is None:
+        return "rounding"
+    if any(getattr(earlier, name) != getattr(later, name) for name in _OF_MODEL):
+        return "other model"
+    if any(getattr(earlier, name) != getattr(later, name) for name in _OF_ARITHMETIC):
+        return "rounding"
+    return "exact"
+
+
+def differences(earlier: Fingerprint, later: Fingerprint) -> str:
+    """Returns the fields that differ, with both values, for a message."""
+    names = (*_OF_MODEL, "commit", *_OF_ARITHMETIC)
+    pairs = ((name, getattr(earlier, name), getattr(later, name)) for name in names)
+    return ", ".join(f"{name} {old} -> {new}" for name, old, new in pairs if old != new)

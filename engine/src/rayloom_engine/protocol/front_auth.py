@@ -1,0 +1,62 @@
+"""Proofs by which a front and a core show each other that they have the service's key. The key never crosses the wire.
+
+Over TCP the core speaks first:
+
+    core  -> front  FrontChallenge(nonce, version)
+    front -> core   Hello(version, nonce of its own, proof)
+    core  -> front  Welcome(version, proof)
+
+A proof is an HMAC over both nonces, so it is worth nothing on another connection. The version is part of it, so that
+nobody in between can make both sides speak an older one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.protocol.messages import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Welcome
+
+MIN_KEY_CHARS = 16  # a recorded handshake lets an attacker try keys at home, so a short key would be found
+
+
+def load_front_key(path: str, field: str) -> str:
+    """Returns the key in a file. Raises ConfigError with `field` if the file is unreadable or the key too short."""
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{field}: cannot read {path}: {error}") from error
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"{field}: the key in {path} has {len(key)} characters, at least {MIN_KEY_CHARS} are needed; "
+            "write 32 random hexadecimal digits into the file"
+        )
+    return key
+
+
+def front_proof(key: str, challenge_nonce: str, hello: Hello) -> str:
+    """Returns the proof for `hello`, the answer to a challenge."""
+    return _proof(key, f"front/{challenge_nonce}/{hello.nonce}/{hello.version}/{hello.front_id}")
+
+
+def core_proof(key: str, challenge_nonce: str, front_nonce: str, welcome: Welcome) -> str:
+    """Returns the proof for `welcome`, the answer to a Hello with `front_nonce`."""
+    return _proof(key, f"core/{challenge_nonce}/{front_nonce}/{welcome.version}")
+
+
+def is_same_proof(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def common_version(theirs: int, ours: int = PROTOCOL_VERSION, oldest: int = OLDEST_VERSION) -> int | None:
+    """Returns the newest version that both sides speak, or None if the other side's version is too old.
+
+    A newer peer speaks `ours` if it follows the rule that every version also speaks the one before.
+    """
+    return None if theirs < oldest else min(theirs, ours)
+
+
+def _proof(key: str, text: str) -> str:
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,283 @@
+"""A gateway in front of two real engines: streams outlive each engine, and wait while there is none.
+
+An engine is killed as a whole process group. Every answer must equal that of an undisturbed run, in float32; values of
+log-probabilities may differ by rounding, because a replay adds numbers in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
+from rt_server import wait_until
+from rt_streams import ENDLESS_JSON, PROMPTS
+
+NUM_TOKENS = 64
+EARLY_EVENTS = 6  # events of every stream before the fault
+ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
+
+
+@dataclass
+class Choice:
+    text: str = ""
+    tool: str = ""
+    tokens: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass
+class Request:
+    """One streamed request and what came back. `failure` is set for anything that a user would call one."""
+
+    path: str
+    body: dict[str, Any]
+    choices: dict[int, Choice] = field(default_factory=dict)
+    logprobs: list[float] = field(default_factory=list)
+    num_events: int = 0
+    num_pings: int = 0
+    warnings: list[str] = field(default_factory=list)
+    is_done: bool = False
+    failure: str | None = None
+
+    def run(self, url: str) -> None:
+        """Sends the request and reads the stream to its end. No retries."""
+        body = {**self.body, "model": "m", "stream": True}
+        try:
+            with httpx.stream("POST", f"{url}{self.path}", json=body, timeout=180.0) as response:
+                if response.status_code != 200:
+                    self.failure = f"HTTP {response.status_code}: {response.read().decode()}"
+                for line in response.iter_lines():
+                    self._take(line)
+        except httpx.HTTPError as error:
+            self.failure = f"{type(error).__name__}: {error}"
+        if self.failure is None and not self.is_done:
+            self.failure = "the stream ended without [DONE]"
+
+    def _take(self, line: str) -> None:
+        if line.startswith(":"):
+            self.num_pings += 1
+        if line == "data: [DONE]":
+            self.is_done = True
+        elif line.startswith("data: "):
+            self._take_event(json.loads(line.removeprefix("data: ")))
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.failure = f"error event: {event['error']}"
+            return
+        self.num_events += 1
+        self.warnings += event.get("warnings", [])
+        for part in event["choices"]:
+            choice = self.choices.setdefault(part["index"], Choice())
+            delta = part.get("delta", {})
+            choice.text += part.get("text") or delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                choice.tool += (call["function"].get("name") or "") + call["function"]["arguments"]
+            logprobs = part.get("logprobs") or {}
+            choice.tokens += logprobs.get("tokens") or []
+            self.logprobs += logprobs.get("token_logprobs") or []
+            choice.finish_reason = part["finish_reason"] or choice.finish_reason
+
+
+def requests(stop: str) -> list[Request]:
+    """Two requests of each kind. `stop`: a text that the answer to the last plain request has near its end."""
+    greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
+    seeded = {**greedy, "temperature": 0.9, "top_p": 0.95}
+    tool = {
+        "name": "list_people",
+        "parameters": {"type": "object", "properties": {"people": ENDLESS_JSON}, "required": ["people"]},
+    }
+    made = []
+    for index in range(2):
+        prompt = {"prompt": PROMPTS[index]}
+        seed = {"seed": 7 + index}
+        bodies = [
+            {**prompt, **greedy, "logprobs": 0},
+            {**prompt, **seeded, **seed},
+            {**prompt, **seeded, **seed, "n": 3, "max_tokens": NUM_TOKENS // 2},
+            {"prompt": PROMPTS[1], **greedy, "stop": [stop]},
+            {**prompt, **seeded, **seed, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+            {**prompt, **seeded, **seed, "logprobs": 3},
+            {**prompt, **greedy, "structured_outputs": {"json": ENDLESS_JSON}},
+        ]
+        made += [Request("/v1/completions", body) for body in bodies]
+        chat = {"messages": [{"role": "user", "content": PROMPTS[index]}], "tool_choice": "required"}
+        made.append(
+            Request("/v1/chat/completions", {**chat, **greedy, "tools": [{"type": "function", "function": tool}]})
+        )
+    return made
+
+
+def begin(url: str, made: list[Request]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=request.run, args=(url,), daemon=True) for request in made]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def end(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(240.0)
+        assert not thread.is_alive(), "a stream did not end"
+
+
+def wait_for_events(made: list[Request], num_events: int = EARLY_EVENTS) -> None:
+    wait_until(
+        lambda: all(request.num_events >= num_events or request.failure for request in made),
+        120.0,
+        lambda: str([(request.num_events, request.failure) for request in made]),
+    )
+
+
+def check_equal(seen: list[Request], expected: list[Request]) -> None:
+    assert [request.failure for request in seen] == [None] * len(seen)
+    for request, other in zip(seen, expected, strict=True):
+        assert request.choices == other.choices
+        assert request.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+        assert request.warnings == []
+
+
+class Engines:
+    """Two engines that can be killed and started again at the same ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ports = {"first": free_port(), "second": free_port()}
+        self.programs: dict[str, Program] = {}
+
+    def start(self, name: str) -> None:
+        port, key = str(self.ports[name]), str(write_key(self._folder))
+        flags = ["--port", "0", "--admin-port", "0", "--front-port", port, "--front-key-file", key]
+        self.programs[name] = start(self._folder, name, "serve", *ARGUMENTS, *flags)
+
+    def stop(self) -> None:
+        for program in self.programs.values():
+            program.kill()
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"))
+    try:
+        for name in made.ports:
+            made.start(name)
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="module")
+def gateway(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), engines.ports) as running:
+        wait_for_engines(running, {"first", "second"})
+        yield running
+
+
+def wait_for_engines(gateway: Gateway, names: set[str]) -> None:
+    wait_until(lambda: gateway.serving() == names, 120.0, lambda: f"{gateway.engines()}\n{gateway.log_text()[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
+    """A stop string, and the answers when nothing breaks."""
+    greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
+    plain = Request("/v1/completions", {"prompt": PROMPTS[1], **greedy})
+    plain.run(gateway.api_url)
+    assert plain.failure is None
+    stop = plain.choices[0].text[-24:-12]
+    made = requests(stop)
+    end(begin(gateway.api_url, made))
+    assert [request.failure for request in made] == [None] * len(made)
+    assert {made[number].choices[0].finish_reason for number in (3, 11)} == {"stop"}
+    assert all(request.num_events > 2 * EARLY_EVENTS for request in made)
+    return stop, made
+
+
+def test_streams_of_every_kind_continue_on_the_other_engine(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]], measured: Callable[[str], None]
+) -> None:
+    made = requests(undisturbed[0])
+    threads = begin(gateway.api_url, made)
+    wait_for_events(made)
+    before = gateway.engines()["engines"]
+    assert before["first"]["sequences"] > 0, "the load is spread"
+    assert before["second"]["sequences"] > 0, "the load is spread"
+
+    engines.programs["first"].kill()
+    end(threads)
+
+    check_equal(made, undisturbed[1])
+    measured(f"{before['first']['sequences']} sequences moved; 0 of {len(made)} requests failed, all answers equal")
+
+
+def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+) -> None:
+    wait_for_engines(gateway, {"second"})
+    made = requests(undisturbed[0])
+    threads = begin(gateway.api_url, made)
+    wait_for_events(made)
+
+    engines.programs["second"].kill()
+    wait_until(lambda: gateway.engines()["waiting"] > 0, 30.0, lambda: str(gateway.engines()))
+    late = Request("/v1/completions", undisturbed[1][0].body)
+    threads += begin(gateway.api_url, [late])  # arrives while there is no engine
+    assert httpx.get(f"{gateway.api_url}/ready").status_code == 200
+    engines.start("first")
+    end(threads)
+
+    check_equal([*made, late], [*undisturbed[1], undisturbed[1][0]])
+
+
+def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequences(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]], tmp_path: Path
+) -> None:
+    wait_for_engines(gateway, {"first"})
+    body = undisturbed[1][0].body
+    kept, lost = Request("/v1/completions", body), Request("/v1/completions", {**body, "max_tokens": 900})
+    with running_gateway(tmp_path, {"first": engines.ports["first"]}, name="second-gateway") as other:
+        wait_for_engines(other, {"first"})
+        (lost_thread,) = begin(other.api_url, [lost])
+        wait_for_events([lost], 2)
+        (kept_thread,) = begin(gateway.api_url, [kept])
+        wait_for_events([kept], 2)
+        other.kill()
+        end([lost_thread, kept_thread])
+    assert lost.failure is not None
+    check_equal([kept], [undisturbed[1][0]])
+
+    with running_gateway(tmp_path, {"gone": free_port()}, "--hold-seconds", "0", name="third-gateway") as alone:
+        models = httpx.get(f"{alone.api_url}/v1/models", timeout=60.0).json()
+        assert models["data"][0]["max_model_len"] == 1024
+        assert httpx.get(f"{alone.api_url}/ui/status", timeout=60.0).json()["state"] == "recovering"
+        answer = httpx.post(f"{alone.api_url}/tokenize", json={"model": "m", "prompt": "Once upon"}, timeout=60.0)
+        assert answer.json()["count"] == 2, "the tokenizer is that of the cache"
+        held = httpx.post(f"{alone.api_url}/v1/completions", json={**body, "model": "m"}, timeout=60.0)
+        assert (held.status_code, held.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+def test_an_engine_that_drains_hands_its_streams_over(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+) -> None:
+    engines.start("second")
+    wait_for_engines(gateway, {"first", "second"})
+    made = requests(undisturbed[0])
+    threads = begin(gateway.api_url, made)
+    wait_for_events(made)
+    engines.programs["first"].process.terminate()
+    end(threads)
+    check_equal(made, undisturbed[1])
+    assert engines.programs["first"].process.wait(60.0) == 0
+    assert "Traceback" not in gateway.log_text()
+    gateway_process = psutil.Process(gateway.process.pid)
+    assert gateway_process.memory_info().rss < 150 * 1024 * 1024
+    assert not [each.path for each in gateway_process.memory_maps() if "torch" in each.path]

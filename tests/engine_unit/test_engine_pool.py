@@ -1,0 +1,333 @@
+"""A gateway's sequences on several engines: which engine gets them, and what happens when it is lost, full or drains.
+
+The engines are fake cores, whose tokens are the bytes of a text: token k of a sequence is always the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull
+from rayloom_engine.front.core_link import core_client, engine_choice
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.core_link.engine_choice import PoolRules
+from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.protocol.messages import SequenceOutput
+from rt_fake_core import FINGERPRINT, TOKEN, FakeCore, say
+
+TEXT = "Hello there."
+IDS = [*TEXT.encode(), 257]
+
+
+class World:
+    """A client and its engines, by name; all in one event loop."""
+
+    def __init__(self, folder: Path, hold_s: float) -> None:
+        self.folder = folder
+        self.cores = {name: FakeCore(folder) for name in ("a", "b")}
+        for core in self.cores.values():
+            assert core.model is not None
+            core.model = msgspec.structs.replace(core.model, fingerprint=FINGERPRINT)
+            core.script = say(TEXT)
+        self.client = CoreClient(
+            {name: self.address(name) for name in self.cores},
+            on_status=lambda link, status: None,
+            on_change=lambda: None,
+            on_recovery=lambda recovery: None,
+            rules=PoolRules(is_gateway=True, hold_s=hold_s),
+        )
+        self.client.pool.model = FINGERPRINT
+
+    def address(self, name: str) -> CoreAddress:
+        return CoreAddress(f"unix:{self.folder}/{name}.sock", TOKEN)
+
+    def change_model(self, name: str, **changes: object) -> None:
+        core = self.cores[name]
+        assert core.model is not None
+        fingerprint = msgspec.structs.replace(FINGERPRINT, **changes)
+        core.model = msgspec.structs.replace(core.model, fingerprint=fingerprint)
+        core.send_status()
+
+    def hold(self, num_tokens: int) -> None:
+        for core in self.cores.values():
+            core.hold_after = num_tokens
+
+    def place_of(self, sequence: ClientSequence) -> str:
+        """The engine that has it; waits for nothing."""
+        assert sequence.place.engine is not None
+        return sequence.place.engine
+
+
+def run(
+    folder: Path,
+    story: Callable[[World], Awaitable[None]],
+    *,
+    engines: tuple[str, ...] = ("a", "b"),
+    hold_s: float = 60.0,
+) -> None:
+    """Runs a story with these engines up and connected."""
+
+    async def play() -> None:
+        world = World(folder, hold_s)
+        tasks = [asyncio.create_task(world.cores[name].serve(folder / f"{name}.sock")) for name in engines]
+        tasks.append(asyncio.create_task(world.client.run()))
+        await until(lambda: len(world.client.pool.usable()) == len(engines))
+        try:
+            await asyncio.wait_for(story(world), 30.0)
+        finally:
+            for task in reversed(tasks):
+                task.cancel()
+
+    asyncio.run(play())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def sequence(name: str = "s", max_tokens: int = 100, prompt_ids: tuple[int, ...] = (1, 2)) -> ClientSequence:
+    return ClientSequence(
+        sequence_id=name,
+        request_id=name,
+        lane=0,
+        mailbox=Mailbox(),
+        prompt_ids=prompt_ids,
+        params=DecodingParams(max_tokens=max_tokens),
+        priority=0,
+        arrival=0.0,
+    )
+
+
+async def ids_of(one: ClientSequence) -> list[int]:
+    """All ids that the client gets, until the last one."""
+    ids: list[int] = []
+    while True:
+        for _lane, output in await one.mailbox.take(20.0):
+            ids += output.token_ids
+            if output.finish_reason is not None:
+                return ids
+
+
+def test_a_sequence_of_a_lost_engine_continues_on_another_one(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        first = world.place_of(one)
+        world.cores[first].die()
+        await until(lambda: one.place.engine not in (None, first))
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
+        (submit,) = world.cores["b" if first == "a" else "a"].submits
+        assert (submit.generated_ids, submit.attempt, submit.is_resume) == (tuple(IDS[:4]), 1, True)
+        assert not one.place.is_rounded
+
+    run(tmp_path, story)
+
+
+def test_outputs_of_an_earlier_attempt_are_dropped(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        first = world.place_of(one)
+        other = "b" if first == "a" else "a"
+        # The sequence goes to the other engine and back, over the same connection to the first one.
+        world.cores[first].is_draining = True
+        world.cores[first].send_status()
+        await until(lambda: one.place.engine == other)
+        assert world.cores[first].aborts == ["s"]
+        world.cores[first].is_draining = False
+        world.cores[first].send_status()
+        world.cores[other].die()
+        await until(lambda: one.place.engine == first)
+        assert one.place.attempt == 2
+        for late in (0, 1):
+            world.cores[first].send_output(SequenceOutput(sequence_id="s", token_ids=(99,), attempt=late))
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
+
+    run(tmp_path, story)
+
+
+def test_a_full_engine_is_passed_over_and_only_all_of_them_refuse(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["a"].refusal = ("queue_full", "a is full")
+        made = [sequence(f"s{number}") for number in range(4)]
+        for one in made:
+            world.client.submit([one])
+        for one in made:
+            assert await ids_of(one) == IDS
+        assert world.cores["a"].submits, "one of the four was sent there first"
+        assert len(world.cores["b"].submits) == 4
+        assert not any(submit.is_resume for submit in world.cores["b"].submits)
+        world.cores["b"].refusal = ("queue_full", "b is full")
+        last = sequence("last")
+        world.client.submit([last])
+        with pytest.raises(QueueFull, match="is full"):
+            await ids_of(last)
+
+    run(tmp_path, story)
+
+
+def test_a_sequence_waits_for_an_engine_but_not_for_ever(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        one = sequence()
+        world.client.submit([one])
+        assert one.place.engine is None
+        with pytest.raises(EngineDead, match=r"no engine could take the request within 0\.5 s"):
+            await ids_of(one)
+        assert not list(world.client.unfinished())
+
+    run(tmp_path, story, engines=(), hold_s=0.5)
+
+
+def test_another_model_gets_nothing_and_the_request_ends_with_that_reason(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        for name in world.cores:
+            world.change_model(name, content_hash="another")
+        await until(lambda: all(link.fingerprint != FINGERPRINT for link in world.client.pool.links.values()))
+        world.cores[world.place_of(one)].die()
+        with pytest.raises(EngineDead, match="every engine now serves another model"):
+            await ids_of(one)
+
+    run(tmp_path, story)
+
+
+def test_a_continuation_up_to_rounding_is_marked(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        first = world.place_of(one)
+        other = "b" if first == "a" else "a"
+        world.change_model(other, dtype="float32")
+        await until(lambda: world.client.pool.links[other].fingerprint != FINGERPRINT)
+        world.cores[first].die()
+        await until(lambda: one.place.engine == other)
+        assert one.place.is_rounded
+        world.cores[other].release()
+        assert await ids_of(one) == IDS
+
+    run(tmp_path, story)
+
+
+def test_a_sequence_whose_engines_are_lost_again_and_again_is_ended(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for core in world.cores.values():
+            core.is_silent = True
+        one = sequence()
+        world.client.submit([one])
+        engines = []
+        while list(world.client.unfinished()):
+            await until(lambda: one.place.engine is not None)
+            engines.append(world.place_of(one))
+            num_losses = one.place.num_losses
+            world.cores[engines[-1]].die()
+            await until(lambda: one.place.num_losses > num_losses)  # noqa: B023
+        with pytest.raises(PoisonousRequest, match="6 engines in a row"):
+            await ids_of(one)
+        assert len(engines) == engine_choice.MOST_LOSSES
+        assert engines[0] != engines[1]
+        assert len(set(engines[1:])) == 1, "after two losses only its last engine gets it"
+
+    run(tmp_path, story)
+
+
+def test_an_engine_that_rebuilds_for_long_gives_its_sequences_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_client, "REBUILD_PATIENCE_S", 1.5)
+
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        first = world.place_of(one)
+        world.cores[first].state = "recovering"
+        world.cores[first].send_status()
+        await until(lambda: not world.client.pool.links[first].is_serving)
+        assert one.place.engine == first, "an engine that rebuilds keeps its sequences at first"
+        await until(lambda: one.place.engine not in (None, first))
+        assert one.place.num_losses == 1
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
+
+    run(tmp_path, story)
+
+
+def test_an_engine_that_is_no_longer_listed_gives_its_sequences_up(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        made = [sequence(f"s{number}") for number in range(4)]
+        for one in made:
+            world.client.submit([one])
+        await until(lambda: all(len(one.generated_ids) == 4 for one in made))
+        assert {one.place.engine for one in made} == {"a", "b"}
+        world.client.set_engines({"b": world.address("b")})
+        assert {one.place.engine for one in made} == {"b"}
+        world.cores["b"].release()
+        for one in made:
+            assert await ids_of(one) == IDS
+        world.client.set_engines({"a": world.address("a"), "b": world.address("b")})
+        await until(lambda: len(world.client.pool.usable()) == 2)
+
+    run(tmp_path, story)
+
+
+def test_a_sequence_goes_only_where_it_fits(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        core = world.cores["a"]
+        assert core.model is not None
+        core.model = msgspec.structs.replace(core.model, max_model_len=50)
+        core.send_status()
+        await until(lambda: world.client.pool.links["a"].max_model_len == 50)
+        made = [sequence(f"s{number}", max_tokens=49) for number in range(6)]  # 2 + 49 tokens
+        for one in made:
+            world.client.submit([one])
+        assert {one.place.engine for one in made} == {"b"}
+
+    run(tmp_path, story)
+
+
+def test_the_load_is_spread_and_the_books_are_empty_at_the_end(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        made = [sequence(f"s{number}", prompt_ids=tuple(range(1 + number % 3))) for number in range(20)]
+        for one in made:
+            world.client.submit([one])
+        await until(lambda: all(len(one.generated_ids) == 4 for one in made))
+        counts = [link.load.num_sequences for link in world.client.pool.links.values()]
+        assert sum(counts) == 20
+        assert min(counts) >= 8
+        for one in made[:5]:
+            world.client.abort(one.sequence_id)
+        for core in world.cores.values():
+            core.release()
+        for one in made[5:]:
+            assert await ids_of(one) == IDS
+        loads = [(link.load.prefill_tokens, link.load.num_sequences) for link in world.client.pool.links.values()]
+        assert loads == [(0, 0), (0, 0)]
+
+    run(tmp_path, story)

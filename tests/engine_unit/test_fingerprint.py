@@ -1,0 +1,63 @@
+"""Whether another engine continues a sequence exactly or up to rounding, and what tells two models apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine.models.checkpoint.content_hash import content_hash
+from rayloom_engine.protocol.fingerprint import continuation, differences
+from rt_fake_core import FINGERPRINT
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("max_model_len", 512, "exact"),
+        ("arithmetic", "C library, avx2", "rounding"),
+        ("dtype", "float32", "rounding"),
+        ("compute_dtype", "float32", "rounding"),
+        ("quantization", "int8", "rounding"),
+        ("tensor_parallel_size", 1, "rounding"),
+        ("engine_version", "1.1", "rounding"),
+        ("content_hash", "decaf", "other model"),
+        ("tokenizer_hash", "u", "other model"),
+        ("architecture", "Qwen3ForCausalLM", "other model"),
+        ("adapter", "a", "other model"),
+    ],
+)
+def test_each_field_has_its_weight(field: str, value: object, expected: str) -> None:
+    other = msgspec.structs.replace(FINGERPRINT, **{field: value})
+    assert continuation(FINGERPRINT, FINGERPRINT) == "exact"
+    assert continuation(FINGERPRINT, other) == continuation(other, FINGERPRINT) == expected
+
+
+@given(st.fixed_dictionaries({}, optional={"dtype": st.just("float16"), "adapter": st.just("a")}))
+def test_the_worst_difference_decides(changes: dict[str, str]) -> None:
+    other = msgspec.structs.replace(FINGERPRINT, **changes)
+    expected = "other model" if "adapter" in changes else "rounding" if changes else "exact"
+    assert continuation(FINGERPRINT, other) == expected
+
+
+def test_an_engine_without_a_fingerprint_continues_up_to_rounding() -> None:
+    assert continuation(None, FINGERPRINT) == continuation(FINGERPRINT, None) == "rounding"
+
+
+def test_differences_are_named_with_both_values() -> None:
+    other = msgspec.structs.replace(FINGERPRINT, dtype="float32", max_model_len=1)
+    assert differences(FINGERPRINT, other) == "dtype bfloat16 -> float32"
+
+
+def test_a_fine_tuned_model_of_the_same_size_has_another_hash(tmp_path: Path) -> None:
+    hashes = set()
+    for name, byte in (("base", b"\x00"), ("tuned", b"\x01"), ("copy", b"\x00")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"same header" + byte * 100_000)
+        hashes.add(content_hash(folder))
+    assert len(hashes) == 2

@@ -1,0 +1,105 @@
+"""Real engines that accept gateways, and real gateways, each with processes of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rt_server import wait_until
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+KEY = "a key that both sides have, for tests"
+
+
+@dataclass
+class Program:
+    """A process group with a log."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL to all processes of the group at once, as when a pod is deleted with grace 0."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30.0)
+
+    def log_text(self) -> str:
+        return self.log.read_text()
+
+
+@dataclass
+class Gateway(Program):
+    """A running gateway."""
+
+    api_url: str
+    admin_url: str
+
+    def engines(self) -> dict[str, Any]:
+        """The `/engines` document, with the engines by name."""
+        document = httpx.get(f"{self.admin_url}/engines", timeout=20.0).json()
+        return {**document, "engines": {engine["name"]: engine for engine in document["engines"]}}
+
+    def serving(self) -> set[str]:
+        return {name for name, engine in self.engines()["engines"].items() if engine["state"] == "serving"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def start(folder: Path, name: str, *arguments: str) -> Program:
+    """`rayloom-engine ARGUMENTS` in a process group of its own."""
+    folder.mkdir(exist_ok=True)
+    log = folder / f"{name}.log"
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rayloom_engine", *arguments],
+            stdout=stream,
+            stderr=stream,
+            env={**os.environ, **ENVIRONMENT},
+            start_new_session=True,
+        )
+    return Program(process, log)
+
+
+def write_key(folder: Path) -> Path:
+    path = folder / "front-key"
+    path.write_text(f"{KEY}\n")
+    return path
+
+
+@contextlib.contextmanager
+def running_gateway(folder: Path, engines: dict[str, int], *arguments: str, name: str = "gateway") -> Iterator[Gateway]:
+    """A gateway for engines (name -> port) that is ready; its model is called m."""
+    api, admin = free_port(), free_port()
+    flags = [part for engine, port in engines.items() for part in ("--engine", f"{engine}=127.0.0.1:{port}")]
+    flags += ["--port", str(api), "--admin-port", str(admin), "--served-model-name", "m"]
+    flags += ["--key-file", str(write_key(folder)), "--cache-dir", str(folder / "cache"), *arguments]
+    program = start(folder, name, "gateway", *flags)
+    gateway = Gateway(program.process, program.log, f"http://127.0.0.1:{api}", f"http://127.0.0.1:{admin}")
+    try:
+        wait_until(lambda: _is_ready(gateway), 120.0, lambda: f"gateway not ready:\n{gateway.log_text()}")
+        yield gateway
+    finally:
+        gateway.kill()
+
+
+def _is_ready(gateway: Gateway) -> bool:
+    assert gateway.process.poll() is None, f"gateway ended:\n{gateway.log_text()}"
+    try:
+        return httpx.get(f"{gateway.api_url}/ready", timeout=20.0).status_code == 200
+    except httpx.HTTPError:
+        return False
