@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import re
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 
 from rayloom_engine.kernels.kv_write.plain import kv_write
@@ -32,3 +38,21 @@ def test_blocks_are_copied_and_cleared_in_every_layer() -> None:
     assert cache.pages[0][:, :, 1, 0, 1].tolist() == [[0, 5], [5, 0], [0, 5]]
     cache.clear_blocks((0, 1))
     assert cache.pages[1][:, :, 0, 0, 0].tolist() == [[0, 0], [0, 0], [0, 2]]
+
+
+def mapping_flags(address: int) -> list[str]:
+    """Returns the kernel's flags of the mapping that contains an address."""
+    for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
+        first, end = (int(number, 16) for number in mapping.split(maxsplit=1)[0].split("-"))
+        if first <= address < end:
+            return mapping.rpartition("VmFlags:")[2].split()
+    raise AssertionError(f"no mapping contains {address:#x}")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or mmap.PAGESIZE != 4096, reason="needs Linux with pages of 4 KiB")
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
+def test_the_cache_asks_for_huge_pages_and_shares_no_memory_with_other_processes() -> None:
+    cache = make_cache()
+    flags = mapping_flags(cache.pages[1].data_ptr())
+    assert "hg" in flags
+    assert "sh" not in flags

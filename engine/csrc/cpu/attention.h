@@ -101,40 +101,37 @@ static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& s
     });
 }
 
-// Fetches the keys of the block at the same place in the next segment, if this task reads them.
+// Elements from the values of a block to the keys of the block at the same place in the next segment; 0 if the task ends
+// before that.
 template <class Operand>
-RL_INLINE void fetch_next_keys(const AttentionTask& task, int64_t block) {
+RL_INLINE int64_t next_keys(const AttentionTask& task, int64_t block, const typename Operand::W* values) {
     const int64_t next = block + kSegmentBlocks;
     if (next >= task.end_block) {
-        return;
+        return 0;
     }
     KvBlock<Operand> pages(task.pages, task.block_table[next], task.num_kv_heads, task.head_dim);
-    const char* keys = (const char*)pages.keys(task.kv_head);
-    const int64_t num_bytes = kBlockSize * task.head_dim * (int64_t)sizeof(typename Operand::W);
-    for (int64_t at = 0; at < num_bytes; at += 64) {
-        _mm_prefetch(keys + at, _MM_HINT_T1);
-    }
+    return pages.keys(task.kv_head) - values;
 }
 
-// values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns.
-template <class Operand, int R, int C>
+// values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns. With
+// Fetches, each load of values also fetches a line of the next segment's keys: of a burst of fetches, a core loses those
+// that find its queue of misses full.
+template <class Operand, int R, int C, bool Fetches>
 static void value_tile(const AttentionTask& task, const typename Operand::X* weights, int64_t first_block,
                        int64_t begin, int64_t end, int64_t column, float* values) {
-    // With few rows, the time to read keys and values from memory decides.
-    const bool fetches = column == 0 && num_rows(task) <= kWideRows;
     F16 sums[R][C];
     clear(sums);
     for (int64_t block = begin; block < end; block++) {
-        if (fetches) {
-            fetch_next_keys<Operand>(task, first_block + block);
-        }
         KvBlock<Operand> pages(task.pages, task.block_table[first_block + block], task.num_kv_heads, task.head_dim);
+        const typename Operand::W* first = pages.values(task.kv_head);
         const typename Operand::W* v[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            v[c] = pages.values(task.kv_head) + (column + c) * 16 * kBlockSize;
+            v[c] = first + (column + c) * 16 * kBlockSize;
         }
-        add_products<Operand, R, C>(weights + block * kBlockSize, kSegment, v, kBlockSize / Operand::depth, sums);
+        const int64_t ahead = Fetches ? next_keys<Operand>(task, first_block + block, first) : 0;
+        add_products<Operand, R, C, Fetches>(weights + block * kBlockSize, kSegment, v, kBlockSize / Operand::depth, sums,
+                                             ahead);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
@@ -145,22 +142,29 @@ static void value_tile(const AttentionTask& task, const typename Operand::X* wei
     }
 }
 
-template <class Operand, int C, int MaxRows>
+template <class Operand, int C, int MaxRows, bool Fetches>
 RL_INLINE void value_rows(const AttentionTask& task, const typename Operand::X* weights, int64_t height,
                           int64_t first_block, int64_t begin, int64_t end, int64_t column, float* values) {
     if (height == MaxRows) {
-        value_tile<Operand, MaxRows, C>(task, weights, first_block, begin, end, column, values);
+        value_tile<Operand, MaxRows, C, Fetches>(task, weights, first_block, begin, end, column, values);
     } else if constexpr (MaxRows > 1) {
-        value_rows<Operand, C, MaxRows - 1>(task, weights, height, first_block, begin, end, column, values);
+        value_rows<Operand, C, MaxRows - 1, Fetches>(task, weights, height, first_block, begin, end, column, values);
     }
 }
 
 template <class Operand, int C, int MaxRows>
 static void value_columns(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                           int64_t begin, int64_t end, int64_t column) {
+    float* values = scratch.segment_values;
+    // With few rows, the time to read keys and values from memory decides.
+    if (num_rows(task) <= kWideRows && first_block + kSegmentBlocks < task.end_block) {
+        value_rows<Operand, C, kWideRows, true>(task, scratch.weights, num_rows(task), first_block, begin, end, column,
+                                                values);
+        return;
+    }
     for_row_tiles(num_rows(task), MaxRows, [&](int64_t row, int64_t height) __attribute__((always_inline)) {
-        value_rows<Operand, C, MaxRows>(task, scratch.weights + row * kSegment, height, first_block, begin, end, column,
-                                        scratch.segment_values + row * task.head_dim);
+        value_rows<Operand, C, MaxRows, false>(task, scratch.weights + row * kSegment, height, first_block, begin, end,
+                                               column, values + row * task.head_dim);
     });
 }
 

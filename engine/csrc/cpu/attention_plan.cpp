@@ -8,9 +8,10 @@ namespace {
 constexpr int64_t kPreferredRows = 24;
 // With fewer tiles than this for each thread, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
-// Runs for each thread: enough that threads end at nearly the same time, few enough that most runs have several
-// segments, because a segment of a run is fetched while the one before it is computed.
-constexpr int64_t kRunsPerThread = 16;
+// A run takes this part of a thread's share of what is left, so runs get shorter: long ones first, because a segment of a
+// run is fetched while the one before it is computed, and single segments last, so that threads end at nearly the same
+// time.
+constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory: on 64 threads, a chunk with a context of
 // 131,072 positions would take 3 GB, which the plan of the process's memory does not know of.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
@@ -22,26 +23,48 @@ int64_t tile_tokens(const rl_model& model) {
     return group >= kPreferredRows ? 1 : kPreferredRows / group;
 }
 
+// Calls piece(tile, first segment, end segment) for all pieces, in the order in which threads take them. The end segment
+// of a tile that is not cut is -1.
+template <class Piece>
+void for_pieces(const AttentionTile* tiles, int64_t num_tiles, int64_t num_segments, int64_t num_threads, bool is_cut,
+                Piece piece) {
+    int64_t left = num_segments;
+    // The last tiles of a prompt have the longest context. They come first, so that no thread ends with a long one.
+    for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
+        const int64_t end = tiles[tile].num_segments;
+        if (!is_cut || end == 1) {
+            piece(tile, 0, -1);
+            left -= end;
+            continue;
+        }
+        for (int64_t first = 0; first < end;) {
+            const int64_t run = std::max<int64_t>(1, left / (kRunsOfShare * num_threads));
+            const int64_t next = std::min(first + run, end);
+            piece(tile, first, next);
+            left -= next - first;
+            first = next;
+        }
+    }
+}
+
 }  // namespace
 
 AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int num_threads, Arena& arena) {
     const int64_t most_tokens = tile_tokens(model);
     const int64_t group = model.num_heads / model.num_kv_heads;
     int64_t num_tiles = 0;
-    int64_t num_segments = 0;  // of all tiles
     int64_t most_results = 0;  // if all tiles are cut
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t tiles = ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
         const int64_t segments = ceil_div(batch.context_lens[s], kSegment);
         num_tiles += tiles;
-        num_segments += tiles * segments;
         most_results += batch.query_lens[s] * model.num_heads * segments;
     }
     AttentionPlan plan = {};
     plan.tiles = arena.take<AttentionTile>(num_tiles);
     const bool is_small = most_results * model.head_dim * (int64_t)sizeof(float) <= kMostResultBytes;
     const bool is_cut = num_tiles < kTilesPerThread * num_threads && num_threads > 1 && is_small;
-    const int64_t run = std::max<int64_t>(1, num_segments / (kRunsPerThread * num_threads));
+    int64_t num_segments = 0;  // of all tiles
     int64_t num_results = 0;
     int64_t token = 0;
     int64_t index = 0;
@@ -55,35 +78,30 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
                 AttentionTile& tile = plan.tiles[index++];
                 tile = {token + first, num_tokens, start + first, head, batch.block_tables + s * batch.table_width,
                         ceil_div(start + first + num_tokens, kSegment), num_results};
+                num_segments += tile.num_segments;
                 if (is_cut && tile.num_segments > 1) {
                     plan.num_split++;
-                    plan.num_pieces += ceil_div(tile.num_segments, run);
                     num_results += tile.num_segments * num_tokens * group;
-                } else {
-                    plan.num_pieces++;
                 }
             }
         }
         token += batch.query_lens[s];
     }
+    for_pieces(plan.tiles, num_tiles, num_segments, num_threads, is_cut,
+               [&](int64_t, int64_t, int64_t) { plan.num_pieces++; });
     plan.pieces = arena.take<AttentionPiece>(plan.num_pieces);
     plan.split = arena.take<int64_t>(plan.num_split);
     plan.values = arena.take<float>(num_results * model.head_dim);
     plan.highest = arena.take<float>(num_results);
     plan.total = arena.take<float>(num_results);
-    int64_t piece = 0;
+    int64_t num_filled = 0;
     int64_t split = 0;
-    // The last tiles of a prompt have the longest context. They come first, so that no thread ends with a long one.
-    for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
-        const int64_t end = plan.tiles[tile].num_segments;
-        if (!is_cut || end == 1) {
-            plan.pieces[piece++] = {tile, 0, -1};
-            continue;
-        }
-        plan.split[split++] = tile;
-        for (int64_t first = 0; first < end; first += run) {
-            plan.pieces[piece++] = {tile, first, std::min(first + run, end)};
-        }
-    }
+    for_pieces(plan.tiles, num_tiles, num_segments, num_threads, is_cut,
+               [&](int64_t tile, int64_t first, int64_t end) {
+                   plan.pieces[num_filled++] = {tile, first, end};
+                   if (end >= 0 && first == 0) {
+                       plan.split[split++] = tile;
+                   }
+               });
     return plan;
 }

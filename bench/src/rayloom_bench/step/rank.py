@@ -96,6 +96,8 @@ class StepRunner:
             dtype=model.kernels.target.compute_dtype,
             device=torch.device("cpu"),
         )
+        # Pages that were never written share one page of zeros, which is read from a cache and not from memory.
+        cache.clear_blocks(tuple(range(cache.num_blocks)))
         self._runner = Runner(cast(RankModel, model), cache, 0)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(shape.vocab_size, (num_sequences, num_positions), generator=generator).tolist()

@@ -51,6 +51,24 @@ class LibraryFunctions:
         self.instruction_sets: tuple[str, ...] = tuple(self.calls.rl_instruction_sets().decode().split())
 
 
+class _Chosen:
+    """A context that keeps other threads out of the library, and makes it use an instruction set.
+
+    A class takes less time than a generator, and a step enters the context five times.
+    """
+
+    def __init__(self, functions: LibraryFunctions, instruction_set: str) -> None:
+        self._choose = functions.calls.rl_choose
+        self._encoded = instruction_set.encode()
+
+    def __enter__(self) -> None:
+        _LOCK.acquire()
+        self._choose(self._encoded)
+
+    def __exit__(self, *error: object) -> None:
+        _LOCK.release()
+
+
 class CpuLibrary:
     """The library with one instruction set, one of `LibraryFunctions.instruction_sets`."""
 
@@ -60,9 +78,9 @@ class CpuLibrary:
         self.num_threads = 1
         self.is_pinned = False
         self._functions = functions.calls
-        self._encoded = instruction_set.encode()
+        self._chosen = _Chosen(functions, instruction_set)
         self._memory = PackedMemory()
-        with self._chosen():
+        with self._chosen:
             self._operand_bytes = {
                 dtype: int(self._functions.rl_operand_bytes(code)) for dtype, code in _DTYPES.items()
             }
@@ -91,7 +109,7 @@ class CpuLibrary:
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
         packed = self._memory.empty(num_elements, weight.dtype)
-        with self._chosen():
+        with self._chosen:
             self._functions.rl_pack_weight(
                 _DTYPES[weight.dtype], _address(weight), _address(packed), num_outputs, num_inputs
             )
@@ -103,7 +121,7 @@ class CpuLibrary:
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
         packed = self._memory.empty(num_elements, torch.uint8)
         scales = torch.empty(num_outputs, dtype=torch.float32)
-        with self._chosen():
+        with self._chosen:
             self._functions.rl_pack_int8_weight(
                 _DTYPES[weight.dtype], _address(weight), _address(packed), _address(scales), num_outputs, num_inputs
             )
@@ -113,7 +131,7 @@ class CpuLibrary:
         """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
         num_rows = ids_N.shape[0]
         out_ND = torch.empty((num_rows, matrix.num_inputs), dtype=torch.float32)
-        with self._chosen():
+        with self._chosen:
             self._functions.rl_embed(_DTYPES[dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
         return out_ND
 
@@ -124,7 +142,7 @@ class CpuLibrary:
         """
         assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
         out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
-        with self._chosen():
+        with self._chosen:
             error = self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
         if error:
             raise MemoryError(f"a product of {x.shape[0]} rows: {os.strerror(error)}")
@@ -136,7 +154,7 @@ class CpuLibrary:
         """Returns RMSNorm of float32 rows [T, D], in the operand type of `dtype`."""
         num_rows, width = residual_TD.shape
         out_TD = torch.empty((num_rows, width), dtype=self.operand_dtype(dtype))
-        with self._chosen():
+        with self._chosen:
             self._functions.rl_normalise(
                 _DTYPES[dtype], _address(residual_TD), _address(weight_D), eps, num_rows, width, _address(out_TD)
             )
@@ -156,7 +174,7 @@ class CpuLibrary:
         which is then not added to the residual stream. Raises MemoryError.
         """
         address = None if partial_TD is None else _address(partial_TD)
-        with self._chosen():
+        with self._chosen:
             error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, address, progress)
         if error:
             raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
@@ -184,7 +202,7 @@ class CpuLibrary:
         """
         ids_N = np.empty(len(sampling_N), dtype=np.int64)
         num_rows, vocab_size = logits_NV.shape
-        with self._chosen():
+        with self._chosen:
             failed = self._functions.rl_sample(
                 _address(logits_NV), sampling_N.ctypes.data, num_rows, vocab_size, ids_N.ctypes.data
             )
@@ -195,17 +213,10 @@ class CpuLibrary:
     def describe(self, logits_NV: torch.Tensor, out: LogprobsStruct) -> None:
         """Writes log-probabilities of each row of float32 logits to where `out` points. Raises MemoryError."""
         num_rows, vocab_size = logits_NV.shape
-        with self._chosen():
+        with self._chosen:
             failed = self._functions.rl_describe(_address(logits_NV), num_rows, vocab_size, out)
         if failed:
             raise MemoryError(f"no memory for the logprobs of {num_rows} rows of {vocab_size} logits")
-
-    @contextlib.contextmanager
-    def _chosen(self) -> Iterator[None]:
-        """Keeps other threads out of the library, and makes it use this instruction set."""
-        with _LOCK:
-            self._functions.rl_choose(self._encoded)
-            yield
 
 
 def linear_of(packed: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None) -> LinearStruct:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
-
 import torch
+
+from rayloom_engine.cpu_library.huge_mapping import huge_mapping
 
 # A mapping of at least this size holds many matrices, so that huge pages of 2 MiB serve small matrices, too. Pages that
 # no matrix has touched take no memory.
@@ -23,14 +23,8 @@ class PackedMemory:
         """Returns a tensor [num_elements] of zeros that begins at a cache line."""
         num_bytes = num_elements * dtype.itemsize
         if self._used + num_bytes > self._mapping.numel():
-            self._mapping = _huge_mapping(max(num_bytes, _MAPPING_BYTES))
+            self._mapping = torch.frombuffer(huge_mapping(max(num_bytes, _MAPPING_BYTES)), dtype=torch.uint8)
             self._used = 0
         start = self._used
         self._used = -(-(start + num_bytes) // _ALIGNMENT) * _ALIGNMENT
         return self._mapping[start : start + num_bytes].view(dtype)
-
-
-def _huge_mapping(num_bytes: int) -> torch.Tensor:
-    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=torch.uint8)

@@ -6,10 +6,11 @@ Legend: N blocks in the cache, P positions in a block, H key/value heads, D head
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import torch
+
+from rayloom_engine.cpu_library.huge_mapping import huge_mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,5 +93,5 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_elements = math.prod(shape)
-    mapping = mmap.mmap(-1, num_elements * dtype.itemsize)
+    mapping = huge_mapping(num_elements * dtype.itemsize)
     return torch.frombuffer(mapping, dtype=dtype, count=num_elements).view(shape)

@@ -49,6 +49,7 @@ class CpuDecoder:
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
         self._progress = ctypes.c_int64(0)
+        self._addresses: tuple[KvPages, ctypes.Array[ctypes.c_void_p]] | None = None  # of a cache's layers
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -58,7 +59,6 @@ class CpuDecoder:
     def progress(self) -> int:
         return self._progress.value
 
-    @torch.no_grad()
     def forward(
         self,
         inputs: torch.Tensor,
@@ -80,7 +80,6 @@ class CpuDecoder:
             return residual_TD
         return library.normalise(self._dtype, residual_TD, weights.final_norm_D, self.shape.rms_norm_eps)
 
-    @torch.no_grad()
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         head = self._weights.head
         assert head is not None, f"stage {self.part.stage.index} has no head"
@@ -101,7 +100,7 @@ class CpuDecoder:
         query_lens = (ctypes.c_int64 * num_sequences)(*batch.query_lens)
         context_lens = (ctypes.c_int64 * num_sequences)(*batch.context_lens)
         block_tables_SB = batch.block_tables_SB.contiguous()
-        pages = (ctypes.c_void_p * len(cache.pages))(*(layer.data_ptr() for layer in cache.pages))
+        pages = self._addresses_of(cache)
         # The arrays and tensors live at least as long as this call of the function.
         step = BatchStruct(
             num_tokens=residual_TD.shape[0],
@@ -126,6 +125,13 @@ class CpuDecoder:
             partial_TD = torch.empty_like(residual_TD)
             self._library.forward(decoder, step, range(half, half + 1), self._progress, partial_TD)
             self._library.add(residual_TD, group.all_reduce(partial_TD))
+
+    def _addresses_of(self, cache: KvPages) -> ctypes.Array[ctypes.c_void_p]:
+        """Returns the address of each layer. A rank has one cache, so they are collected once."""
+        if self._addresses is None or self._addresses[0] is not cache:
+            addresses = (ctypes.c_void_p * len(cache.pages))(*(layer.data_ptr() for layer in cache.pages))
+            self._addresses = (cache, addresses)
+        return self._addresses[1]
 
     def _embed(self, token_ids_T: torch.Tensor, embedding: LinearStruct, group: TensorGroup) -> torch.Tensor:
         shard = self.part.shard

@@ -102,8 +102,7 @@ class Runner:
         masks = StepMasks()
         forward_end = time.perf_counter()
         if rows:
-            last_N = torch.tensor([batch.ends[row] - 1 for row in rows], device=self._device)
-            logits_NV = self._logits(hidden_TD[last_N])
+            logits_NV = self._logits(_rows_of(hidden_TD, [batch.ends[row] - 1 for row in rows]))
             forward_end = time.perf_counter()
             if logits_NV is not None:
                 steps_N = [batch.steps[row] for row in rows]
@@ -209,6 +208,13 @@ def _wanted_rows(batch: InputBatch) -> list[int] | None:
         for (step, slot), end in zip(batch.steps, batch.ends, strict=True)
         if step.samples or is_probe(slot.request_id)
     ]
+
+
+def _rows_of(hidden_TD: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Returns hidden states [N, D] of ascending rows. These are often all rows: then nothing is copied."""
+    if len(rows) == hidden_TD.shape[0]:
+        return hidden_TD
+    return hidden_TD[torch.tensor(rows, device=hidden_TD.device)]
 
 
 def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:
