@@ -12,7 +12,7 @@ SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 
 
 class RolloutActivity(Enum):
-    """What the rollout planner does. The scaler changes `replicas` only in SETTLED."""
+    """The activity of the rollout planner. The scaler changes `replicas` only in SETTLED."""
 
     SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
     ROLLING = "rolling"  # it replaces engines of one revision by those of another
