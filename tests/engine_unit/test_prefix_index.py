@@ -262,7 +262,7 @@ def test_a_waiting_prompt_counts_without_its_cached_prefix() -> None:
 
     load = engine.load()
 
-    assert load.queued_tokens == 28
+    assert load.waiting_tokens == 28
     assert load.outstanding_prefill_tokens == 2 + 14
 
 
