@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.generation.beams import BeamSettings, BeamTree
+from rayloom_engine.front.generation.beams import BeamSettings, PromptSearch
 
 A, B, END = 0, 1, 2
 Table = dict[tuple[int, ...], Sequence[float]]  # ids so far -> probabilities of A, B, END
@@ -20,27 +20,27 @@ def entry(probabilities: Sequence[float]) -> TokenLogprobs:
     return TokenLogprobs(top[0][0], top[0][1], 1, tuple(top))
 
 
-def search(tree: BeamTree, table: Table) -> list[tuple[tuple[int, ...], float]]:
-    while tree.is_open:
-        tree.advance([entry(table[beam.token_ids]) for beam in tree.live])
-    return [(beam.token_ids, beam.logprob) for beam in tree.answers()]
+def search(beams: PromptSearch, table: Table) -> list[tuple[tuple[int, ...], float]]:
+    while beams.is_open:
+        beams.advance([entry(table[beam.token_ids]) for beam in beams.live])
+    return [(beam.token_ids, beam.logprob) for beam in beams.answers()]
 
 
 def test_a_worse_first_token_may_lead_to_the_better_answer() -> None:
     table: Table = {(): (0.6, 0.3, 0.1), (A,): (0.4, 0.35, 0.25), (B,): (0.05, 0.9, 0.05)}
     for width, best in ((1, (A, A)), (2, (B, B))):  # 0.6 x 0.4 = 0.24 < 0.3 x 0.9 = 0.27
         settings = BeamSettings(width=width, max_tokens=2, stop_ids={END}, length_penalty=0.0)
-        assert search(BeamTree(settings=settings, prompt_len=1), table)[0][0] == best
+        assert search(PromptSearch(settings=settings, prompt_len=1), table)[0][0] == best
 
 
 def test_a_stop_token_ends_a_beam_but_not_before_min_tokens() -> None:
     table: Table = {(): (0.2, 0.1, 0.7), (A,): (0.2, 0.1, 0.7), (B,): (0.3, 0.3, 0.4)}
     settings = BeamSettings(width=1, max_tokens=2, stop_ids={END}, length_penalty=0.0)
-    tree = BeamTree(settings=settings, prompt_len=1)
-    assert search(tree, table) == [((END,), math.log(0.7))]
-    assert tree.answers()[0].stop_id == END
+    beams = PromptSearch(settings=settings, prompt_len=1)
+    assert search(beams, table) == [((END,), math.log(0.7))]
+    assert beams.answers()[0].stop_id == END
     settings = BeamSettings(width=1, max_tokens=2, min_tokens=1, stop_ids={END}, length_penalty=0.0)
-    assert search(BeamTree(settings=settings, prompt_len=1), table)[0][0] == (A, END)
+    assert search(PromptSearch(settings=settings, prompt_len=1), table)[0][0] == (A, END)
 
 
 def test_the_length_penalty_decides_between_short_and_long() -> None:
@@ -48,15 +48,15 @@ def test_the_length_penalty_decides_between_short_and_long() -> None:
     table: Table = {(): (0.5, 0.2, 0.3), (A,): (0.5, 0.4, 0.1), (B,): (0.4, 0.4, 0.2)}
     for penalty, best in ((0.0, (END,)), (1.0, (A, A))):
         settings = BeamSettings(width=2, max_tokens=2, stop_ids={END}, length_penalty=penalty)
-        assert search(BeamTree(settings=settings, prompt_len=1), table)[0][0] == best
+        assert search(PromptSearch(settings=settings, prompt_len=1), table)[0][0] == best
 
 
 def test_entries_are_kept_with_rank_and_as_many_alternatives_as_the_answer_shows() -> None:
     settings = BeamSettings(width=2, max_tokens=1, length_penalty=0.0, num_top=1)
-    tree = BeamTree(settings=settings, prompt_len=1)
-    search(tree, {(): (0.6, 0.3, 0.1)})
+    beams = PromptSearch(settings=settings, prompt_len=1)
+    search(beams, {(): (0.6, 0.3, 0.1)})
     best = (A, math.log(0.6))
-    assert [beam.entries for beam in tree.answers()] == [
+    assert [beam.entries for beam in beams.answers()] == [
         (TokenLogprobs(A, math.log(0.6), 1, (best,)),),
         (TokenLogprobs(B, math.log(0.3), 2, (best,)),),
     ]
@@ -94,6 +94,6 @@ def test_a_search_as_wide_as_the_tree_finds_the_best_of_all_answers(
                 answers[(*beginning, token)] = math.log(chance * each)
     scores = {ids: sum_ / (prompt_len + len(ids) - (ids[-1] == END)) ** penalty for ids, sum_ in answers.items()}
     settings = BeamSettings(width=8, max_tokens=3, stop_ids={END}, length_penalty=penalty)
-    found = search(BeamTree(settings=settings, prompt_len=prompt_len), table)
+    found = search(PromptSearch(settings=settings, prompt_len=prompt_len), table)
     expected = sorted(scores.values(), reverse=True)[:8]
     assert [round(scores[ids], 9) for ids, _ in found] == [round(score, 9) for score in expected]

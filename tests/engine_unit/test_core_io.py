@@ -128,7 +128,9 @@ def test_a_front_asks_for_the_cache_and_may_ask_again(address: str, io: CoreIo, 
     async def ask() -> None:
         _, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
         writer.write(frame(WantCache()) * 2)
-        await writer.drain()
+        async with asyncio.timeout(5.0):
+            while len(inbox.items) < 2:
+                await asyncio.sleep(0.01)
         writer.close()
 
     asyncio.run(ask())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.models.checkpoint.content_hash import content_hash
+from rayloom_engine.models.content_hash import content_hash
 from rayloom_engine.protocol.fingerprint import continuation, differences
 from rt_fake_core import FINGERPRINT
 

@@ -234,7 +234,7 @@ def test_load_is_sent_when_it_changes_and_at_most_every_fifth_of_a_second() -> N
     world.publisher.publish(1.0)
     (load,) = world.fronts.take(1)
     tenant = TenantLoad(tenant="", prefill_tokens=20, num_waiting=1)
-    assert load.load.outstanding_prefill_tokens == load.load.queued_tokens == 20
+    assert load.load.outstanding_prefill_tokens == load.load.waiting_tokens == 20
     assert load.load.tenants == (tenant,)
 
     world.do("step", 1)  # 8 of the 20 tokens
@@ -262,7 +262,7 @@ def test_a_waiting_prompt_counts_without_its_cached_prefix() -> None:
 
     load = engine.load()
 
-    assert load.queued_tokens == 28
+    assert load.waiting_tokens == 28
     assert load.outstanding_prefill_tokens == 2 + 14
 
 

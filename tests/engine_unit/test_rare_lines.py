@@ -102,5 +102,5 @@ def test_a_front_that_is_refused_again_and_again_is_logged_once(
         assert [asyncio.run(greet(hello)) for hello in given] == [False] * 5 + [True, False]
     io.stop()
     said = [record.getMessage().partition(";")[0].partition(",")[0] for record in caplog.records]
-    version, token = "refused front f: protocol 99", "refused a connection without the right token"
+    version, token = "refused front f: it speaks protocol 99", "refused a connection without the right token"
     assert said == [version, token, version], "and again once a front was welcome"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet, make_load, settled, steadily
 
@@ -61,25 +61,25 @@ def test_missing_figures_never_remove_an_engine():
 
 
 @pytest.mark.parametrize(
-    ("phase", "reason"), [(RolloutPhase.ROLLING, "RollingOut"), (RolloutPhase.WAITING, "WaitingForCapacity")]
+    ("rollout", "reason"), [(RolloutActivity.ROLLING, "RollingOut"), (RolloutActivity.WAITING, "WaitingForCapacity")]
 )
 @pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0), (12, 1.0)])
-def test_a_rollout_is_not_disturbed(phase, reason, replicas, load):
-    found = decided(make_fleet(replicas, load, phase=phase))
+def test_a_rollout_is_not_disturbed(rollout, reason, replicas, load):
+    found = decided(make_fleet(replicas, load, rollout=rollout))
     assert (found.write, found.state.reason) == (None, reason)
 
 
 def test_engines_that_start_are_waited_for_unless_the_load_doubles():
-    rising = settled(4, rising_time="2026-01-01T00:10:00Z")
+    rising = settled(4, starting_since="2026-01-01T00:10:00Z")
     assert decided(make_fleet(4, 4.5, num_available=1), rising).write is None
     assert decided(make_fleet(4, 0.0, num_available=1), rising).write is None
     assert decided(make_fleet(4, 5.6, num_available=1), rising).write == 8
 
 
 def test_the_start_is_measured_once_all_engines_serve():
-    rising = settled(4, rising_time="2026-01-01T00:10:00Z")  # 400 s ago
+    rising = settled(4, starting_since="2026-01-01T00:10:00Z")  # 400 s ago
     found = decided(make_fleet(4, 2.0), rising)
-    assert (found.state.start_seconds, found.state.rising_time) == (400, "")
+    assert (found.state.start_seconds, found.state.starting_since) == (400, "")
 
 
 @pytest.mark.parametrize(("replicas", "after"), [(12, 8), (1, 2)])
@@ -102,15 +102,15 @@ def test_a_change_says_its_figures():
         "replicas 1 -> 2: the load takes 1.20 fully used engines (3000 tokens wait, 500 run; 4000 tokens of prompts/s)."
     )
     assert (found.state.writer, found.state.inputs.queued_tokens) == (SCALER, 3000)
-    assert found.state.changed_time == found.state.rising_time == "2026-01-01T00:16:40Z"
+    assert found.state.last_scale_time == found.state.starting_since == "2026-01-01T00:16:40Z"
 
 
 def test_zero_needs_an_idle_time_and_a_held_request_wakes():
-    idle = settled(1, idle_time="2026-01-01T00:06:40Z")  # 600 s ago
+    idle = settled(1, idle_since="2026-01-01T00:06:40Z")  # 600 s ago
     assert decided(make_fleet(1, 0.0), idle, bounds=ZERO).write == 0
-    late = settled(1, idle_time="2026-01-01T00:06:41Z")
+    late = settled(1, idle_since="2026-01-01T00:06:41Z")
     assert decided(make_fleet(1, 0.0), late, bounds=ZERO).write is None
-    assert decided(make_fleet(1, 0.001), idle, bounds=ZERO).state.idle_time == ""
+    assert decided(make_fleet(1, 0.001), idle, bounds=ZERO).state.idle_since == ""
     asleep = settled(0, reason="ScaledToZero")
     assert decided(make_fleet(0, 0.0), asleep, bounds=ZERO).write is None
     found = decided(make_fleet(0, 2.0, held=Held(tokens=10, requests=1)), asleep, bounds=ZERO)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_operator.decide.scaling.inputs import Bounds, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import Bounds, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held
 from rayloom_operator.decide.scaling.windows import Windows
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet
@@ -27,9 +27,9 @@ EVENTS = st.lists(
 
 
 def play(world, event):
-    """Carries out one event, and yields each decision with the phase in which it was made."""
+    """Carries out one event, and yields each decision with the state of the rollout in which it was made."""
     what, load, number = event
-    phase = {"roll": RolloutPhase.ROLLING, "wait": RolloutPhase.WAITING}.get(what, RolloutPhase.SETTLED)
+    rollout = {"roll": RolloutActivity.ROLLING, "wait": RolloutActivity.WAITING}.get(what, RolloutActivity.SETTLED)
     if what == "user":
         world.put(int(load), "kubectl")
     elif what == "restart":
@@ -37,7 +37,7 @@ def play(world, event):
     held = Held(tokens=int(load * 100), requests=1) if what == "held" else Held()
     for _ in range(number):
         before = world.replicas
-        yield before, phase, what, load, world.turn(load, phase=phase, is_complete=what != "silent", held=held)
+        yield before, rollout, what, load, world.turn(load, rollout=rollout, is_complete=what != "silent", held=held)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -46,14 +46,14 @@ def test_whatever_happens(bounds, start_s, events):
     world = ScaledWorld(bounds=bounds, start_s=start_s, windows=Windows(20.0))
     busy_at = 0.0
     for event in events:
-        for before, phase, what, load, found in play(world, event):
+        for before, rollout, what, load, found in play(world, event):
             after = found.write
             if load > 0 or what in ("silent", "held"):
                 busy_at = world.at
             if after is None:
                 continue
             assert bounds.least <= after <= bounds.most, "within the bounds"
-            assert phase is RolloutPhase.SETTLED, "never in a roll, and never while an engine finds no node"
+            assert rollout is RolloutActivity.SETTLED, "never in a roll, and never while an engine finds no node"
             if after == 0:
                 assert bounds.least == 0, "zero only where it is allowed"
                 assert world.at - busy_at >= bounds.idle_s, "zero only after an idle time"

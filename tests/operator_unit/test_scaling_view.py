@@ -1,4 +1,4 @@
-"""The scaler's view of engines: which of them tell their load, and when the rollout planner must not be disturbed."""
+"""The scaler's view of engines: which of them report their load, and what the rollout planner does."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ import pytest
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.scaling.inputs import RolloutPhase
-from rayloom_operator.decide.scaling.view import engine_loads, phase_of
+from rayloom_operator.decide.scaling.inputs import RolloutActivity
+from rayloom_operator.decide.scaling.view import activity_of, engine_loads
 from rayloom_operator.engines.status import ReportedLoad
 from rayloom_operator.observe.observed import Observed
 from rt_operator import NOW, make_reading, make_resolved, make_said, make_serving
@@ -60,11 +60,11 @@ def test_an_engine_that_leaves_does_not_count():
 def test_only_a_planner_at_rest_may_be_disturbed(name):
     is_settled = name in ("Complete", "Scaling", "RolledBack")
     wanted = (
-        RolloutPhase.SETTLED
+        RolloutActivity.SETTLED
         if is_settled
-        else RolloutPhase.WAITING
+        else RolloutActivity.WAITING
         if name == "WaitingForCapacity"
-        else RolloutPhase.ROLLING
+        else RolloutActivity.ROLLING
     )
-    assert phase_of(step(name)) is wanted
-    assert phase_of(replace(step(name), is_stored=False)) is wanted
+    assert activity_of(step(name)) is wanted
+    assert activity_of(replace(step(name), is_stored=False)) is wanted

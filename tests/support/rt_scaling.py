@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingState
-from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held, ServiceLoad
 from rayloom_operator.decide.scaling.scaler import decide_scaling
 from rayloom_operator.decide.scaling.windows import Sample, Windows
@@ -33,7 +33,7 @@ def make_fleet(replicas=2, load=1.0, **facts):
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
-        "phase": RolloutPhase.SETTLED,
+        "rollout": RolloutActivity.SETTLED,
         "load": make_load(load, is_complete=is_complete),
         "samples": steadily(load, is_complete=is_complete),
         **facts,
@@ -72,7 +72,7 @@ class ScaledWorld:
     def num_available(self):
         return self.replicas - sum(time > self.at for time in self.starting)
 
-    def turn(self, load, *, phase=RolloutPhase.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
+    def turn(self, load, *, rollout=RolloutActivity.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
         """One look, two seconds after the one before."""
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]
@@ -80,7 +80,7 @@ class ScaledWorld:
         fleet = Fleet(
             replicas=self.replicas,
             num_available=self.num_available,
-            phase=phase,
+            rollout=rollout,
             load=make_load(load, is_complete=is_complete, held_requests=held.requests),
             samples=tuple(self.samples),
             held=held,

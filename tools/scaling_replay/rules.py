@@ -9,7 +9,7 @@ from math import ceil
 from typing import Protocol
 
 from rayloom_operator.api.autoscaling.state import ScalingState
-from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held, load_of
 from rayloom_operator.decide.scaling.scaler import decide_scaling
 from rayloom_operator.decide.scaling.windows import Sample, Windows
@@ -90,7 +90,7 @@ class Scaler:
         fleet = Fleet(
             replicas=len(engines),
             num_available=sum(each.ready_at <= now for each in engines),
-            phase=RolloutPhase.SETTLED,
+            rollout=RolloutActivity.SETTLED,
             load=load,
             samples=tuple(self._samples),
         )

@@ -13,9 +13,9 @@ from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.checkpoint.content_hash import content_hash
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel
+from rayloom_engine.models.content_hash import content_hash
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.messages import ServedModel

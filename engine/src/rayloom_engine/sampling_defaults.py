@@ -38,7 +38,7 @@ class SamplingDefaults:
     ) -> SamplingParams:
         """Returns `params` with the default length, as far as the context has room. `most`: limit of the server.
 
-        A length that was asked for stays.
+        A length that the request sets is kept.
         """
         if self.max_tokens is None or params.max_tokens is not None:
             return params

@@ -100,7 +100,7 @@ class BlockPool:
         evicted = self._hashes[block_id]
         assert evicted is not None
         if self.num_untouched:
-            self._growth.lose(evicted)
+            self._growth.note_evicted(evicted)
         del self._cached[evicted]
         self._hashes[block_id] = None
         if self.log is not None:
@@ -192,7 +192,7 @@ class BlockPool:
             block_id = self._cached.get(content)
             if block_id is None and not has_missed:
                 has_missed = True
-                self._growth.miss(content)
+                self._growth.note_miss(content)
             is_offered = block_id is None or block_id in own or not self._is_doubtful(block_id)
             found.append(block_id if is_offered else None)
         return found

@@ -1,8 +1,8 @@
-"""CacheGrowth: decides when the prefix cache may take memory that was never touched, instead of its own oldest blocks.
+"""CacheGrowth: decides whether a new block comes from untouched memory or from the oldest block of the prefix cache.
 
-On a CPU the memory of a block is taken with its first use. A cache of prefixes that nobody asks for again would then
-grow to the size of the whole pool. So it keeps a limited number of blocks, and doubles this limit each time a prompt
-asks for a block that was evicted because of the limit: the cache grows as far as prompts use it.
+On a CPU the operating system gives a block its memory at the first write. Without a limit, a prefix cache that no
+prompt ever hits would grow to the size of the whole pool. So the cache has a limit of blocks. The limit doubles each
+time a prompt misses a block that was evicted because of the limit: the cache grows as far as prompts use it.
 """
 
 from __future__ import annotations
@@ -11,31 +11,34 @@ from collections import OrderedDict
 
 
 class CacheGrowth:
-    """Doubles the limit for each prompt that lost a block by it. Remembers the last `num_blocks` lost blocks."""
+    """The limit of cached blocks, `limit`. Remembers the last `num_blocks` blocks that were evicted because of it."""
 
     def __init__(self, num_blocks: int, num_kept: int | None) -> None:
-        """`num_blocks`: of the pool. `num_kept`: the first limit of cached blocks; None: no limit."""
+        """`num_blocks`: the blocks of the pool. `num_kept`: the limit at the beginning; None: no limit."""
         self._num_blocks = num_blocks
         self.limit = num_blocks if num_kept is None else min(num_blocks, num_kept)
-        self._lost: OrderedDict[bytes, None] = OrderedDict()  # hashes of blocks evicted at the limit, oldest first
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of these blocks, oldest first
 
     def is_full(self, num_cached: int) -> bool:
-        """Returns whether a new block shall come from the `num_cached` cached blocks although untouched ones are left.
+        """Returns whether a new block must come from the `num_cached` cached blocks although untouched ones are left.
 
-        Never with a limit that the pool cannot exceed.
+        False if the limit is the size of the pool.
         """
         return self.limit < self._num_blocks and num_cached >= self.limit
 
-    def lose(self, content: bytes) -> None:
+    def note_evicted(self, content: bytes) -> None:
         """Records that a block was evicted because of the limit."""
-        self._lost[content] = None
-        if len(self._lost) > self._num_blocks:
-            self._lost.popitem(last=False)
+        self._evicted[content] = None
+        if len(self._evicted) > self._num_blocks:
+            self._evicted.popitem(last=False)
 
-    def miss(self, content: bytes) -> None:
-        """Doubles the limit if this block, the first that a prompt misses, was lost because of it. Counts it once."""
-        if content in self._lost:
-            del self._lost[content]
+    def note_miss(self, content: bytes) -> None:
+        """Records the first block that a prompt misses. Doubles the limit if the block was evicted because of it.
+
+        Each eviction doubles the limit once at most.
+        """
+        if content in self._evicted:
+            del self._evicted[content]
             self.limit = min(self._num_blocks, 2 * self.limit)
             if self.limit == self._num_blocks:
-                self._lost.clear()
+                self._evicted.clear()

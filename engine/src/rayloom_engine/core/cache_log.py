@@ -1,12 +1,13 @@
-"""CacheLog: the changes of the prefix index since they were last taken, for those who route requests by it."""
+"""CacheLog: the changes of the prefix index since the last message about them. The core publishes them to routers."""
 
 from __future__ import annotations
 
 
 class CacheLog:
-    """Net changes: a content that was added and removed again, or the other way round, is in neither list.
+    """Net changes of the index: an entry that was added and removed again, or removed and added again, is in no list.
 
-    The prefix index adds only contents that it does not have, and removes only those that it has.
+    An entry is the hash of a block's content. The index adds only entries that it lacks, and removes only entries that
+    it has.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class CacheLog:
             self._is_added[content] = False
 
     def take(self) -> tuple[list[bytes], list[bytes]]:
-        """Returns (added, removed) contents since the last call."""
+        """Returns the (added, removed) hashes since the last call, and empties the log."""
         taken, self._is_added = self._is_added, {}
         return [each for each, is_added in taken.items() if is_added], [
             each for each, is_added in taken.items() if not is_added

@@ -1,4 +1,7 @@
-"""SchedulerLoad: the work that a scheduler still has, for those who choose between several engines."""
+"""SchedulerLoad: the work that a scheduler still has. A router compares it between engines (`routing/`).
+
+Not to be confused with MeasuredLoad, which an autoscaler reads in `/status`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from rayloom_engine.core.sequence import Sequence
 
 
 class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one tenant: all clients with the same API key."""
+    """The load of one tenant, that is of all clients with the same API key."""
 
     tenant: str  # empty without several API keys
     prefill_tokens: int = 0  # tokens to compute before its sequences get their next token, cached ones left out
@@ -23,13 +26,13 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     outstanding_prefill_tokens: int = 0  # of running and waiting sequences; cached prefixes are left out
-    num_decodes: int = 0  # running sequences that lack one token
+    num_decodes: int = 0  # running sequences whose newest token alone is not computed yet
     num_waiting: int = 0
-    queued_tokens: int = 0  # tokens of the waiting sequences, cached or not
+    waiting_tokens: int = 0  # all tokens of the waiting sequences, cached ones included
     num_free_slots: int = 0
     max_queued: int = 0
     decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
-    tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, by name
+    tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, sorted by name
 
 
 class LoadCount:
@@ -42,21 +45,21 @@ class LoadCount:
         self._running: defaultdict[str, int] = defaultdict(int)
         self._waiting: defaultdict[str, int] = defaultdict(int)
         self._num_decodes = 0
-        self._queued_tokens = 0
+        self._waiting_tokens = 0
 
     def add_running(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
-            lacking = sequence.num_tokens - sequence.num_computed
+            num_uncomputed = sequence.num_tokens - sequence.num_computed
             self._running[sequence.tenant] += 1
-            if lacking > 1:
-                self._prefill[sequence.tenant] += lacking
+            if num_uncomputed > 1:
+                self._prefill[sequence.tenant] += num_uncomputed
             else:
                 self._num_decodes += 1
 
     def add_waiting(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             self._waiting[sequence.tenant] += 1
-            self._queued_tokens += sequence.num_tokens
+            self._waiting_tokens += sequence.num_tokens
             self._prefill[sequence.tenant] += sequence.num_tokens - self._num_cached(sequence)
 
     def load(self, num_free_slots: int, decode_token_cost: float) -> SchedulerLoad:
@@ -65,7 +68,7 @@ class LoadCount:
             outstanding_prefill_tokens=sum(self._prefill.values()),
             num_decodes=self._num_decodes,
             num_waiting=sum(self._waiting.values()),
-            queued_tokens=self._queued_tokens,
+            waiting_tokens=self._waiting_tokens,
             num_free_slots=num_free_slots,
             max_queued=self._config.max_queued,
             decode_token_cost=decode_token_cost,
@@ -84,6 +87,6 @@ class LoadCount:
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return 0
         block_size = self._config.block_size
-        # The last token is always computed. The hashes are kept, and needed again when the sequence is admitted.
+        # The last token is always computed. The sequence keeps the hashes, and its admission needs them again.
         num_full = (sequence.num_tokens - 1) // block_size
         return block_size * self._pool.num_leading(sequence.hashes(num_full, block_size))

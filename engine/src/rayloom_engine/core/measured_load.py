@@ -1,6 +1,7 @@
-"""MeasuredLoad: the work that a scheduler has, and the rates at which earlier steps did such work.
+"""MeasuredLoad: the work that a scheduler has, and the tokens per second that earlier steps computed.
 
-An autoscaler compares both, so that it needs no profile of the model or the machine.
+An autoscaler reads it in `/status` and divides one by the other, so it needs no profile of the model or the machine.
+Not to be confused with SchedulerLoad, which a router compares between engines.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    queued_tokens: int  # of prompts that are not computed yet
-    running_tokens: int  # places in the KV cache that running sequences hold
-    max_running_tokens: int  # places that they could hold at their mean length, with every slot or every block in use
-    prefill_tokens_per_s: float  # of a prompt that fills a step; 0 = not measured yet
-    decode_tokens_per_s: float  # with every slot in use; 0 = not measured yet
+    queued_tokens: int  # tokens of running and waiting prompts that are not computed yet; cached prefixes may count
+    running_tokens: int  # tokens that fit in the KV blocks of running sequences
+    max_running_tokens: int  # the same with every slot or every block in use, at the present mean length
+    prefill_tokens_per_s: float  # in a step that a prompt fills; 0 = not measured yet
+    decode_tokens_per_s: float  # in a step with a decode in every slot; 0 = not measured yet
 
 
 def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:

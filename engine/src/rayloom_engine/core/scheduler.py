@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens that have to be computed before all unfinished sequences make tokens of their own."""
+        """Tokens of prompts that must be computed before every unfinished sequence is a decode."""
         lacking = (sequence.num_tokens - sequence.num_computed for sequence in self._running)
         return self._waiting.num_tokens + sum(num for num in lacking if num > 1)
 

@@ -1,4 +1,4 @@
-"""The limit of a model's reasoning, in the words of its formats."""
+"""Turns `thinking_token_budget` into a ThinkingBudget, with the tags that begin and end the model's reasoning. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 
 
 def with_thinking(params: SamplingParams, parsing: ParserSettings, tokenizer: Tokenizer) -> SamplingParams:
-    """Returns the parameters with the limit that `thinking_token_budget` asks for. Raises RequestError."""
+    """Returns `params` with the budget that its `thinking_token_budget` asks for. Raises RequestError."""
     num_tokens = params.thinking_token_budget
     if num_tokens is None or num_tokens == -1:
         return params
@@ -32,9 +32,9 @@ def with_thinking(params: SamplingParams, parsing: ParserSettings, tokenizer: To
 
 
 def thinking_budget(num_tokens: int, parsing: ParserSettings, tokenizer: Tokenizer) -> ThinkingBudget | None:
-    """Returns the limit of one answer's reasoning; None if the model writes none.
+    """Returns the budget of one answer's reasoning; None if the model writes no reasoning.
 
-    In harmony it limits the first message of the channel "analysis".
+    In the harmony format, the budget limits the first message of the channel "analysis".
     """
     if parsing.is_harmony:
         start = f"{CHANNEL}analysis{MESSAGE}"

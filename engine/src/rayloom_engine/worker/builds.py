@@ -1,7 +1,7 @@
-"""Builds: grammars that one thread of a rank builds, while steps do without them.
+"""Builds: grammars that one thread of a rank builds, while steps compute the other sequences.
 
-A wait for a build counts as progress of the rank, so it is never taken for a hang. It has its own end: if the thread
-finishes nothing for PATIENCE_S, the build at which it stands is given up, and the others continue on a new thread.
+A wait for a build counts as progress of the rank, so it is never taken for a hang. Its limit is PATIENCE_S: if the
+thread finishes no build for this time, the present build is given up, and the others continue on a new thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Build(Generic[_T]):
 
 
 class Builds:
-    """The thread that builds. All methods but `begin` are called by one other thread."""
+    """Runs builds one by one on a thread of its own. All methods but `begin` must be called by one other thread."""
 
     def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits

@@ -1,7 +1,8 @@
-"""Masks: sets the tokens that the slots of a step may choose next, in a limited time.
+"""Masks: sets the tokens that each slot of a step may sample, within a limited CPU time.
 
-A slot whose mask takes too long is postponed: its grammar is still being built, or other masks of the step took the
-time. The core computes its newest token once more in a later step, so the sequences beside it keep their pace.
+A slot is postponed if its grammar is still being built, or if the masks of other slots have used the time of the step.
+It gets no token, and the core computes its newest token again in a later step. So a costly grammar does not slow the
+other sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from rayloom_engine.worker.bans import mask_slot
 from rayloom_engine.worker.forms import Form, Forms
 from rayloom_engine.worker.slots import Slot
 
-# CPU time of a step's masks, after which the others are postponed. A usual mask takes 5 to 15 us, a costly one 7 ms.
+# After this CPU time for masks, the remaining slots of the step are postponed. A usual mask takes 5 to 15 us, a costly
+# one 7 ms.
 MASKS_S = 0.02
 
 
@@ -29,7 +31,7 @@ class StepMasks:
 
 
 class Masks:
-    """Follows the slots that wait for their grammars."""
+    """Sets masks, and remembers the slots that wait for their grammars."""
 
     def __init__(self, forms: Forms | None, vocab_size: int, cpu_clock: Callable[[], float] = time.thread_time) -> None:
         self._forms = forms
@@ -52,7 +54,7 @@ class Masks:
             if len(unbuilt) == len(steps):
                 unbuilt[0].wait_a_slice()
         limited.sort(key=lambda pair: -pair[1].num_postponed)
-        end = None  # of the time for masks, once the first is set
+        end = None  # CPU time at which the time for masks ends; None before the first mask
         for step, slot in limited:
             is_built = slot.form is None or slot.form.is_built
             if not is_built or (end is not None and self._cpu_clock() > end):

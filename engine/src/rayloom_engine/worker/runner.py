@@ -200,7 +200,10 @@ class Runner:
 
 
 def _wanted_rows(batch: InputBatch) -> list[int] | None:
-    """Returns the rows of the last stage that are read: last tokens that sample or belong to a probe. None for all."""
+    """Returns the rows of the hidden states that the sampler or a probe reads; None if all are read.
+
+    These are the rows of the last token of each slot that samples or that belongs to a probe.
+    """
     if any(slot.params.prompt_logprobs is not None for _, slot in batch.steps):
         return None
     return [

@@ -1,6 +1,7 @@
-"""Thinking: counts the tokens of an answer's reasoning, and says which tokens end it once its budget is spent.
+"""Thinking: counts the tokens of an answer's reasoning, and forces its end tag once the budget is spent.
 
-The state follows from the generated ids alone, as that of a form does, so a replay needs no message of its own.
+The field is called `thinking_token_budget`; elsewhere the same part of an answer is called reasoning. The state follows
+from the generated ids alone, like that of a form, so a replay restores it without a message.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ _BLANKS = b" \t\r\n"
 
 
 class _Place(Enum):
+    """The position of the next token: before, inside or after the reasoning."""
+
     BEFORE = "before"
     INSIDE = "inside"
     OVER = "over"
 
 
 class Thinking:
-    """The reasoning of one sequence, after the token ids that it was given."""
+    """The progress of one sequence through its reasoning."""
 
     def __init__(self, budget: ThinkingBudget, token_bytes: Callable[[int], bytes]) -> None:
         """`token_bytes`: token id -> the bytes that it adds to the text; it may raise GrammarFault."""

@@ -87,7 +87,7 @@ class ReportedLoad(_EngineStatusPart):
 
     queued_tokens: Count = 0
     running_tokens: Count = 0
-    max_running_tokens: Count = 0  # 0: the engine does not tell its load
+    max_running_tokens: Count = 0  # 0: the engine does not report its load
     mean_output_tokens: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     prefill_tokens_per_second: Rate | None = None
     decode_tokens_per_second: Rate | None = None

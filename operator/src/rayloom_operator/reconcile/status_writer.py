@@ -124,7 +124,8 @@ class StatusWriter:
         return None
 
     def _note_gone(self, key: ServiceKey, document: Manifest) -> None:
-        # Handled like an event of a deletion: kopf reports no deletion that happened while its watch was broken.
+        # A missing object is handled like the event of its deletion, because kopf reports no deletion that happened
+        # while its watch was broken.
         if self._services.mark(key) == Known.of(document):
             self._on_service(document, True)
 

@@ -51,10 +51,10 @@ def size(question: Question) -> SizingStatus:
 
 
 def candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
-    """Returns the candidates, the cheapest first. All have the numbers that the spec gives.
+    """Returns the candidates, the cheapest first. Each has the tensor and pipeline sizes that the spec sets.
 
-    Of the candidates that have too few stages to fit, only those with the most stages are returned, as many as a status
-    shows. `scales` caches the loads by tensor size, and is filled here.
+    Of the candidates with too few stages to fit, only those with the most stages are returned, up to the length of
+    `status.sizing.alternatives`. `scales` caches the loads by tensor size, and is filled here.
     """
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:

@@ -47,5 +47,5 @@ class ScalingMetrics:
 
     def changed(self, before: ScalingState, after: ScalingState, replicas: int, writer: str) -> None:
         """Counts a change by `writer` from `replicas` engines, if `after` is one."""
-        if after.writer == writer and after.changed_time != before.changed_time and after.desired != replicas:
+        if after.writer == writer and after.last_scale_time != before.last_scale_time and after.desired != replicas:
             self._changes.labels("up" if after.desired > replicas else "down").inc()

@@ -1,7 +1,8 @@
 """BeamSearch: a request whose choices are the best answers that a beam search finds.
 
-Each step submits every live beam as a sequence of one token with its most likely alternatives. To the core these are
-ordinary sequences: the prefix cache has most of their tokens, and the core's death only repeats a step.
+Each step submits every live beam as a sequence that generates one token, with log-probabilities of the most likely
+tokens. The core treats these as ordinary sequences: most of their tokens are in the prefix cache, and after a crash of
+the core the front submits the sequences of the step again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
-from rayloom_engine.front.generation.beams import Beam, BeamSettings, BeamTree
+from rayloom_engine.front.generation.beams import Beam, BeamSettings, PromptSearch
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.tenant import Caller
@@ -25,7 +26,7 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 
-# Settings that would change the log-probabilities or the text, with the values that do not.
+# Settings that would change the log-probabilities or the text, each with the values that have no effect.
 _EXCLUDED: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1.0,),
     "presence_penalty": (0.0,),
@@ -60,7 +61,7 @@ class BeamSearch(Generation):
         super().__init__(service, **settings)
         self._text = text
         self._arrival = time.time()
-        self._trees: list[BeamTree] = []
+        self._searches: list[PromptSearch] = []
         self._running: dict[int, ClientSequence] = {}  # lane -> unfinished sequence of this step
         self._num_steps = 0
         self._is_accepted = False
@@ -87,8 +88,8 @@ class BeamSearch(Generation):
         check_num_choices(service.config, search.num_choices, caller.tenant)
         check_room(service.config, service.client, search.num_choices, caller.tenant)
         settings = [search._settings(prompt, length_penalty) for prompt in search.prompts]
-        search._trees = [
-            BeamTree(settings=each, prompt_len=len(prompt))
+        search._searches = [
+            PromptSearch(settings=each, prompt_len=len(prompt))
             for each, prompt in zip(settings, search.prompts, strict=True)
         ]
         search._unfinished = set(range(search.num_choices))
@@ -110,7 +111,7 @@ class BeamSearch(Generation):
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
         """Yields empty lists during the search, one in each `wait_s`, then each choice as a single delta."""
         until_s = time.monotonic() + (wait_s if first_wait_s is None else first_wait_s)
-        while any(tree.is_open for tree in self._trees):
+        while any(each.is_open for each in self._searches):
             entries = await self._begin_step()
             while self._running:
                 self._take(await self._mailbox.take(max(0.0, until_s - time.monotonic())), entries)
@@ -120,8 +121,8 @@ class BeamSearch(Generation):
             self._end_step(entries)
         if self._mailbox.failure is not None:
             raise self._mailbox.failure
-        for number, tree in enumerate(self._trees):
-            beams = tree.answers()
+        for number, search in enumerate(self._searches):
+            beams = search.answers()
             yield [
                 self._delta_of(number * self.params.n + choice, beam, self.prompts[number])
                 for choice, beam in enumerate(beams)
@@ -145,14 +146,14 @@ class BeamSearch(Generation):
         )
 
     async def _begin_step(self) -> dict[int, TokenLogprobs | None]:
-        """Submits a sequence for each live beam of the unfinished searches. Returns a place for each one's result."""
+        """Submits a sequence for each live beam of the open searches. Returns a dict of their lanes, for results."""
         prompts = [
             (*prompt, *beam.token_ids)
-            for prompt, tree in zip(self.prompts, self._trees, strict=True)
-            if tree.is_open
-            for beam in tree.live
+            for prompt, search in zip(self.prompts, self._searches, strict=True)
+            if search.is_open
+            for beam in search.live
         ]
-        most = max(tree.settings.num_alternatives for tree in self._trees)
+        most = max(each.settings.num_alternatives for each in self._searches)
         params = DecodingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=min(most, self._text.model.vocab_size)
         )
@@ -190,10 +191,10 @@ class BeamSearch(Generation):
     def _end_step(self, entries: dict[int, TokenLogprobs | None]) -> None:
         found = [entry for entry in entries.values() if entry is not None]
         position = 0
-        for tree in self._trees:
-            if tree.is_open:
-                num_live = len(tree.live)
-                tree.advance(found[position : position + num_live])
+        for search in self._searches:
+            if search.is_open:
+                num_live = len(search.live)
+                search.advance(found[position : position + num_live])
                 position += num_live
 
     def _delta_of(self, index: int, beam: Beam, prompt: tuple[int, ...]) -> ChoiceDelta:

@@ -1,7 +1,7 @@
-"""The steps of a beam search over one prompt. Pure.
+"""PromptSearch: the steps of a beam search over one prompt. Pure.
 
-In each step every live beam is continued by its most likely tokens, and the best of all continuations live on. A beam
-that ends with a stop token leaves the search with its score.
+Each step continues every live beam by its most likely tokens, and the best of all continuations are the next live
+beams. A continuation that ends with a stop token is finished: a candidate for the answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rayloom_engine.core.step import TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSettings:
-    """The settings of one search, with those of its request."""
+    """The settings of one search."""
 
     width: int  # number of live beams, and of answers
     max_tokens: int
@@ -25,7 +25,7 @@ class BeamSettings:
 
     @property
     def num_alternatives(self) -> int:
-        """The number of most likely tokens that a step needs: without the stop tokens, `width` of them remain."""
+        """The number of most likely tokens that a step needs: at least `width` of them are no stop tokens."""
         return self.width + max(self.width, len(self.stop_ids))
 
 
@@ -40,7 +40,7 @@ class Beam:
 
 
 @dataclass(slots=True, kw_only=True)
-class BeamTree:
+class PromptSearch:
     """The search over one prompt of `prompt_len` tokens."""
 
     settings: BeamSettings

@@ -17,13 +17,13 @@ class ScalingReason(StrEnum):
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
-    WOKEN = "Woken"  # a held request brought the first engine back
+    WOKEN = "Woken"  # a gateway held a request, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
-    AT_MAXIMUM = "AtMaximum"  # the load asks for more engines than maxReplicas
-    FIGURES_MISSING = "FiguresMissing"  # an engine does not tell its load, so none is removed
+    AT_MAXIMUM = "AtMaximum"  # the load takes more engines than maxReplicas
+    FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so none is removed
     ROLLING_OUT = "RollingOut"  # engines are being replaced
     WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node
-    OTHER_WRITER = "OtherWriter"  # somebody else set replicas last
+    OTHER_WRITER = "OtherWriter"  # another client set replicas last
     SUSPENDED = "Suspended"  # replicas is 0, and the scaler did not set it
 
 
@@ -31,7 +31,7 @@ class ScalingReason(StrEnum):
 class ScalingInputs:
     """The figures of the last change, all engines together."""
 
-    engines: int = 0  # that told their load
+    engines: int = 0  # that reported their load
     queued_tokens: int = 0
     running_tokens: int = 0
     held_tokens: int = 0  # of requests that a gateway holds
@@ -47,7 +47,7 @@ class ScalingState:
     reason: str = ""  # a ScalingReason; empty before the first reconcile
     message: str = ""
     inputs: ScalingInputs = field(default_factory=ScalingInputs)
-    changed_time: str = ""  # replicas last changed
-    rising_time: str = ""  # an engine was last asked for and does not serve yet
-    start_seconds: int = 0  # that the last added engines took until they served; 0 = not measured yet
-    idle_time: str = ""  # no engine has had a request since
+    last_scale_time: str = ""  # time of the last change of replicas
+    starting_since: str = ""  # time at which engines were last added; empty once all serve
+    start_seconds: int = 0  # from the last addition of engines until all served; 0 = not measured yet
+    idle_since: str = ""  # since this time no engine has had a request

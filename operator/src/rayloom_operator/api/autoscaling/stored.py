@@ -18,7 +18,7 @@ class _StoredPart(BaseModel):
 
 
 class ScalingInputsStatus(_StoredPart):
-    engines: int = Field(0, ge=0, le=_MOST, description="Engines that told their load.")
+    engines: int = Field(0, ge=0, le=_MOST, description="Engines that reported their load.")
     queued_tokens: int = Field(0, ge=0, le=_MOST, description="Tokens of prompts that waited to be computed.")
     running_tokens: int = Field(0, ge=0, le=_MOST, description="Tokens in the KV caches that running requests held.")
     held_tokens: int = Field(0, ge=0, le=_MOST, description="Tokens of requests that a gateway held.")
@@ -84,10 +84,10 @@ class AutoscalingStatus(_StoredPart):
                 tokens_per_second=inputs.tokens_per_second,
                 needed_engines=inputs.needed_engines,
             ),
-            last_scale_time=state.changed_time or None,
-            starting_since=state.rising_time or None,
+            last_scale_time=state.last_scale_time or None,
+            starting_since=state.starting_since or None,
             start_seconds=state.start_seconds,
-            idle_since=state.idle_time or None,
+            idle_since=state.idle_since or None,
         )
 
     def state(self) -> ScalingState:
@@ -106,8 +106,8 @@ class AutoscalingStatus(_StoredPart):
                 tokens_per_second=inputs.tokens_per_second,
                 needed_engines=inputs.needed_engines,
             ),
-            changed_time=self.last_scale_time or "",
-            rising_time=self.starting_since or "",
+            last_scale_time=self.last_scale_time or "",
+            starting_since=self.starting_since or "",
             start_seconds=self.start_seconds,
-            idle_time=self.idle_since or "",
+            idle_since=self.idle_since or "",
         )

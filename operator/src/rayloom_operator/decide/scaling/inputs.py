@@ -11,11 +11,11 @@ from rayloom_operator.decide.scaling.windows import Sample
 SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 
 
-class RolloutPhase(Enum):
-    """The work of the rollout planner, as far as the scaler must not disturb it."""
+class RolloutActivity(Enum):
+    """The activity of the rollout planner. The scaler changes `replicas` only in SETTLED."""
 
-    SETTLED = "settled"  # nothing, or it only creates or deletes engines for a new number
-    ROLLING = "rolling"
+    SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
+    ROLLING = "rolling"  # it replaces engines of one revision by those of another
     WAITING = "waiting"  # for a node with room
 
 
@@ -34,11 +34,11 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    phase: RolloutPhase
+    rollout: RolloutActivity
     load: ServiceLoad
     samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
     held: Held = NOTHING_HELD
-    other_writer: str = ""  # who set `replicas`, if not the decision in the stored state; else empty
+    other_writer: str = ""  # the field manager that set `replicas`; empty if the decision in the stored state did
 
     @property
     def has_all(self) -> bool:

@@ -1,9 +1,10 @@
 """The load of a service: how many fully used engines its tokens take. Pure.
 
-    load of an engine = seconds that its queue takes / seconds that it may take + tokens that run / tokens that can run
+    load of an engine = seconds that its queue takes / seconds that the queue may take
+                      + tokens in its KV cache / tokens that the KV cache or the slots can hold
 
-The first part is about prompts, the second about the slots and the KV cache. Each is 1 for an engine that can just take
-no more, so the sum over all engines is a number of engines. All rates are measured by the engines themselves.
+The first part is about prompts, the second about running sequences. Each is 1 for a fully used engine, so the sum over
+all engines is a number of engines. The engines measure the rates themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from rayloom_operator.api.autoscaling.state import ScalingInputs
 
 # A queue may take this part of the goal on average, because waits scatter: the longest of ten is about twice the mean.
 _QUEUE_SHARE = 0.5
-# From this share of its slots or KV cache on, an engine is full: what waits gets a slot only when an output ends.
+# From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another one ends.
 _FULL = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """The answer of an engine about its load. Without an answer of a moment ago, `is_known` is False."""
+    """The load that an engine reported. `is_known` is False if its last report is missing or old."""
 
     is_known: bool
     queued_tokens: int = 0
@@ -39,7 +40,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Requests that a gateway holds, because no engine takes them. No gateway reports any yet."""
+    """Requests that a gateway holds, because no engine accepts them. No gateway exists yet, so there are none."""
 
     tokens: int = 0
     requests: int = 0
@@ -50,8 +51,8 @@ NOTHING_HELD = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
-    engines: float  # as many engines would be fully used
-    is_complete: bool  # every engine said its load, and rates are known where something waits
+    engines: float  # number of fully used engines that the load takes
+    is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
     is_idle: bool  # complete, and nothing waits, runs or is held
     inputs: ScalingInputs
 
@@ -60,7 +61,9 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Service
     """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token."""
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
-    usual_per_s = sum(rates) / len(rates) if rates else 0.0  # of engines that have not measured their own yet
+    usual_per_s = (
+        sum(rates) / len(rates) if rates else 0.0
+    )  # stands for the rate of engines that have not measured theirs
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)
     number = sum(each.running_share + _queue_s(each, usual_per_s) / (_QUEUE_SHARE * ttft_s) for each in known)
@@ -84,7 +87,7 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Service
 
 
 def _queue_s(engine: EngineLoad, usual_per_s: float) -> float:
-    """Returns the seconds until what waits in the engine has its first tokens."""
+    """Returns the seconds until every waiting sequence of the engine has its first token."""
     per_s = engine.prefill_per_s or usual_per_s
     seconds = engine.queued_tokens / per_s if per_s else 0.0
     if engine.running_share >= _FULL and engine.decode_per_s:

@@ -1,18 +1,19 @@
-"""The scaler: how many engines a service should have, and the sentence why. Pure.
+"""The scaler: how many engines a service should have, with the reason as a word and as a sentence. Pure.
 
 | rule, in this order | the number becomes |
 |---|---|
-| `replicas` is 0, and somebody else set it | 0: the service is suspended |
-| the scaler set 0 | 1 or more once a gateway holds a request |
+| `replicas` is 0, and another client set it | 0: the service is suspended |
+| `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request |
 | a rollout runs, or an engine finds no node | unchanged |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
-| the load of the panic window takes twice the engines | as many as it takes |
-| the load of the last window takes more engines, and all serve | as many as it takes |
+| the load of the panic window takes twice as many engines | as many as it takes |
+| the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
 | nothing ran for `idleSeconds`, and `minReplicas` is 0 | 0 |
-| the load of the stable window takes fewer, even at its peak | as many as it takes, at least half |
+| the peak of the stable window takes fewer engines | as many as it takes, at least half |
 
-Engines are used to 70 %: beyond that, waits grow fast. An engine is removed only if the others would then be used to
-50 % at most, so a steady load never makes the number go up and down.
+The windows are described in `windows.py`. The load of an engine should be 70 % of a full one, because waits grow fast
+beyond that. An engine is removed only if the load of the others is then 50 % at most, so a steady load never makes the
+number go up and down.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from datetime import datetime, timedelta
 from math import ceil
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingReason, ScalingState
-from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Fleet, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, Fleet, RolloutActivity
 from rayloom_operator.decide.scaling.sentences import change_sentence, state_sentence
 from rayloom_operator.decide.scaling.windows import Windows, covers_window, panic_mean, stable_peak, usual_mean
 from rayloom_operator.times import Now, moment, stamp
@@ -31,7 +32,7 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
-# These reasons stay until another one comes, so that the status is not written again while nothing happens.
+# These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
 _LASTING = frozenset(
     {
         *(ScalingReason.STEADY, ScalingReason.SCALED_UP, ScalingReason.SCALED_DOWN, ScalingReason.WOKEN),
@@ -64,14 +65,14 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
         reason=reason.value,
         message=change_sentence(reason, fleet.replicas, number, fleet.load.inputs, bounds),
         inputs=fleet.load.inputs,
-        changed_time=stamp(now.wall),
-        rising_time=stamp(now.wall) if number > fleet.replicas else "",
+        last_scale_time=stamp(now.wall),
+        starting_since=stamp(now.wall) if number > fleet.replicas else "",
     )
     return ScalingDecision(state=state, write=number, seen=fleet.load.inputs)
 
 
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns `stored` with what has happened since: another writer, engines that serve now, an idle service."""
+    """Returns `stored` with the changes since: another writer, added engines that serve now, an idle service."""
     state = stored
     is_first = not stored.reason
     if is_first or fleet.other_writer:
@@ -84,15 +85,15 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
             message=state_sentence(ScalingReason.STEADY, fleet.replicas, bounds)
             if is_first
             else state_sentence(ScalingReason.OTHER_WRITER, fleet.replicas, bounds, fleet.other_writer),
-            changed_time=stored.changed_time if is_first else stamp(wall),
-            rising_time=stamp(wall) if is_more and not fleet.has_all else "",
+            last_scale_time=stored.last_scale_time if is_first else stamp(wall),
+            starting_since=stamp(wall) if is_more and not fleet.has_all else "",
         )
-    if state.rising_time and fleet.has_all:
-        took_s = min(max((wall - moment(state.rising_time)).total_seconds(), 1.0), _LONGEST_START_S)
-        state = replace(state, rising_time="", start_seconds=round(took_s))
+    if state.starting_since and fleet.has_all:
+        took_s = min(max((wall - moment(state.starting_since)).total_seconds(), 1.0), _LONGEST_START_S)
+        state = replace(state, starting_since="", start_seconds=round(took_s))
     if bounds.least > 0 or not fleet.load.is_idle:
-        return replace(state, idle_time="")
-    return replace(state, idle_time=state.idle_time or stamp(wall))
+        return replace(state, idle_since="")
+    return replace(state, idle_since=state.idle_since or stamp(wall))
 
 
 def _reason_and_number(
@@ -101,8 +102,8 @@ def _reason_and_number(
     present = fleet.replicas
     if present == 0:
         return _woken(bounds, state, fleet)
-    if fleet.phase is not RolloutPhase.SETTLED:
-        is_waiting = fleet.phase is RolloutPhase.WAITING
+    if fleet.rollout is not RolloutActivity.SETTLED:
+        is_waiting = fleet.rollout is RolloutActivity.WAITING
         return (ScalingReason.WAITING_FOR_CAPACITY if is_waiting else ScalingReason.ROLLING_OUT), present
     bounded = min(max(present, max(bounds.least, 1)), bounds.most)
     if bounded != present:
@@ -115,7 +116,7 @@ def _reason_and_number(
 
 
 def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingReason, int]:
-    """Returns the number for a service without engines. One that somebody else suspended is not woken."""
+    """Returns the number for a service without engines. A service that another client suspended is not woken."""
     if state.reason != ScalingReason.SCALED_TO_ZERO:
         return ScalingReason.SUSPENDED, 0
     if not (fleet.held.requests or fleet.held.tokens):
@@ -124,13 +125,13 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, mono: float) -> int:
-    """Returns the number of engines that the load takes, if that is a reason to add some now; else `replicas`."""
+    """Returns the number of engines that the load takes, if engines may be added now; else `replicas`."""
     present = fleet.replicas
     sudden = panic_mean(fleet.samples, windows, mono)
     if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
         return engines_for(sudden)
     # While engines start, the queue grows without showing whether they will be enough.
-    usual = None if state.rising_time else usual_mean(fleet.samples, windows, mono)
+    usual = None if state.starting_since else usual_mean(fleet.samples, windows, mono)
     return max(present, engines_for(usual)) if usual is not None else present
 
 
@@ -141,7 +142,7 @@ def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, 
     peak = stable_peak(fleet.samples, windows, state.start_seconds, now.mono)
     if peak is None or not fleet.has_all:
         return ScalingReason.STEADY, present
-    if state.idle_time and now.wall >= moment(state.idle_time) + timedelta(seconds=bounds.idle_s):
+    if state.idle_since and now.wall >= moment(state.idle_since) + timedelta(seconds=bounds.idle_s):
         return ScalingReason.SCALED_TO_ZERO, 0
     number = max(engines_for(peak, _DOWN_SHARE), ceil(present / 2), bounds.least, 1)
     return (ScalingReason.SCALED_DOWN, number) if number < present else (ScalingReason.STEADY, present)

@@ -43,7 +43,7 @@ def state_sentence(reason: ScalingReason, replicas: int, bounds: Bounds, writer:
 _OF_STATES = {
     ScalingReason.STEADY: "The operator sets replicas by the load of the engines.",
     ScalingReason.AT_MAXIMUM: "The load takes more engines than maxReplicas {most}: raise it, or send less.",
-    ScalingReason.FIGURES_MISSING: "An engine does not tell its load, so no engine is removed.",
+    ScalingReason.FIGURES_MISSING: "An engine does not report its load, so no engine is removed.",
     ScalingReason.ROLLING_OUT: "A rollout replaces engines; replicas stays {replicas} until it has ended.",
     ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node; replicas stays {replicas} until it does.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "

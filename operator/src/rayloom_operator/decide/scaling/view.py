@@ -6,7 +6,7 @@ from rayloom_operator.api.autoscaling.spec import Autoscaling
 from rayloom_operator.decide.rollout.inputs import View
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.scaling.inputs import Bounds, RolloutPhase
+from rayloom_operator.decide.scaling.inputs import Bounds, RolloutActivity
 from rayloom_operator.decide.scaling.load import EngineLoad
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import STALE_S
@@ -18,20 +18,20 @@ def bounds_of(spec: Autoscaling) -> Bounds:
     return Bounds(least=spec.min_replicas, most=spec.max_replicas, idle_s=spec.idle_seconds)
 
 
-def phase_of(step: Step) -> RolloutPhase:
-    """Returns what the rollout planner does, also if it has not stored its step yet."""
+def activity_of(step: Step) -> RolloutActivity:
+    """Returns the activity of the rollout planner in its newest step, which may not be stored yet."""
     if step.state.step == RolloutStep.WAITING_FOR_CAPACITY:
-        return RolloutPhase.WAITING
-    return RolloutPhase.SETTLED if step.state.step in _SETTLED else RolloutPhase.ROLLING
+        return RolloutActivity.WAITING
+    return RolloutActivity.SETTLED if step.state.step in _SETTLED else RolloutActivity.ROLLING
 
 
 def num_available(view: View, step: Step) -> int:
-    """Returns how many engines serve, without those that leave."""
+    """Returns how many engines serve, without terminating ones."""
     return sum(engine.is_available for engine in view.engines if engine.name not in step.state.terminating)
 
 
 def engine_loads(observed: Observed, step: Step, mono: float) -> tuple[EngineLoad, ...]:
-    """Returns the load of each engine that stays."""
+    """Returns the load of each engine, without terminating ones."""
     staying = (each for each in observed.replicas if each.name not in step.state.terminating)
     return tuple(_load(each, mono) for each in staying)
 

@@ -1,7 +1,13 @@
 """The windows over which the load of a service is averaged. Pure.
 
-Samples begin with the last change of `replicas`: those from before it say little about the engines that run now. A
-restarted operator has none, so it removes no engine before a whole window has passed.
+| window | length | use |
+|---|---|---|
+| panic window | `panic_s` | its mean adds engines at once |
+| usual window | `window_s` | its mean adds engines |
+| stable window | `stable_s`: several usual windows | the largest mean of these removes engines |
+
+Samples begin with the last change of `replicas`, because earlier ones are about other engines. A restarted operator has
+no samples, so it removes no engine before a whole window has passed.
 """
 
 from __future__ import annotations
@@ -9,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The window for scaling down is at least this many times as long as the last engines took to start ...
+# The stable window is at least this many times as long as the last engines took to start ...
 _STARTS = 2
 # ... and at most this many seconds, unless the setting is longer.
 _MOST_S = 1800.0
-_LEAST_SAMPLES = 2  # a window with fewer is no reason to add an engine
+_LEAST_SAMPLES = 2  # a panic window with fewer samples adds no engine
 _PANIC_PART = 0.1
 
 
@@ -40,7 +46,7 @@ class Windows:
         return self.panic_s / 3
 
     def stable_s(self, start_s: float) -> float:
-        """The window for scaling down. `start_s`: how long engines take to start."""
+        """The length of the stable window. `start_s`: how long engines take to start."""
         return max(self.window_s, min(_STARTS * start_s, _MOST_S))
 
 
@@ -55,7 +61,7 @@ def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float
 
 
 def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
-    """Returns the mean load of the last `window_s`; None if the samples do not cover it."""
+    """Returns the mean load of the usual window; None if the samples do not cover it."""
     if not covers_window(samples, windows, now):
         return None
     recent = [each.engines for each in samples if each.at > now - windows.window_s]
@@ -63,9 +69,9 @@ def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float
 
 
 def stable_peak(samples: Sequence[Sample], windows: Windows, start_s: float, now: float) -> float | None:
-    """Returns the largest mean load of any `window_s` in the window for scaling down.
+    """Returns the largest mean load of a usual window in the stable window.
 
-    None if the samples do not cover that window, if one of them is incomplete, or if a part of it has none.
+    None if the samples do not cover the stable window, if one of them is incomplete, or if a usual window has none.
     """
     length_s = windows.stable_s(start_s)
     if not _covers(samples, length_s, windows, now):
@@ -84,7 +90,7 @@ def stable_peak(samples: Sequence[Sample], windows: Windows, start_s: float, now
 
 
 def covers_window(samples: Sequence[Sample], windows: Windows, now: float) -> bool:
-    """Returns whether the samples begin at least `window_s` ago."""
+    """Returns whether the samples cover the usual window."""
     return _covers(samples, windows.window_s, windows, now)
 
 

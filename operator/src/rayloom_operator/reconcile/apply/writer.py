@@ -60,8 +60,8 @@ class ObjectWriter:
         """Creates an engine replica's ConfigMap and then its Secret.
 
         `is_new`: the replica did not exist before, so existing objects are left over from a deleted service, or are
-        another owner's. If the ConfigMap existed before, an existing Secret is ours too; if it was created just now, an
-        existing Secret is another owner's (`_create_secret`).
+        another owner's. An existing Secret is ours if its ConfigMap existed before, and another owner's if the
+        ConfigMap was created just now (`_create_secret`).
         """
         is_first = False
         for each in parts:

@@ -12,7 +12,7 @@ from rayloom_operator.decide.rollout.view import view_of
 from rayloom_operator.decide.scaling.inputs import Fleet
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
 from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling
-from rayloom_operator.decide.scaling.view import bounds_of, engine_loads, num_available, phase_of
+from rayloom_operator.decide.scaling.view import activity_of, bounds_of, engine_loads, num_available
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey, path_of
@@ -36,7 +36,7 @@ class _History:
 class ScalingGatherer:
     """Not thread-safe: used in one event loop.
 
-    `held` returns the requests that a service's gateway holds; no gateway tells them yet. `interval_s` returns the
+    `held` returns the requests that a service's gateway holds; no gateway exists yet. `interval_s` returns the
     seconds between two answers of an engine.
     """
 
@@ -81,7 +81,7 @@ class ScalingGatherer:
         fleet = Fleet(
             replicas=spec.replicas,
             num_available=num_available(view_of(seen, {}, revision(resolved), mono=now.mono), step),
-            phase=phase_of(step),
+            rollout=activity_of(step),
             load=load,
             held=held,
             samples=self._sampled(history, sample, sample_s, keep_s),

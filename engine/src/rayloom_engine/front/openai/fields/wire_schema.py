@@ -15,7 +15,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(SamplingP
 
 
 def complete_schema(schema: dict[str, Any], model: type[Any]) -> None:
-    """Completes the schema of a request in place. A class variable of `model`, `least_tokens`, limits max_tokens."""
+    """Completes the schema of a request in place. The minimum of max_tokens is `model.least_tokens`."""
     schema["additionalProperties"] = False
     properties = schema["properties"]
     for name, field in properties.items():
