@@ -44,7 +44,7 @@ class Arrival:
     num_generated: int  # > 0: a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
-    # > 0: its masks are not ready in so many steps; those of a grammar if the number is odd, of a thinking budget if even
+    # > 0: its masks are not ready in so many steps. Odd: those of a grammar, even: those of a thinking budget.
     build_steps: int = 0
     poison_at: int | None = None  # modulo the prompt's length: this token gives NaN
 

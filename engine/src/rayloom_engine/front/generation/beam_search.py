@@ -25,8 +25,8 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 
-# Tokens of all live beams together, which every step sends to the core again. A million of them take 0.12 s of the core's
-# main thread in each step, most of it for the hashes of their blocks.
+# Tokens of all live beams together, which every step sends to the core again. A million of them take 0.12 s of the
+# core's main thread in each step, most of it for the hashes of their blocks.
 MAX_BEAM_TOKENS = 2**20
 
 # Settings that would change the log-probabilities or the text, with the values that do not.
@@ -198,9 +198,7 @@ class BeamSearch(Generation):
                 num_live = len(tree.live)
                 tree.advance(found[position : position + num_live])
                 position += num_live
-                await asyncio.sleep(
-                    0
-                )  # a wide step takes 0.05 s: let other requests run before that of the next prompt
+                await asyncio.sleep(0)  # a wide step takes 0.05 s: let other requests run before the next one
 
     def _delta_of(self, index: int, beam: Beam, prompt: tuple[int, ...]) -> ChoiceDelta:
         decoder = OutputDecoder(
@@ -236,7 +234,7 @@ def _check_num_tokens(width: int, num_prompt_tokens: int, max_tokens: Sequence[i
     if num_tokens > MAX_BEAM_TOKENS:
         raise RequestError(
             f"the beams could have {num_tokens} tokens together (n {width} x {num_prompt_tokens} tokens of prompts and "
-            f"{sum(max_tokens)} of answers), at most {MAX_BEAM_TOKENS} are allowed; lower n or max_tokens, or send fewer "
-            "or shorter prompts",
+            f"{sum(max_tokens)} of answers), at most {MAX_BEAM_TOKENS} are allowed; lower n or max_tokens, or send "
+            "fewer or shorter prompts",
             "n",
         )

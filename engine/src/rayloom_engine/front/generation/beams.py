@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.step import TokenLogprobs
 
-
-# A continuation of a live beam by a token: (its log-probability, the beam's place, the token's place among the most likely)
+# A continuation of a live beam by a token: (its log-probability, the beam's place, the token's place in the entry)
 _Step = tuple[float, int, int]
 
 
