@@ -93,6 +93,12 @@ def test_log_probabilities_are_those_of_the_beams_tokens(front: FrontUnderTest) 
     assert set(logprobs["top_logprobs"][0]) == {"A", "B"}
 
 
+def test_an_answer_shows_more_alternatives_than_the_search_needs(front: FrontUnderTest) -> None:
+    (choice,) = search(front, n=1, logprobs=4)["choices"]
+    assert choice["text"] == "Aa-"
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [4, 4, 4]
+
+
 def test_end_tokens_and_least_lengths_are_obeyed(front: FrontUnderTest) -> None:
     one: dict[str, Any] = {"n": 1, "prompt": PROMPT + "B"}
     assert search(front, **one)["choices"][0]["text"] == "!"
@@ -216,6 +222,13 @@ def test_what_a_beam_search_cannot_obey_is_refused(
     answer = search(front, **fields)
     assert answer["error"]["param"] == param
     assert front.do(lambda: (front.core.submits, front.service.lifecycle.num_in_flight)) == ([], 0)
+
+
+def test_a_search_does_not_ignore_a_thinking_budget(front: FrontUnderTest) -> None:
+    fields: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 2}
+    refused = front.chat(PROMPT, thinking_token_budget=5, **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    assert front.chat(PROMPT, thinking_token_budget=-1, **fields).status_code == 200
 
 
 def test_beams_of_too_many_tokens_together_are_refused(front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from rayloom_engine.front.generation.admission import check_num_choices, check_r
 from rayloom_engine.front.generation.beams import Beam, BeamSettings, BeamTree
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
@@ -40,6 +41,7 @@ _EXCLUDED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None,),
     "logprob_token_ids": ((),),
     "prompt_logprobs": (None,),
+    "thinking_token_budget": (None, -1),
 }
 
 
@@ -126,12 +128,11 @@ class BeamSearch(Generation):
                 raise self._mailbox.failure  # some beams may have no result
             await self._end_step(entries)
         for number, tree in enumerate(self._trees):
-            beams = tree.answers()
-            yield [
-                self._delta_of(number * self.params.n + choice, beam, self.prompts[number])
-                for choice, beam in enumerate(beams)
-            ]
-            await asyncio.sleep(0)  # let other requests run before the next prompt's answers are decoded
+            for choice, beam in enumerate(tree.answers()):
+                yield [self._delta_of(number * self.params.n + choice, beam, self.prompts[number])]
+                await asyncio.sleep(0)  # let other requests run before the next answer is decoded, in 3 ms
+                if self.is_client_gone:
+                    raise ClientGone()
 
     def _settings(self, prompt: tuple[int, ...], length_penalty: float) -> BeamSettings:
         model = self._text.model
@@ -157,7 +158,7 @@ class BeamSearch(Generation):
             if tree.is_open
             for beam in tree.live
         ]
-        most = max(tree.settings.num_alternatives for tree in self._trees)
+        most = max(max(tree.settings.num_alternatives, tree.settings.num_top or 0) for tree in self._trees)
         params = DecodingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=min(most, self._text.model.vocab_size)
         )

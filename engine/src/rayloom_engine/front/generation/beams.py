@@ -71,7 +71,8 @@ class BeamTree:
         for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
             may_end = len(beam.token_ids) >= settings.min_tokens
             num_open = 0
-            for rank, (token_id, logprob) in enumerate(entry.top):
+            # An answer that shows more alternatives has the same beams.
+            for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
                 if token_id in settings.stop_ids:
                     if may_end:
                         ended.append((beam.logprob + logprob, place, rank))
