@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.generation.beams import BeamSettings, PromptSearch
+from rayloom_engine.front.generation.beams import Beam, BeamSettings, PromptSearch
 
 A, B, END = 0, 1, 2
 Table = dict[tuple[int, ...], Sequence[float]]  # ids so far -> probabilities of A, B, END
@@ -65,6 +66,19 @@ def test_entries_are_kept_with_rank_and_as_many_alternatives_as_the_answer_shows
 def test_a_step_asks_for_enough_tokens_that_the_width_remains_without_stop_tokens() -> None:
     assert BeamSettings(width=2, max_tokens=1, stop_ids={END}).num_alternatives == 4
     assert BeamSettings(width=1, max_tokens=1, stop_ids={5, 6, 7}).num_alternatives == 4
+
+
+def test_a_step_copies_only_the_beams_that_stay() -> None:
+    # 32 beams with 160 alternatives each have 5,120 continuations of 16 KB, of which 32 and as many ended ones stay.
+    settings = BeamSettings(width=32, max_tokens=4000, stop_ids=frozenset(range(128)))
+    tree = PromptSearch(settings=settings, prompt_len=1, live=[Beam(token_ids=(200,) * 2000)] * 32)
+    top = tuple((token, -1.0 - token) for token in range(settings.num_alternatives))
+    tracemalloc.start()
+    tree.advance([TokenLogprobs(0, -1.0, 1, top)] * 32)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert {len(beam.token_ids) for beam in (*tree.live, *tree.finished)} == {2001}
+    assert peak < 4e6
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from rayloom_engine.front.generation import beam_search
+from rayloom_engine.front.generation.beam_search import BeamSearch
+from rayloom_engine.front.generation.generation import LANES_AT_ONCE
+from rayloom_engine.front.http.errors import ClientGone
+from rayloom_engine.front.http.tenant import Caller
+from rayloom_engine.sampling_params import SamplingParams
 from rt_byte_model import END
 from rt_front import FrontUnderTest, events, running_front
 
@@ -86,6 +93,12 @@ def test_log_probabilities_are_those_of_the_beams_tokens(front: FrontUnderTest) 
     assert set(logprobs["top_logprobs"][0]) == {"A", "B"}
 
 
+def test_an_answer_shows_more_alternatives_than_the_search_needs(front: FrontUnderTest) -> None:
+    (choice,) = search(front, n=1, logprobs=4)["choices"]
+    assert choice["text"] == "Aa-"
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [4, 4, 4]
+
+
 def test_end_tokens_and_least_lengths_are_obeyed(front: FrontUnderTest) -> None:
     one: dict[str, Any] = {"n": 1, "prompt": PROMPT + "B"}
     assert search(front, **one)["choices"][0]["text"] == "!"
@@ -136,6 +149,55 @@ def test_a_client_that_leaves_ends_the_search(front: FrontUnderTest) -> None:
     assert len(submitted) == 1
 
 
+async def begun(front: FrontUnderTest, num_beams: int) -> BeamSearch:
+    text = front.service.text
+    assert text is not None
+    return await BeamSearch.search(
+        front.service,
+        text,
+        request_id="search",
+        prompts=[tuple(PROMPT.encode())],
+        params=SamplingParams(n=num_beams, max_tokens=3),
+        caller=Caller(),
+        length_penalty=1.0,
+    )
+
+
+def test_a_search_whose_client_left_between_two_comments_ends(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_silent", True))
+
+    async def leave() -> None:
+        search = await begun(front, 2)
+        deltas = search.deltas(wait_s=0.0)
+        assert await anext(deltas) == []
+        search.client_gone()
+        with pytest.raises(ClientGone):
+            await anext(deltas)
+        search.close()
+
+    front.run(leave())
+    assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
+
+
+def test_beams_sent_in_parts_are_accepted_at_once_and_none_follows_a_client_that_left(front: FrontUnderTest) -> None:
+    front.core.alternatives = lambda _ids: [(token_id, -1.0 - token_id) for token_id in range(250)]
+
+    async def leave() -> None:
+        search = await begun(front, LANES_AT_ONCE + 1)
+        unfinished = front.service.client.unfinished
+        step = asyncio.ensure_future(anext(search.deltas(wait_s=60.0)))
+        while len(list(unfinished())) != LANES_AT_ONCE:  # the first part of the second step
+            await asyncio.sleep(0)
+        assert all(sequence.is_accepted for sequence in unfinished()), "a full queue would end the search"
+        search.client_gone()
+        with pytest.raises(ClientGone):
+            await step
+        assert list(unfinished()) == []
+        search.close()
+
+    front.run(leave())
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -160,6 +222,21 @@ def test_what_a_beam_search_cannot_obey_is_refused(
     answer = search(front, **fields)
     assert answer["error"]["param"] == param
     assert front.do(lambda: (front.core.submits, front.service.lifecycle.num_in_flight)) == ([], 0)
+
+
+def test_a_search_does_not_ignore_a_thinking_budget(front: FrontUnderTest) -> None:
+    fields: dict[str, Any] = {"use_beam_search": True, "n": 2, "max_tokens": 2}
+    refused = front.chat(PROMPT, thinking_token_budget=5, **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    assert front.chat(PROMPT, thinking_token_budget=-1, **fields).status_code == 200
+
+
+def test_beams_of_too_many_tokens_together_are_refused(front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_search, "MAX_BEAM_TOKENS", 40)
+    assert len(search(front, n=4, max_tokens=8)["choices"]) == 4  # 4 x (2 + 8) = 40
+    error = search(front, n=4, max_tokens=9)["error"]
+    assert error["param"] == "n"
+    assert error["message"].startswith("the beams could have 44 tokens together (n 4 x 2 tokens of prompts and 9 of")
 
 
 def test_values_that_ask_for_no_search_are_accepted(front: FrontUnderTest) -> None:

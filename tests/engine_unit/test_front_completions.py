@@ -161,7 +161,7 @@ def test_a_prompt_beyond_the_context_is_refused_before_it_is_decoded(
 def test_a_long_prompt_of_ids_is_decoded_beside_the_loop(
     front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "ECHO_IN_THREAD_ABOVE_TOKENS", 100)
+    monkeypatch.setattr(completions, "DECODE_IN_THREAD_ABOVE_TOKENS", 100)
     threads: list[bool] = []
     loop_thread = front.do(threading.get_ident)
     echo = completions._echo

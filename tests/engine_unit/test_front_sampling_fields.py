@@ -5,7 +5,8 @@ The core is a fake one with bytes as tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from rayloom_engine.choice_limits import check_num_allowed_ids
 from rayloom_engine.protocol.messages import Submit
 from rayloom_engine.sampling_params import SamplingParams
+from rayloom_engine.text.tokenizer import Tokenizer
 from rt_fake_core import say
 from rt_front import FrontUnderTest, events, running_front, text_of
 
@@ -52,6 +54,24 @@ def test_a_routers_token_ids_replace_the_messages_as_the_prompt(front: FrontUnde
     assert answer["prompt_token_ids"] == [65, 66]
     assert answer["kv_transfer_params"] is None
     assert "kv_transfer_params" not in front.chat().json()
+
+
+def test_many_transferred_token_ids_are_decoded_beside_the_streams(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[int, str] = {}
+    decode = Tokenizer.decode
+
+    def noted(self: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        threads[len(ids)] = threading.current_thread().name
+        return decode(self, ids, skip_special_tokens=skip_special_tokens)
+
+    in_loop = front.do(lambda: threading.current_thread().name)
+    monkeypatch.setattr(Tokenizer, "decode", noted)
+    for num in (100, 5000):
+        front.chat(kv_transfer_params={"prompt_token_ids": [65] * num})
+    assert threads[100] == in_loop
+    assert threads[5000] != in_loop
 
 
 def test_other_transfers_leave_the_prompt_as_it_is(front: FrontUnderTest) -> None:

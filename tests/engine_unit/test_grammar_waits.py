@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.step import NewSlot, SlotStep
 from rayloom_engine.grammar.compile import grammar_of
@@ -110,8 +110,11 @@ def test_costly_grammars_that_arrive_together_leave_others_their_pace(llm: LLM, 
     measured(f"{finished} of {NUM_COSTLY} grammars built beside {NUM_TOKENS} tokens, {step_s * 1000:.1f} ms a step")
 
 
-def slots_with_forms(forms: Forms, num: int) -> list[tuple[SlotStep, Slot]]:
-    params = DecodingParams(max_tokens=9, grammar=grammar_of(StructuredOutputs(regex="[ab]{9}")))
+FORM = DecodingParams(max_tokens=9, grammar=grammar_of(StructuredOutputs(regex="[ab]{9}")))
+THINKING = DecodingParams(max_tokens=9, thinking=ThinkingBudget(num_tokens=0, start="", ends=("x",), end_ids=(7,)))
+
+
+def slots_with_forms(forms: Forms, num: int, params: DecodingParams = FORM) -> list[tuple[SlotStep, Slot]]:
     pairs = []
     for number in range(num):
         new = NewSlot(
@@ -141,11 +144,12 @@ def test_masks_of_a_step_have_a_time_and_those_left_come_first_next_time() -> No
     assert masks.waiting_slots() == ()
 
 
-def test_a_slot_waits_until_its_grammar_is_built_or_it_is_freed() -> None:
+@pytest.mark.parametrize("params", [FORM, THINKING], ids=["form", "thinking"])
+def test_a_slot_waits_until_its_grammar_is_built_or_it_is_freed(params: DecodingParams) -> None:
     gate = threading.Event()
     forms = Forms(lambda: tiny_vocabulary() if gate.wait(60) else None)
     masks = Masks(forms, 256)
-    pairs = slots_with_forms(forms, 2)
+    pairs = slots_with_forms(forms, 2, params)
     assert masks.set(pairs, is_whole_step=False).postponed == {0, 1}
     assert masks.waiting_slots() == (0, 1)
     masks.forget((0,))
@@ -173,5 +177,21 @@ def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
     for _ in range(2):
         now[0] += 0.11
         builds.note_wait()
+    assert builds.is_done(stuck)
+    release.set()
+
+
+def test_a_step_that_waits_itself_counts_its_wait_once() -> None:
+    now = [1000.0]
+    builds = Builds(patience_s=0.5, clock=lambda: now[0])
+    has_begun, release = threading.Event(), threading.Event()
+    stuck = builds.start(lambda: has_begun.set() or release.wait(60))
+    assert has_begun.wait(60)
+    for _ in range(4):
+        now[0] += 0.1
+        builds.wait_a_slice(stuck)
+        builds.note_wait()
+    assert not builds.is_done(stuck)  # after 0.4 s
+    builds.wait_a_slice(stuck)
     assert builds.is_done(stuck)
     release.set()

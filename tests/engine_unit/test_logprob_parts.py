@@ -39,6 +39,17 @@ def test_other_outputs_of_a_step_stay_together() -> None:
     assert [output.sequence_id for output in last.outputs] == ["a", "s", "b"]
 
 
+def test_tokens_with_many_alternatives_are_sent_in_several_frames() -> None:
+    outputs = [
+        SequenceOutput(sequence_id=f"{number}", token_ids=(7,), logprobs=_entries(1, num_top))
+        for number, num_top in enumerate([20_000, 20_000, 20, 30_000, 200_000, 1])
+    ]
+    messages = list(split_outputs(Outputs(tuple(outputs))))
+    ids = [[output.sequence_id for output in message.outputs] for message in messages]
+    assert ids == [["0", "1", "2"], ["3"], ["4"], ["5"]]
+    assert [output for message in messages for output in message.outputs] == outputs
+
+
 def test_a_short_output_is_unchanged() -> None:
     output = _output(3)
     assert list(split_outputs(Outputs((output,)))) == [Outputs((output,))]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rayloom_engine.core import load
 from rayloom_engine.core.measured_load import measured_load
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -68,3 +69,20 @@ def test_a_probe_is_no_output():
     scheduler.add(make_sequence("probe/1", (0,), max_tokens=1), is_resume=True)
     scheduler.update(rank.run(scheduler.schedule()))
     assert scheduler.counters.num_outputs == 0
+
+
+def test_a_load_hashes_a_bounded_number_of_blocks_and_the_next_ones_the_rest(monkeypatch):
+    monkeypatch.setattr(load, "MAX_HASHED_BLOCKS", 5)
+    scheduler = make_scheduler(num_blocks=20, enable_prefix_caching=True)
+    prompt = tuple(range(13))  # 3 full blocks of 4 tokens, and the token that is always computed
+    scheduler.add(make_sequence("first", prompt, max_tokens=1))
+    rank = SimulatedRank()
+    while scheduler.has_unfinished:
+        scheduler.update(rank.run(scheduler.schedule()))
+    waiting = [make_sequence(f"{number}", prompt) for number in range(4)]
+    for sequence in waiting:
+        scheduler.add(sequence)
+    tokens = [scheduler.load().outstanding_prefill_tokens for _ in range(4)]
+    # 52 tokens, of which 20, 40 and at last 48 are known to be cached: 5, 10 and 12 blocks.
+    assert tokens == [32, 12, 4, 4]
+    assert [len(sequence.known_hashes) for sequence in waiting] == [3, 3, 3, 3]

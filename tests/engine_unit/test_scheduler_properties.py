@@ -21,13 +21,15 @@ from dataclasses import dataclass
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.step_seconds import StepSeconds
 from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
+
+THINKING = ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Arrival:
     num_generated: int  # > 0: a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
-    build_steps: int = 0  # > 0: it has a grammar, which is not built in so many steps
+    # > 0: its masks are not ready in so many steps. Odd: those of a grammar, even: those of a thinking budget.
+    build_steps: int = 0
     poison_at: int | None = None  # modulo the prompt's length: this token gives NaN
 
     def prompt_ids(self) -> tuple[int, ...]:
@@ -118,6 +121,21 @@ def _arrival(
     token_s=None,
     num_kept=None,
 )
+# A sequence without a grammar is postponed behind a sliding window: its newest token still sees the same blocks.
+@example(
+    arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
+    num_blocks=9,
+    budget=3,
+    max_num_seqs=1,
+    depth=1,
+    window=4,
+    collects=[False],
+    trials=[None],
+    losses=set(),
+    keeps_memory=False,
+    token_s=None,
+    num_kept=None,
+)
 # A result names a slot that waits, and its sequence was not postponed: it has no block for its next token yet.
 @example(
     arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
@@ -187,7 +205,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
                         max_tokens=arrival.max_tokens,
                         temperature=0.0,
                         prompt_logprobs=0 if arrival.has_prompt_logprobs else None,
-                        grammar="start: /.*/" if arrival.build_steps else "",
+                        grammar="start: /.*/" if arrival.build_steps % 2 else "",
+                        thinking=THINKING if arrival.build_steps and arrival.build_steps % 2 == 0 else None,
                     )
                     build_steps[request_id] = arrival.build_steps
                     scheduler.add(

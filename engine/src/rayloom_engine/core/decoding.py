@@ -49,3 +49,8 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_mask(self) -> bool:
+        """True if the sampling rank may postpone the sequence, because the mask of its next token is not ready."""
+        return bool(self.grammar) or self.thinking is not None

@@ -14,6 +14,10 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
+# Blocks of waiting sequences that are hashed for one load, in 5 ms. The main thread counts the load between two steps,
+# and a full queue of long prompts has a million of them.
+MAX_HASHED_BLOCKS = 2048
+
 
 class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of one tenant, that is of all clients with the same API key."""
@@ -46,6 +50,7 @@ class LoadCount:
         self._waiting: defaultdict[str, int] = defaultdict(int)
         self._num_decodes = 0
         self._waiting_tokens = 0
+        self._num_to_hash = MAX_HASHED_BLOCKS
 
     def add_running(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
@@ -87,6 +92,10 @@ class LoadCount:
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return 0
         block_size = self._config.block_size
-        # The last token is always computed. The sequence keeps the hashes, and its admission needs them again.
-        num_full = (sequence.num_tokens - 1) // block_size
+        # The last token is always computed. The sequence keeps the hashes, and its admission needs
+        # them again.
+        # Blocks that this load may not hash count as not cached; one of the next loads hashes them.
+        num_known = len(sequence.known_hashes)
+        num_full = min((sequence.num_tokens - 1) // block_size, num_known + self._num_to_hash)
+        self._num_to_hash -= max(0, num_full - num_known)
         return block_size * self._pool.num_leading(sequence.hashes(num_full, block_size))

@@ -1,4 +1,4 @@
-"""Splits long prompt_logprobs between core and front into several messages, so that no frame is large.
+"""Splits many log-probabilities between core and front into several messages, so that no frame is large.
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
 is a SequenceOutput with prompt_logprobs and no token; the last part comes in the SequenceOutput with the first token.
@@ -19,8 +19,8 @@ _PART_VALUES = 65_536  # log-probabilities in one part, at 17 bytes each: about 
 
 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
-    """Splits `message` if its prompt_logprobs are long. Yields the parts in the order of sending, or `message`."""
-    if not any(output.prompt_logprobs for output in message.outputs):
+    """Splits `message` if its log-probabilities are many. Yields the parts in the order of sending, or `message`."""
+    if not any(output.prompt_logprobs or output.logprobs for output in message.outputs):
         yield message  # the case of almost every step
         return
     outputs = []
@@ -28,7 +28,25 @@ def split_outputs(message: Outputs) -> Iterator[Outputs]:
         *parts, last = _parts(output)
         yield from (Outputs((part,)) for part in parts)
         outputs.append(last)
-    yield Outputs(tuple(outputs))
+    yield from _groups(outputs)
+
+
+def _groups(outputs: list[SequenceOutput]) -> Iterator[Outputs]:
+    """Yields the outputs of a step, those with many alternatives of their tokens in several messages.
+
+    With the whole vocabulary as alternatives, those of a hundred sequences exceed the limit of a frame.
+    """
+    group: list[SequenceOutput] = []
+    num_values = 0
+    for output in outputs:
+        num = sum(1 + len(entry.top) for entry in output.logprobs)
+        if group and num_values + num > _PART_VALUES:
+            yield Outputs(tuple(group))
+            group = []
+            num_values = 0
+        group.append(output)
+        num_values += num
+    yield Outputs(tuple(group))
 
 
 def _parts(output: SequenceOutput) -> Iterator[SequenceOutput]:

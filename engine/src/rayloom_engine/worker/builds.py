@@ -42,7 +42,7 @@ class Builds:
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._num_slices = round(patience_s / _SLICE_S)
         self._clock = clock
-        self._noted_at = 0.0  # time of the last `note_wait`
+        self._noted_at = 0.0  # time of the last wait that was counted
         # Waits are counted in slices: a process that was stopped for a while has waited one slice.
         self._num_waited = 0.0  # slices since the thread last finished a build
         self._present: Build[Any] | None = None  # what the thread builds
@@ -81,6 +81,7 @@ class Builds:
         self.report_progress()
         self._num_waited += 1 / (self._present or build).patience
         wait([build.future], timeout=_SLICE_S)
+        self._noted_at = self._clock()  # so that `note_wait` does not count the same time again
         self._check_patience()
 
     def note_wait(self) -> None:

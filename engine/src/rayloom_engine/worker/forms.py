@@ -84,6 +84,16 @@ class Forms:
         """Counts the time since the last call as a wait for the grammar that is being built."""
         self._builds.note_wait()
 
+    @property
+    def is_built(self) -> bool:
+        """True if `token_bytes` does not wait for the vocabulary. Loads it if nothing else does."""
+        self._load()
+        return self._builds.is_done(self._vocabulary)
+
+    def wait_a_slice(self) -> None:
+        """Waits until the vocabulary is loaded, but at most 0.1 s."""
+        self._builds.wait_a_slice(self._vocabulary)
+
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to a text. Raises GrammarFault if the tokenizer cannot be used."""
         self._load()

@@ -37,7 +37,7 @@ class Masks:
         self._forms = forms
         self._vocab_size = vocab_size
         self._cpu_clock = cpu_clock
-        self._waiting: dict[int, Form] = {}  # slot -> its form, which is not built yet
+        self._waiting: dict[int, Form | Forms] = {}  # slot -> its form, or the vocabulary, that is not built yet
 
     def set(self, steps: Sequence[tuple[SlotStep, Slot]], *, is_whole_step: bool) -> StepMasks:
         """Sets the masks of slots that sample. Returns those that get no token.
@@ -50,19 +50,19 @@ class Masks:
         if not limited:
             return result
         if is_whole_step and len(limited) == len(steps):
-            unbuilt = [slot.form for _, slot in limited if slot.form is not None and not slot.form.is_built]
+            unbuilt = [needed for _, slot in limited if (needed := self._unbuilt(slot)) is not None]
             if len(unbuilt) == len(steps):
                 unbuilt[0].wait_a_slice()
         limited.sort(key=lambda pair: -pair[1].num_postponed)
         end = None  # CPU time at which the time for masks ends; None before the first mask
         for step, slot in limited:
-            is_built = slot.form is None or slot.form.is_built
-            if not is_built or (end is not None and self._cpu_clock() > end):
+            needed = self._unbuilt(slot)
+            if needed is not None or (end is not None and self._cpu_clock() > end):
                 result.postponed.add(step.slot)
                 slot.allowed = None
                 slot.num_postponed += 1
-                if slot.form is not None and not is_built:
-                    self._waiting[step.slot] = slot.form
+                if needed is not None:
+                    self._waiting[step.slot] = needed
                 continue
             end = end or self._cpu_clock() + MASKS_S
             slot.num_postponed = 0
@@ -71,6 +71,12 @@ class Masks:
             except GrammarFault as fault:
                 result.broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
         return result
+
+    def _unbuilt(self, slot: Slot) -> Form | Forms | None:
+        """Returns what must be built before the slot's mask can be set; None if nothing is missing."""
+        # A form needs the vocabulary, too. Thinking reads the bytes of tokens in it.
+        needed = self._forms if slot.form is None and slot.thinking is not None else slot.form
+        return None if needed is None or needed.is_built else needed
 
     def waiting_slots(self) -> tuple[int, ...]:
         """Returns the slots that were postponed and whose grammars are not built yet."""

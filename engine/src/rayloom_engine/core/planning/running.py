@@ -113,7 +113,7 @@ class RunningSequences:
             return
         for sequence in self._sequences:
             # A slot of an earlier plan may have another sequence by now.
-            sequence.waits_for_form = sequence.slot in slots and bool(sequence.params.grammar)
+            sequence.waits_for_form = sequence.slot in slots and sequence.params.has_mask
         self._has_waiting = bool(slots)
 
     def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -160,8 +160,8 @@ class RunningSequences:
 
         Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
         """
-        # The newest token of a sequence with a form is computed again if its mask is not ready.
-        num_computed = sequence.num_computed - bool(sequence.params.grammar)
+        # The newest token of a sequence is computed again if its mask is not ready.
+        num_computed = sequence.num_computed - sequence.params.has_mask
         first = first_seen_block(num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block

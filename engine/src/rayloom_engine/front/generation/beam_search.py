@@ -20,11 +20,16 @@ from rayloom_engine.front.generation.admission import check_num_choices, check_r
 from rayloom_engine.front.generation.beams import Beam, BeamSettings, PromptSearch
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
+
+# Tokens of all live beams together, which every step sends to the core again. A million of them take 0.12 s of the
+# core's main thread in each step, most of it for the hashes of their blocks.
+MAX_BEAM_TOKENS = 2**20
 
 # Settings that would change the log-probabilities or the text, each with the values that have no effect.
 _EXCLUDED: dict[str, tuple[object, ...]] = {
@@ -37,6 +42,7 @@ _EXCLUDED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None,),
     "logprob_token_ids": ((),),
     "prompt_logprobs": (None,),
+    "thinking_token_budget": (None, -1),
 }
 
 
@@ -88,7 +94,8 @@ class BeamSearch(Generation):
         check_num_choices(service.config, search.num_choices, caller.tenant)
         check_room(service.config, service.client, search.num_choices, caller.tenant)
         settings = [search._settings(prompt, length_penalty) for prompt in search.prompts]
-        search._searches = [
+        _check_num_tokens(params.n, search.num_prompt_tokens, [each.max_tokens for each in settings])
+        search._trees = [
             PromptSearch(settings=each, prompt_len=len(prompt))
             for each, prompt in zip(settings, search.prompts, strict=True)
         ]
@@ -118,16 +125,15 @@ class BeamSearch(Generation):
                 if time.monotonic() >= until_s:
                     yield []
                     until_s = time.monotonic() + wait_s
-            self._end_step(entries)
-        if self._mailbox.failure is not None:
-            raise self._mailbox.failure
+            if self._mailbox.failure is not None:
+                raise self._mailbox.failure  # some beams may have no result
+            await self._end_step(entries)
         for number, search in enumerate(self._searches):
-            beams = search.answers()
-            yield [
-                self._delta_of(number * self.params.n + choice, beam, self.prompts[number])
-                for choice, beam in enumerate(beams)
-            ]
-            await asyncio.sleep(0)  # let other requests run before the next prompt's answers are decoded
+            for choice, beam in enumerate(search.answers()):
+                yield [self._delta_of(number * self.params.n + choice, beam, self.prompts[number])]
+                await asyncio.sleep(0)  # let other requests run before the next answer is decoded, in 3 ms
+                if self.is_client_gone:
+                    raise ClientGone()
 
     def _settings(self, prompt: tuple[int, ...], length_penalty: float) -> BeamSettings:
         model = self._text.model
@@ -153,7 +159,7 @@ class BeamSearch(Generation):
             if search.is_open
             for beam in search.live
         ]
-        most = max(each.settings.num_alternatives for each in self._searches)
+        most = max(max(each.settings.num_alternatives, each.settings.num_top or 0) for each in self._searches)
         params = DecodingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=min(most, self._text.model.vocab_size)
         )
@@ -173,10 +179,8 @@ class BeamSearch(Generation):
             for lane, prompt in enumerate(prompts)
         ]
         self._running = {sequence.lane: sequence for sequence in sequences}
-        await self.submit(sequences)
-        if self._is_accepted or self._num_steps:
-            for sequence in sequences:
-                sequence.is_accepted = True  # a full queue ends no search that has begun
+        # A full queue ends no search that has begun.
+        await self.submit(sequences, is_accepted=self._is_accepted or self._num_steps > 0)
         self._num_steps += 1
         return dict.fromkeys(self._running)
 
@@ -188,7 +192,7 @@ class BeamSearch(Generation):
                 if self._num_steps == 1:
                     self.num_cached_tokens += output.num_cached_tokens
 
-    def _end_step(self, entries: dict[int, TokenLogprobs | None]) -> None:
+    async def _end_step(self, entries: dict[int, TokenLogprobs | None]) -> None:
         found = [entry for entry in entries.values() if entry is not None]
         position = 0
         for search in self._searches:
@@ -196,6 +200,7 @@ class BeamSearch(Generation):
                 num_live = len(search.live)
                 search.advance(found[position : position + num_live])
                 position += num_live
+                await asyncio.sleep(0)  # a wide step takes 0.05 s: let other requests run before the next one
 
     def _delta_of(self, index: int, beam: Beam, prompt: tuple[int, ...]) -> ChoiceDelta:
         decoder = OutputDecoder(
@@ -223,3 +228,15 @@ class BeamSearch(Generation):
         for sequence in self._running.values():
             self._service.client.abort(sequence.sequence_id)
         self._running = {}
+
+
+def _check_num_tokens(width: int, num_prompt_tokens: int, max_tokens: Sequence[int]) -> None:
+    """Raises RequestError if the beams of all prompts could have more than MAX_BEAM_TOKENS together."""
+    num_tokens = width * (num_prompt_tokens + sum(max_tokens))
+    if num_tokens > MAX_BEAM_TOKENS:
+        raise RequestError(
+            f"the beams could have {num_tokens} tokens together (n {width} x {num_prompt_tokens} tokens of prompts and "
+            f"{sum(max_tokens)} of answers), at most {MAX_BEAM_TOKENS} are allowed; lower n or max_tokens, or send "
+            "fewer or shorter prompts",
+            "n",
+        )

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.step import TokenLogprobs
 
+# A continuation of a live beam by a token: (its log-probability, the beam's place, the token's place in the entry)
+_Step = tuple[float, int, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSettings:
@@ -57,24 +60,44 @@ class PromptSearch:
         return len(scores) < self.settings.width or self._best_possible() > scores[-1]
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Continues the live beams. `entries`: for each of them, the most likely next tokens."""
-        candidates: list[Beam] = []
-        for beam, entry in zip(self.live, entries, strict=True):
-            for rank, (token_id, logprob) in enumerate(entry.top, start=1):
-                is_stop = token_id in self.settings.stop_ids
-                if is_stop and len(beam.token_ids) < self.settings.min_tokens:
-                    continue
-                shown = self._shown(entry, token_id, logprob, rank)
-                longer = Beam(
+        """Continues the live beams. `entries`: for each of them, the most likely next tokens.
+
+        Only continuations that stay get token ids of their own: a wide search has 100,000 possible ones in a step, and
+        each would be a copy of its whole beam.
+        """
+        settings = self.settings
+        open_ones: list[_Step] = []
+        ended: list[_Step] = []
+        for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
+            may_end = len(beam.token_ids) >= settings.min_tokens
+            num_open = 0
+            # An answer that shows more alternatives has the same beams.
+            for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
+                if token_id in settings.stop_ids:
+                    if may_end:
+                        ended.append((beam.logprob + logprob, place, rank))
+                elif num_open < settings.width:  # of equally long ones, a beam's further continuations are worse
+                    num_open += 1
+                    open_ones.append((beam.logprob + logprob, place, rank))
+        self.finished = self._best([*self.finished, *self._continued(ended, entries)])
+        self.live = self._continued(open_ones, entries)
+
+    def _continued(self, steps: list[_Step], entries: Sequence[TokenLogprobs]) -> list[Beam]:
+        """Returns the most likely `width` continuations of the live beams."""
+        steps.sort(key=lambda step: -step[0])  # stable: equal ones keep the order of their beams
+        longer = []
+        for logprob, place, rank in steps[: self.settings.width]:
+            beam = self.live[place]
+            token_id, own_logprob = entries[place].top[rank]
+            longer.append(
+                Beam(
                     token_ids=(*beam.token_ids, token_id),
-                    logprob=beam.logprob + logprob,
-                    entries=beam.entries + shown,
-                    stop_id=token_id if is_stop else None,
+                    logprob=logprob,
+                    entries=beam.entries + self._shown(entries[place], token_id, own_logprob, rank + 1),
+                    stop_id=token_id if token_id in self.settings.stop_ids else None,
                 )
-                (self.finished if is_stop else candidates).append(longer)
-        candidates.sort(key=lambda beam: -beam.logprob)  # stable: equal ones keep the order of their beams
-        self.live = candidates[: self.settings.width]
-        self.finished = self._best(self.finished)
+            )
+        return longer
 
     def answers(self) -> list[Beam]:
         """Returns the best beams, finished or cut by max_tokens; the best one first."""

@@ -259,10 +259,12 @@ class Generation:
             if lane % LANES_AT_ONCE < self.params.n:
                 await asyncio.sleep(0)
 
-    async def submit(self, sequences: Sequence[ClientSequence]) -> None:
+    async def submit(self, sequences: Sequence[ClientSequence], *, is_accepted: bool = False) -> None:
         """Submits sequences of this request in parts of at most TOKENS_AT_ONCE prompt tokens.
 
-        Other requests get a turn in between. A prompt is sent once, and counted once, for all its choices in a part.
+        Other requests get a turn in between; if this request fails meanwhile, raises its failure and submits no more.
+        A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full queue can refuse
+        the sequences.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -270,15 +272,23 @@ class Generation:
             prompt_ids = sequence.prompt_ids
             num_new = 0 if part and part[-1].prompt_ids is prompt_ids else len(prompt_ids)
             if part and (len(part) >= LANES_AT_ONCE or (num_new and num_tokens + num_new > TOKENS_AT_ONCE)):
-                self._service.client.submit(part)
+                self._submit_part(part, is_accepted)
                 part = []
                 num_tokens = 0
                 num_new = len(prompt_ids)
                 await asyncio.sleep(0)
+                if self._mailbox.failure is not None:
+                    raise self._mailbox.failure
             part.append(sequence)
             num_tokens += num_new
         if part:
-            self._service.client.submit(part)
+            self._submit_part(part, is_accepted)
+
+    def _submit_part(self, part: list[ClientSequence], is_accepted: bool) -> None:
+        self._service.client.submit(part)
+        if is_accepted:
+            for sequence in part:
+                sequence.is_accepted = True  # before the core can refuse it
 
     def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""

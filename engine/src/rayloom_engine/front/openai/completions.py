@@ -19,12 +19,10 @@ from rayloom_engine.front.openai.answers.answer import Answer, answer, request_i
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.openai.fields.wire import CompletionRequest
-from rayloom_engine.front.openai.prompts import parse_prompts, text_prompt
+from rayloom_engine.front.openai.prompts import DECODE_IN_THREAD_ABOVE_TOKENS, parse_prompts, text_prompt
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import check_token_ids
 from rayloom_engine.text.tokenizer import Tokenizer
-
-ECHO_IN_THREAD_ABOVE_TOKENS = 1024  # fewer tokens are decoded faster than the hop to a thread and back
 
 
 async def completions(request: Request) -> Response:
@@ -49,7 +47,7 @@ async def completions(request: Request) -> Response:
         await asyncio.sleep(0)  # a request with a thousand prompts must not block the streams
     echoes = []
     for prompt, ids in zip(given, prompts, strict=True) if wire.echo else ():
-        if len(ids) > ECHO_IN_THREAD_ABOVE_TOKENS:
+        if len(ids) > DECODE_IN_THREAD_ABOVE_TOKENS:
             echoes.append(await asyncio.to_thread(_echo, text.tokenizer, prompt, ids))
         else:
             echoes.append(_echo(text.tokenizer, prompt, ids))

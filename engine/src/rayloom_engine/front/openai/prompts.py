@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from rayloom_engine.text.template_sandbox import TemplateTooSlow
 from rayloom_engine.text.tools.tool import ToolUse
 from rayloom_engine.text.tools.written import written_messages
 
+DECODE_IN_THREAD_ABOVE_TOKENS = 1024  # fewer are decoded faster than the hop to a thread and back; a million in 0.1 s
 CPU_S_IN_LOOP = 0.05  # after this CPU time, a rendering on the event loop is stopped and repeated in a thread
 
 
@@ -123,7 +125,7 @@ async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool)
     return tuple(ids)
 
 
-def transferred_prompt(params: Mapping[str, Any] | None, text: ModelText) -> ChatPrompt | None:
+async def transferred_prompt(params: Mapping[str, Any] | None, text: ModelText) -> ChatPrompt | None:
     """Returns the prompt in a request's `kv_transfer_params`; None if it has none.
 
     Raises RequestError for anything but a list of the model's token ids.
@@ -135,7 +137,8 @@ def transferred_prompt(params: Mapping[str, Any] | None, text: ModelText) -> Cha
     if not isinstance(ids, list) or not ids or any(type(token_id) is not int for token_id in ids):
         raise RequestError(f"{field} must be a list of token ids, and not empty, given {shown(ids)}", field)
     check_token_ids(ids, text.model.vocab_size, field)
-    return ChatPrompt(text.tokenizer.decode(ids, skip_special_tokens=False), ids)
+    decode = functools.partial(text.tokenizer.decode, ids, skip_special_tokens=False)
+    return ChatPrompt(decode() if len(ids) <= DECODE_IN_THREAD_ABOVE_TOKENS else await asyncio.to_thread(decode), ids)
 
 
 def _has_calls(message: object) -> bool:

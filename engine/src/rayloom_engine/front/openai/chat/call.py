@@ -76,7 +76,7 @@ async def prepare_chat(text: ModelText, wire: ChatRequest) -> ChatCall:
     """
     params = wire.sampling(text.defaults)
     use = wire.tool_use()
-    prompt = None if wire.echo else transferred_prompt(wire.kv_transfer_params, text)
+    prompt = None if wire.echo else await transferred_prompt(wire.kv_transfer_params, text)
     if prompt is None:
         prompt = await chat_prompt(text, wire.messages, wire)
     check_token_ids(prompt.ids, text.model.vocab_size, "messages")

@@ -111,8 +111,8 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         None,
         description="The answers are the n most likely ones that a beam search with n beams finds. temperature, top_p, "
         "top_k, min_p and seed then have no effect, and a stream has the text at its end. Not with penalties, "
-        "logit_bias, stop, bad_words, allowed_token_ids, prompt_logprobs, logprob_token_ids or a form of the answer. "
-        "Default: false.",
+        "logit_bias, stop, bad_words, allowed_token_ids, prompt_logprobs, logprob_token_ids, thinking_token_budget or "
+        "a form of the answer. Default: false.",
     )
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
         None,
