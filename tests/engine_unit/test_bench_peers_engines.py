@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
+from rayloom_bench.client import RequestOptions, completion_body
 from rayloom_bench.peers.engines import llama_cpp, vllm_cpu
 from rayloom_bench.peers.engines.contestants import LLAMA_SWEEPS
 from rayloom_bench.peers.engines.gguf_weights import builtin_file, rounded_to_bfloat16
@@ -24,7 +25,8 @@ from rayloom_bench.peers.engines.installation import PeerMissing, installed, pee
 from rayloom_bench.peers.engines.shown_command import shown
 from rayloom_bench.peers.engines.vllm_cpu import requirements_without_torch, write_stub
 from rayloom_bench.peers.names import parse_engines
-from rayloom_bench.peers.workloads import COMPARED
+from rayloom_bench.peers.workloads import COMPARED, JSON_W1
+from rayloom_bench.workload import LONG_ARRAY
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 from rt_gguf import write_gguf
@@ -149,6 +151,13 @@ def test_a_greedy_request_to_llama_cpp_sorts_no_vocabulary_and_a_sampled_one_has
     greedy, sampled = COMPARED[:2]
     assert llama_cpp.sampling_fields(greedy) == {"samplers": ["top_k"], "top_k": 1}
     assert llama_cpp.sampling_fields(sampled) == {"samplers": ["temperature", "top_p"]}
+
+
+def test_json_answers_are_asked_of_llama_cpp_in_its_own_field() -> None:
+    fields = llama_cpp.sampling_fields(JSON_W1)
+    assert fields == {"samplers": ["top_k"], "top_k": 1, "json_schema": LONG_ARRAY}
+    body = completion_body("m", (1, 2), JSON_W1, RequestOptions(extra_fields=fields))
+    assert body["response_format"]["json_schema"]["schema"] == body["json_schema"]
     assert LLAMA_SWEEPS == ("D1", "D2", "D4", "D8", "D16", "P128", "P512", "P2048")
 
 

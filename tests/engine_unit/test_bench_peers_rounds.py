@@ -143,7 +143,7 @@ def test_a_workload_with_a_wrong_answer_has_no_figures() -> None:
 
 def test_all_workloads_and_engines_are_measured_by_default() -> None:
     settings = settings_of()
-    assert [workload.name for workload in settings.workloads] == ["W1", "W1s", "W2", "W3", "W4"]
+    assert [workload.name for workload in settings.workloads] == ["W1", "W1s", "W1j", "W2", "W3", "W4"]
     assert settings.workloads == COMPARED
     assert settings.sweeps == (*DECODE_SWEEP, *PREFILL_SWEEP)
     assert settings.engines == ("rayloom", "vllm", "llama.cpp-bf16", "llama.cpp-f16", "rayloom-fp32")
@@ -167,7 +167,7 @@ def test_a_short_run_keeps_the_lengths() -> None:
         (("--neighbour-seconds", "-1"), "--neighbour-seconds: -1 given; use 0 to 600"),
         (("--neighbour-seconds", "nan"), "--neighbour-seconds: nan given"),
         (("--engines", "ollama"), "--engines: 'ollama' given"),
-        (("--workloads", "W9"), "W1, W1s, W2, W3, W4"),
+        (("--workloads", "W9"), "W1, W1s, W1j, W2, W3, W4"),
         (("--page", "/no/such/place/at/all"), "--page: the folder /no/such/place/at does not exist"),
         (("--json", "/no/such/file"), "--json: the folder /no/such does not exist"),
     ],

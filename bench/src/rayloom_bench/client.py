@@ -14,7 +14,7 @@ import uvloop
 from rayloom_bench.endpoint import Endpoint
 from rayloom_bench.events import DONE, EventSplitter, Usage, parse_event
 from rayloom_bench.figures import RequestRecord
-from rayloom_bench.workload import Workload
+from rayloom_bench.workload import LONG_ARRAY, Workload
 
 Prompt = tuple[int, ...] | str
 
@@ -111,6 +111,9 @@ def completion_body(
     }
     if workload.top_p < 1:
         body["top_p"] = workload.top_p
+    if workload.is_json:
+        schema = {"name": "integers", "schema": dict(LONG_ARRAY), "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if options.ignores_eos:
         body |= {"min_tokens": workload.num_output, "ignore_eos": True}
     return {**body, **options.extra_fields}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rayloom_engine.errors import ConfigError
+
+# A JSON schema whose shortest instance is longer than any output here, so that no answer ends early.
+LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
 WARM_UP_OUTPUT = 16  # tokens; long enough to reach every step size, short beside the measured set
 
@@ -27,6 +31,7 @@ class Workload:
     num_output: int
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # 1: every token may be drawn
+    is_json: bool = False  # every answer is forced to be the beginning of an instance of LONG_ARRAY
 
     @property
     def num_prompt(self) -> int:
@@ -38,7 +43,8 @@ class Workload:
         pace = "one at a time" if self.concurrency == 1 else f"{self.concurrency} at a time"
         noun = "request" if self.num_requests == 1 else "requests"
         sampling = f", temperature {self.temperature:g}, top_p {self.top_p:g}" if self.temperature else ""
-        return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out{sampling}"
+        form = ", forced to be JSON" if self.is_json else ""
+        return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out{sampling}{form}"
 
     def scaled(self, scale: float) -> Workload:
         """The workload with fewer requests, rounded up to a whole batch, so that concurrency and lengths stay."""

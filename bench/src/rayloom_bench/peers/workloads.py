@@ -1,4 +1,4 @@
-"""The workloads that engines are compared with: W1 to W4, W1 with sampling, and two sweeps for the roofline."""
+"""The workloads that engines are compared with: W1 to W4, W1 sampled, W1 with JSON answers, and two sweeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rayloom_bench.workload import WORKLOADS, Workload
 W1 = WORKLOADS[0]
 W3 = WORKLOADS[2]
 SAMPLED_W1 = dataclasses.replace(W1, name="W1s", temperature=0.8, top_p=0.95)
-COMPARED = (W1, SAMPLED_W1, *WORKLOADS[1:])
+JSON_W1 = dataclasses.replace(W1, name="W1j", is_json=True)
+COMPARED = (W1, SAMPLED_W1, JSON_W1, *WORKLOADS[1:])
 
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PREFILL_LENGTHS = (128, 512, 2048, 8190)  # the longest, its answer and a token of reserve are 8192 tokens

@@ -16,7 +16,7 @@ from rayloom_bench.peers.engines.installation import (
     require_tools,
     run_step,
 )
-from rayloom_bench.workload import Workload
+from rayloom_bench.workload import LONG_ARRAY, Workload
 
 VERSION = "0.3.36"  # of llama-cpp-python, which holds the sources of one version of llama.cpp
 NUM_SLOTS = 16  # the concurrency of W1
@@ -62,9 +62,10 @@ def sampling_fields(workload: Workload) -> dict[str, object]:
     The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
     for every token, which a greedy request does not need: its chain is the choice of the largest logit.
     """
+    form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}  # its completions do not read response_format
     if workload.temperature == 0:
-        return {"samplers": ["top_k"], "top_k": 1}
-    return {"samplers": ["temperature", "top_p"]}
+        return {"samplers": ["top_k"], "top_k": 1, **form}
+    return {"samplers": ["temperature", "top_p"], **form}
 
 
 def _binary(folder: Path) -> Path:

@@ -13,6 +13,7 @@ from rayloom_bench.spread import Spread, spread
 
 GOAL_RATIO = 1.5
 SAMPLED_RATIO = 0.95
+JSON_RATIO = 0.97
 START_S = 2.0
 PSS_BYTES = 1.5e9
 LIMIT_SHARE = 0.6  # of the machine's limit, at W1
@@ -82,6 +83,8 @@ def _throughput(result: PeersResult) -> list[Goal]:
             found.append(_goal(f"{workload}: at least {GOAL_RATIO}x {names}", ratio, operator.ge, GOAL_RATIO))
     sampled = comparison.workload_ratio(result, OURS, "W1s", "W1")
     found.append(_goal(f"W1 with sampling: at least {SAMPLED_RATIO}x greedy W1", sampled, operator.ge, SAMPLED_RATIO))
+    forced = comparison.workload_ratio(result, OURS, "W1j", "W1")
+    found.append(_goal(f"W1 with JSON answers: at least {JSON_RATIO}x W1", forced, operator.ge, JSON_RATIO))
     w1 = next((workload for workload in result.workloads if workload.name == "W1"), None)
     share = None if w1 is None else comparison.share_of_limit(result, OURS, w1)
     found.append(_goal(f"W1: at least {LIMIT_SHARE}x the machine's limit", share, operator.ge, LIMIT_SHARE))
