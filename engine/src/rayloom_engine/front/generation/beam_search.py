@@ -95,7 +95,7 @@ class BeamSearch(Generation):
         check_room(service.config, service.client, search.num_choices, caller.tenant)
         settings = [search._settings(prompt, length_penalty) for prompt in search.prompts]
         _check_num_tokens(params.n, search.num_prompt_tokens, [each.max_tokens for each in settings])
-        search._trees = [
+        search._searches = [
             PromptSearch(settings=each, prompt_len=len(prompt))
             for each, prompt in zip(settings, search.prompts, strict=True)
         ]
