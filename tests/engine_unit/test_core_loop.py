@@ -34,7 +34,9 @@ SUBMIT = Submit(sequence_id="s", prompt_ids=tuple(range(20)), params=DecodingPar
 
 class CoreUnderTest:
     def __init__(self, folder: Path) -> None:
-        self.engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=time.monotonic)
+        self.build_steps: dict[str, int] = {}
+        self.rank = SimulatedRank(build_steps=self.build_steps)
+        self.engine = Engine(make_scheduler(), LocalExecutor(self.rank), clock=time.monotonic)
         self.box = BlackBox(folder)
         self.state = CoreState(epoch=1, executor="uni", hang_seconds=3.0)
         self.core = Core(self.engine, MODEL, None, self.state, self.box)  # type: ignore[arg-type]
@@ -48,6 +50,7 @@ class CoreUnderTest:
         self.core._note()
         self.box.died()
         self.engine.scheduler.forget_ranks()
+        self.rank.forget_all()
 
 
 @pytest.fixture
@@ -62,6 +65,21 @@ def test_a_front_that_crashes_with_a_poison_does_not_reset_its_count(core: CoreU
         core.take(connection, Disconnected())
         assert not core.engine.has_unfinished
     assert core.box.suspicion.condemned == ["s"]
+
+
+def test_a_grammar_that_kills_the_process_while_others_are_computed_is_found(core: CoreUnderTest) -> None:
+    core.take(1, msgspec.structs.replace(SUBMIT, params=DecodingParams(max_tokens=9, temperature=0.0)))
+    form = DecodingParams(max_tokens=9, temperature=0.0, grammar="start: /a/")
+    core.take(1, msgspec.structs.replace(SUBMIT, sequence_id="form", prompt_ids=(1, 2, 3), params=form))
+    core.build_steps["1/form"] = 1000
+    for _ in range(2):
+        while not core.engine.scheduler.waiting_for_forms():
+            core.engine.step()
+        core.engine.step()  # the other sequence advances
+        core.die_in_a_step()
+    assert core.box.suspicion.suspects == {"form": (2, 3)}
+    core.die_in_a_step()  # the suspect alone
+    assert core.box.suspicion.condemned == ["form"]
 
 
 def test_an_abort_clears_a_suspect(core: CoreUnderTest) -> None:

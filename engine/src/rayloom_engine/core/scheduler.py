@@ -146,6 +146,13 @@ class Scheduler:
         """The sequences of the plans in flight -> the positions of each that these plans compute."""
         return spans_of(self._in_flight)
 
+    def waiting_for_forms(self) -> dict[Sequence, Span]:
+        """The sequences whose grammars the sampling rank still builds -> the position that each computes again then.
+
+        They are in no plan, but their grammars may be the cause if the rank dies now.
+        """
+        return {s: (s.num_computed, s.num_computed + 1) for s in self._running.waiting_for_forms()}
+
     def schedule(self, costs: StepSeconds | None = None) -> StepPlan | None:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 

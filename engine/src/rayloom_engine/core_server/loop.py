@@ -150,8 +150,12 @@ class Core:
         scheduler.restrict(frozenset(only) if trial else None)
 
     def _note(self) -> None:
-        """Records the positions in flight in the black box, and sets how long these plans may make no progress."""
-        in_flight = self._engine.scheduler.in_flight()
+        """Records the positions in flight in the black box, and sets how long these plans may make no progress.
+
+        A sequence that waits for its grammar counts as in flight, because the rank builds the grammar meanwhile.
+        """
+        scheduler = self._engine.scheduler
+        in_flight = {**scheduler.waiting_for_forms(), **scheduler.in_flight()}
         spans = {_sequence_id(s.request_id): span for s, span in in_flight.items() if not is_probe(s.request_id)}
         self._box.note(spans)
         self._is_note_old = False

@@ -116,6 +116,10 @@ class RunningSequences:
             sequence.waits_for_form = sequence.slot in slots and sequence.params.has_mask
         self._has_waiting = bool(slots)
 
+    def waiting_for_forms(self) -> list[Sequence]:
+        """Returns the sequences that wait for their grammars."""
+        return [sequence for sequence in self._sequences if sequence.waits_for_form] if self._has_waiting else []
+
     def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocates blocks for the first `num_tokens` tokens. Returns False and changes nothing if blocks run out."""
         num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
