@@ -9,6 +9,7 @@ import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.core_link.prompt_blocks import PromptBlocks, prompt_blocks
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame
@@ -38,6 +39,7 @@ class ClientSequence:
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
     place: Place = field(default_factory=lambda: Place())
+    prompt_blocks: PromptBlocks | None = None  # made when several engines could compute it; its choices share them
 
     @property
     def num_tokens(self) -> int:
@@ -47,6 +49,18 @@ class ClientSequence:
     def most_tokens(self) -> int:
         """Tokens of prompt and output at most, so the context that an engine must have."""
         return len(self.prompt_ids) + self.params.max_tokens
+
+    def blocks(self, block_size: int) -> PromptBlocks:
+        """Returns the blocks of the prompt, computed at the first call. `block_size` 0: unknown."""
+        if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
+            self.prompt_blocks = prompt_blocks(
+                self.prompt_ids,
+                self.cache_key,
+                block_size,
+                otherwise=self.request_id.encode(),
+                is_shared=self.params.prompt_logprobs is None,
+            )
+        return self.prompt_blocks
 
 
 @dataclass(slots=True)
