@@ -23,7 +23,7 @@ from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded
+from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded, in_turns_of_keys
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import (
     CacheChanges,
@@ -287,7 +287,9 @@ class CoreClient:
     # --- placing ---
 
     def _waiting(self) -> list[ClientSequence]:
-        return [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+        """The sequences that no engine has, in the order in which engines should get them."""
+        waiting = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+        return in_turns_of_keys(waiting, self.unfinished()) if self.rules.is_gateway else waiting
 
     def _hold(self, sequences: Iterable[ClientSequence]) -> None:
         now_s = time.monotonic()
