@@ -22,6 +22,7 @@ from rt_server import wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 
 NUM_TOKENS = 64
+WORDS = " ".join(f"{number} and" for number in range(40))  # makes prompts long enough for several KV blocks
 EARLY_EVENTS = 6  # events of every stream before the fault
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
@@ -200,6 +201,31 @@ def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
     assert {made[number].choices[0].finish_reason for number in (3, 11)} == {"stop"}
     assert all(request.num_events > 2 * EARLY_EVENTS for request in made)
     return stop, made
+
+
+def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
+    gateway: Gateway, measured: Callable[[str], None]
+) -> None:
+    prefixes = [f"{prompt} {WORDS}" for prompt in PROMPTS[:6]]
+
+    def cached_tokens(number: int, question: str) -> tuple[int, int]:
+        body = {"model": "m", "prompt": f"{prefixes[number]} {question}", "max_tokens": 1, "temperature": 0.0}
+        usage = httpx.post(f"{gateway.api_url}/v1/completions", json=body, timeout=120.0).json()["usage"]
+        return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+    def cached_blocks() -> list[int]:
+        return [engine["cached_blocks"] for engine in gateway.engines()["engines"].values()]
+
+    first = [cached_tokens(number, "Why?") for number in range(6)]
+    assert [cached for _, cached in first] == [0] * 6
+    num_blocks = sum(total // 16 for total, _ in first)
+    wait_until(lambda: sum(cached_blocks()) >= num_blocks, 30.0, lambda: str(gateway.engines()))
+    assert min(cached_blocks()) > 0, "the prefixes are spread"
+    for question in ("How?", "When?", "By whom?"):
+        for number, (num_tokens, _) in enumerate(first):
+            assert cached_tokens(number, question)[1] >= num_tokens - 32, "at most the question and a block are new"
+    assert sum(cached_blocks()) < 2 * num_blocks
+    measured(f"cached blocks of the engines: {cached_blocks()}; the 6 prompts have {num_blocks}")
 
 
 def test_streams_of_every_kind_continue_on_the_other_engine(

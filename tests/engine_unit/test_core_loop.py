@@ -193,10 +193,10 @@ def test_a_front_that_asks_gets_the_cache_until_it_disconnects(tmp_path: Path) -
     core.take(2, WantCache())
     assert [(connection, type(message)) for connection, message in sent] == [(2, CacheChanges), (2, LoadReport)]
     core.engine.step()
-    core.core._publish()
+    core.core._publisher.publish(1.0)
     assert [(connection, type(message)) for connection, message in sent[2:]] == [(2, CacheChanges), (2, LoadReport)]
     core.take(2, Disconnected())
     core.engine.step()
-    core.core._publish()
+    core.core._publisher.publish(2.0)
     assert len(sent) == 4
     assert core.engine.scheduler.pool.log is None

@@ -10,19 +10,23 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
 from rayloom_engine.protocol.messages import (
+    HASH_BYTES,
     PROTOCOL_VERSION,
     Abort,
+    CacheChanges,
     CoreMessage,
     CoreStatus,
     Draining,
     FetchFile,
     FrontMessage,
     Hello,
+    LoadReport,
     Outputs,
     PhaseProgress,
     RankReport,
@@ -31,12 +35,14 @@ from rayloom_engine.protocol.messages import (
     ServedModel,
     Submit,
     SubmitChoices,
+    WantCache,
     Welcome,
 )
 from rayloom_engine.protocol.text_files import read_part
 from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
+BLOCK_SIZE = 16
 
 FINGERPRINT = Fingerprint(
     architecture="LlamaForCausalLM",
@@ -70,6 +76,11 @@ class FakeCore:
         self.is_draining = False
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
+        self.version = PROTOCOL_VERSION
+        self.cached: list[bytes] = []  # hashes of blocks, as `prompt_hashes` makes them
+        self.load = SchedulerLoad(max_queued=64, num_free_slots=8)
+        self.num_index_requests = 0
+        self._index_number = 0
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
@@ -123,6 +134,19 @@ class FakeCore:
         for writer in self._writers:
             writer.transport.abort()
         self.epoch += 1
+        self.cached = []
+        self._index_number = 0
+
+    def cache(self, hashes: Sequence[bytes], *, is_told: bool = True) -> None:
+        """Blocks are cached from now on. `is_told`: False if the message about it gets lost."""
+        self.cached += hashes
+        self._index_number += 1
+        for writer in self._writers if is_told else ():
+            _write(writer, self._changes(hashes))
+
+    def send_load(self) -> None:
+        for writer in self._writers:
+            _write(writer, LoadReport(self.load))
 
     def send_output(self, output: SequenceOutput) -> None:
         for writer in self._writers:
@@ -145,7 +169,7 @@ class FakeCore:
                 return
             self.hellos.append(hello)
             self._writers.add(writer)
-            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION))
+            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=self.version))
             _write(writer, self._status())
             while True:
                 self._take(front_decoder.decode(await read_frame(reader)), writer)
@@ -166,6 +190,11 @@ class FakeCore:
         elif isinstance(message, FetchFile):
             self.num_fetches += 1
             _write(writer, read_part(self.model, message))
+        elif isinstance(message, WantCache):
+            assert self.version >= 4, "a core of version 3 would end the connection"
+            self.num_index_requests += 1
+            _write(writer, self._changes(self.cached, num_parts=1))
+            _write(writer, LoadReport(self.load))
         elif isinstance(message, SubmitChoices):
             self.num_prompts += 1
             for submit in message.with_prompt():
@@ -215,6 +244,15 @@ class FakeCore:
             return _logprobs(new, submit.params.logprobs)
         top = tuple(self.alternatives(submit.prompt_ids))[: submit.params.logprobs]
         return (TokenLogprobs(token_id=new[0], logprob=-0.5, rank=1, top=top),)
+
+    def _changes(self, added: Sequence[bytes], num_parts: int = 0) -> CacheChanges:
+        return CacheChanges(
+            start=self.epoch,
+            number=self._index_number,
+            block_size=BLOCK_SIZE,
+            added=b"".join(content[:HASH_BYTES] for content in added),
+            num_parts=num_parts,
+        )
 
     def _status(self) -> CoreStatus:
         is_starting = self.state == "starting"

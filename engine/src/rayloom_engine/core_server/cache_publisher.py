@@ -47,7 +47,7 @@ class CachePublisher:
             self._engine.scheduler.pool.log = None
 
     def publish(self, now_s: float) -> None:
-        """Sends what has changed, at most five times a second. Called after every step."""
+        """Sends what has changed, at most five times a second. Called before every step."""
         if not self._connections or now_s < self._due_s:
             return
         self._due_s = now_s + _SECONDS

@@ -78,6 +78,9 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             self._state.heartbeat = time.monotonic()
+            # Between the inbox and the step, so that a load includes the sequences that came during the last step.
+            # Fronts stop counting these themselves when a load comes.
+            self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
                 self._hold_trial()
@@ -255,9 +258,7 @@ class Core:
     def _publish(self) -> None:
         self._state.stats = self._engine.stats()
         self._state.last_token_at = self._engine.last_token_at
-        now_s = time.monotonic()
-        self._state.heartbeat = now_s
-        self._publisher.publish(now_s)
+        self._state.heartbeat = time.monotonic()
 
 
 def _source(connection: int, attempt: int) -> str:

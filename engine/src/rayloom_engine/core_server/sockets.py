@@ -260,7 +260,7 @@ class CoreIo:
             case SubmitChoices():
                 for submit in message.with_prompt():
                     self._inbox.put(connection, submit)
-            case Submit() | Abort():
+            case Submit() | Abort() | WantCache():
                 self._inbox.put(connection, message)
             case FetchFile():
                 self._answer(connection, read_part(self._status().model, message))

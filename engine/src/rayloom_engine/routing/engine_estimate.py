@@ -44,12 +44,20 @@ class EngineEstimate:
         self._sent: dict[str, _Sent] = {}  # sequence id -> sequences without a token
         self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
         self._num_decodes = 0
+        self._decoding: set[str] = set()  # sequences of this gateway that have a token
+        self._is_asked = True  # the whole index is asked for, and nothing of it has come
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
         self._computed: list[tuple[int, ...]] = []  # prompts computed since the report: it will have their blocks
 
     def changed(self, changes: CacheChanges) -> bool:
-        """Applies changes of the prefix index. Returns False if the whole index must be asked for."""
-        return self.index.apply(changes)
+        """Applies changes of the prefix index. Returns False if the whole index must be asked for.
+
+        It does so once: until a part of the whole has come, further changes, sent before, are dropped.
+        """
+        is_applied = self.index.apply(changes)
+        must_ask = not is_applied and not self._is_asked
+        self._is_asked = not is_applied
+        return not must_ask
 
     def reported(self, load: SchedulerLoad) -> None:
         self.load = load
@@ -60,6 +68,21 @@ class EngineEstimate:
         for blocks in self._computed:
             self._forget_expected(blocks)
         self._computed.clear()
+
+    @property
+    def num_sequences(self) -> int:
+        """Unfinished sequences that this gateway has sent."""
+        return len(self._sent) + len(self._decoding)
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences of all gateways that have a token."""
+        return self._num_decodes
+
+    @property
+    def outstanding_prefill_tokens(self) -> int:
+        """Tokens of prompts that the engine has still to compute, for all gateways."""
+        return self._prefill.total()
 
     def sent(self, sequence_id: str, tenant: str, num_tokens: int, blocks: tuple[int, ...]) -> None:
         """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of everything that is known of it."""
@@ -72,10 +95,14 @@ class EngineEstimate:
         """Counts the sequence as a decode from its first token on. Later calls change nothing."""
         if self._leave(sequence_id):
             self._num_decodes += 1
+            self._decoding.add(sequence_id)
 
     def ended(self, sequence_id: str) -> None:
-        """Forgets a sequence that is complete, aborted or refused before it had a token."""
+        """Forgets a sequence that is complete, aborted or refused."""
         self._leave(sequence_id)
+        if sequence_id in self._decoding:
+            self._decoding.discard(sequence_id)
+            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be without it already
 
     def cached_tokens(self, blocks: Sequence[int]) -> int:
         """Returns how many leading tokens of a prompt with these blocks the engine has cached."""
@@ -108,7 +135,8 @@ class EngineEstimate:
         if sent is None:
             return False
         self._prefill[sent.tenant] -= sent.unreported_tokens
-        self._computed.append(sent.blocks)
+        if sent.blocks:
+            self._computed.append(sent.blocks)
         return True
 
     def _forget_expected(self, blocks: tuple[int, ...]) -> None:

@@ -23,16 +23,19 @@ from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded
+from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded, in_turns_of_keys
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import (
+    CacheChanges,
     CoreMessage,
     CoreStatus,
     Draining,
     FilePart,
+    LoadReport,
     Outputs,
     PhaseProgress,
     Refused,
+    WantCache,
     Welcome,
 )
 
@@ -180,6 +183,8 @@ class CoreClient:
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
         if self._is_draining is not None:
             link.send(frame(Draining(self._is_draining)))
+        if self.rules.is_gateway and link.version >= 4:
+            link.send(frame(WantCache()))
         self._on_change()
         self._note_usable(link, waiting)
 
@@ -206,6 +211,11 @@ class CoreClient:
                 self._receive_refusal(link, message)
             case FilePart():
                 self.on_file_part(message)
+            case CacheChanges():
+                if not link.estimate.changed(message):
+                    link.send(frame(WantCache()))
+            case LoadReport():
+                link.estimate.reported(message.load)
             case _:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
@@ -243,7 +253,7 @@ class CoreClient:
                 continue  # aborted, or submitted again meanwhile
             place = sequence.place
             if not place.is_decoding:
-                link.load.begin_decode(sequence)
+                link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
             whole = sequence.logprob_parts.take(output)
             if whole is None:
@@ -251,7 +261,7 @@ class CoreClient:
             place.num_losses = 0
             sequence.generated_ids.extend(whole.token_ids)
             if whole.finish_reason is not None:
-                link.load.remove(sequence)
+                link.estimate.ended(sequence.sequence_id)
                 del self._sequences[whole.sequence_id]
             sequence.mailbox.put(sequence.lane, whole)
 
@@ -260,7 +270,7 @@ class CoreClient:
         if sequence is None or not _is_current(link, sequence, message.attempt):
             return
         if message.reason != "queue_full":
-            link.load.remove(sequence)
+            link.estimate.ended(sequence.sequence_id)
             self._fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence)
@@ -277,7 +287,9 @@ class CoreClient:
     # --- placing ---
 
     def _waiting(self) -> list[ClientSequence]:
-        return [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+        """The sequences that no engine has, in the order in which engines should get them."""
+        waiting = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+        return in_turns_of_keys(waiting, self.unfinished()) if self.rules.is_gateway else waiting
 
     def _hold(self, sequences: Iterable[ClientSequence]) -> None:
         now_s = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayloom_engine.front.core_link.engine_link import EngineLink
@@ -11,8 +11,6 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 from rayloom_engine.routing.router import EngineView, choose
 
-# A decode step of one sequence costs about as much as this many prompt tokens in a full step on CPU.
-DECODE_TOKEN_COST = 16.0
 SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 # A sequence whose engine was lost this often in a row, without a token in between, may be the cause. From then on only
 # its last engine gets it, so that one engine's search for a poisonous request can find it (core/suspicion.py), and the
@@ -54,20 +52,24 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
     return link.max_model_len is None or sequence.most_tokens <= link.max_model_len
 
 
-def chosen_engine(links: Iterable[EngineLink], sequence: ClientSequence) -> str | None:
-    """Returns the name of the engine that computes `sequence`, among those that can; None if there is none."""
-    views = [
-        EngineView(
-            name=link.name,
-            is_suspect=link.status_age_s > SUSPECT_AFTER_S,
-            outstanding_prefill_tokens=link.load.prefill_tokens,
-            num_decodes=link.load.num_sequences + link.num_foreign,
-        )
-        for link in links
-    ]
+def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
+    """Returns the name of the engine that computes `sequence`, among those that can; None if all are suspect.
+
+    The cost of a decode is the mean of those that the engines have measured, so that engines of one kind, whose
+    measurements differ by chance, have the same one. An engine that reports nothing counts as 1.
+    """
+    blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(
-        views,
+        [_view(link, sequence, blocks.of_size(link.estimate.index.block_size)) for link in links],
         prompt_tokens=sequence.num_tokens,
-        decode_token_cost=DECODE_TOKEN_COST,
-        tie_key=sequence.request_id.encode(),
+        decode_token_cost=sum(link.estimate.load.decode_token_cost for link in links) / len(links),
+        tie_key=blocks.tie_key,
     )
+
+
+def _view(link: EngineLink, sequence: ClientSequence, blocks: tuple[int, ...]) -> EngineView:
+    estimate = link.estimate
+    estimate.is_serving = link.is_serving
+    estimate.is_draining = link.is_draining
+    estimate.is_suspect = link.status_age_s > SUSPECT_AFTER_S
+    return estimate.view(sequence.tenant, sequence.num_tokens, blocks)

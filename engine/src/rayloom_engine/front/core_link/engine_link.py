@@ -1,4 +1,4 @@
-"""EngineLink: the connection to the core of one engine, its newest status, and the work that the engine was given."""
+"""EngineLink: the connection to the core of one engine, its newest status, and an estimate of its work and cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol
 import msgspec
 
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError, connect
-from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import core_decoder, read_frame
 from rayloom_engine.protocol.messages import CoreMessage, CoreStatus, Welcome
+from rayloom_engine.routing.engine_estimate import EngineEstimate
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would lengthen the pause in clients' streams
@@ -39,10 +39,8 @@ class EngineLink:
         """`silence_s`: a core that sends nothing for so long counts as lost; None: the supervisor watches the core."""
         self.name = name
         self.core = core
-        self.load = EngineLoad()
+        self.estimate = EngineEstimate(name)  # on the current connection
         self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
-        self.num_foreign = 0  # sequences of other fronts that the core had in its latest two statuses
-        self._num_others_before = 0
         self.pid = 0  # of the core on the current connection, or on the last one
         self.version = 0  # protocol of the current connection, or of the last one
         self.is_connected = False
@@ -130,39 +128,10 @@ class EngineLink:
             self.is_serving = message.state == "serving"
             if self.is_serving:
                 self.served_at_s = self._status_at_s
-            # The core counts a finished sequence until a moment after its last output, so a number that only one status
-            # has is not believed.
-            num_of_all = message.stats.num_running + message.stats.num_waiting
-            num_others = max(0, num_of_all - self.load.num_sequences)
-            self.num_foreign = min(num_others, self._num_others_before)
-            self._num_others_before = num_others
         self._listener.received(self, message)
 
     def _disconnected(self, problem: str) -> None:
         self.is_connected = False
         self.is_serving = False
-        self.load = EngineLoad()
+        self.estimate = EngineEstimate(self.name)
         self._listener.disconnected(self, problem)
-
-
-class EngineLoad:
-    """The work that this front has given to one engine."""
-
-    def __init__(self) -> None:
-        self.prefill_tokens = 0  # of sequences without an output since they were submitted
-        self.num_sequences = 0
-
-    def add(self, sequence: ClientSequence) -> None:
-        """Counts a sequence that was just submitted. Its ids so far are computed as a prompt."""
-        self.prefill_tokens += sequence.num_tokens
-        self.num_sequences += 1
-
-    def begin_decode(self, sequence: ClientSequence) -> None:
-        """Counts the first output. Call it before the output's tokens are added to the sequence's ids."""
-        self.prefill_tokens -= sequence.num_tokens
-
-    def remove(self, sequence: ClientSequence) -> None:
-        """Stops counting a sequence."""
-        self.num_sequences -= 1
-        if not sequence.place.is_decoding:
-            self.prefill_tokens -= sequence.num_tokens

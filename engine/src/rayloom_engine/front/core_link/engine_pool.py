@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from rayloom_engine.front.core_link.engine_choice import PoolRules, can_compute, chosen_engine, is_usable
 from rayloom_engine.front.core_link.engine_link import EngineLink, LinkListener
@@ -60,23 +60,27 @@ class EnginePool:
         name = chosen_engine(links, sequence)
         return None if name is None else self.links[name]
 
-    def give(self, link: EngineLink, choices: Iterable[ClientSequence], data: bytes) -> None:
-        """Sends `data`, the encoded choices, and records where they are."""
+    def give(self, link: EngineLink, choices: list[ClientSequence], data: bytes) -> None:
+        """Sends `data`, the encoded choices of one prompt, and records where they are."""
+        shared = choices[0].prompt_blocks
+        size = link.estimate.index.block_size
+        blocks = () if shared is None else shared.of_size(size)
         for sequence in choices:
+            sequence.prompt_blocks = shared
             place = sequence.place
             if place.last_engine not in ("", link.name) and sequence.generated_ids:
                 self._note_continuation(sequence, link)
             place.engine = link.name
             place.waits_since_s = None
             place.fingerprint = link.fingerprint or place.fingerprint
-            link.load.add(sequence)
+            link.estimate.sent(sequence.sequence_id, sequence.tenant, sequence.num_tokens, blocks)
         link.send(data)
 
     def withdraw(self, sequence: ClientSequence) -> None:
         """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used."""
         link = self.links.get(sequence.place.engine or "")
         if link is not None:
-            link.load.remove(sequence)
+            link.estimate.ended(sequence.sequence_id)
             if link.is_connected:
                 link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt)))
         sequence.place.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -9,11 +10,13 @@ import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import RequestError
+from rayloom_engine.front.core_link.prompt_blocks import PromptBlocks, prompt_blocks
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.logprob_parts import LogprobParts
 from rayloom_engine.protocol.messages import Submit, SubmitChoices
+from rayloom_engine.routing.fairness import HeldRequest, in_turns
 
 # msgspec raises these for a value that the wire format cannot hold, such as an integer of more than 64 bits.
 _ENCODING_ERRORS = (OverflowError, TypeError, ValueError, msgspec.MsgspecError)
@@ -38,6 +41,7 @@ class ClientSequence:
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
     place: Place = field(default_factory=lambda: Place())
+    prompt_blocks: PromptBlocks | None = None  # made when several engines could compute it; its choices share them
 
     @property
     def num_tokens(self) -> int:
@@ -47,6 +51,18 @@ class ClientSequence:
     def most_tokens(self) -> int:
         """Tokens of prompt and output at most, so the context that an engine must have."""
         return len(self.prompt_ids) + self.params.max_tokens
+
+    def blocks(self, block_size: int) -> PromptBlocks:
+        """Returns the blocks of the prompt, computed at the first call. `block_size` 0: unknown."""
+        if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
+            self.prompt_blocks = prompt_blocks(
+                self.prompt_ids,
+                self.cache_key,
+                block_size,
+                otherwise=self.request_id.encode(),
+                is_shared=self.params.prompt_logprobs is None,
+            )
+        return self.prompt_blocks
 
 
 @dataclass(slots=True)
@@ -82,6 +98,22 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
         else:
             groups.append([sequence])
     return groups
+
+
+def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
+    """Returns waiting sequences in the order in which engines should get them: API keys take turns.
+
+    Sequences of one request stay together. `all_unfinished`: those that engines have count for their keys.
+    """
+    by_request: dict[str, list[ClientSequence]] = {}
+    for sequence in waiting:
+        by_request.setdefault(sequence.request_id, []).append(sequence)
+    held = [
+        HeldRequest(request_id=name, tenant=choices[0].tenant, arrival=choices[0].arrival)
+        for name, choices in by_request.items()
+    ]
+    num_placed = Counter(sequence.tenant for sequence in all_unfinished if sequence.place.engine is not None)
+    return [sequence for request in in_turns(held, num_placed) for sequence in by_request[request.request_id]]
 
 
 def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:

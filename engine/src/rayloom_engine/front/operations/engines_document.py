@@ -1,4 +1,4 @@
-"""The `/engines` document of a gateway's admin port: every engine, its state and the gateway's work on it."""
+"""The `/engines` document of a gateway's admin port: every engine, its state, work and cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _engine(link: EngineLink) -> dict[str, Any]:
         "state": state,
         "draining": link.is_connected and link.is_draining,
         "protocol": link.version,
-        "sequences": link.load.num_sequences,
-        "prefill_tokens": link.load.prefill_tokens,
+        "sequences": link.estimate.num_sequences,
+        "prefill_tokens": link.estimate.outstanding_prefill_tokens,
+        "decodes": link.estimate.num_decodes,
+        "decode_token_cost": link.estimate.load.decode_token_cost,
+        "cached_blocks": len(link.estimate.index),
         "fingerprint": None if link.fingerprint is None else msgspec.to_builtins(link.fingerprint),
     }

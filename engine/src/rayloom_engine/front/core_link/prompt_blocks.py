@@ -1,0 +1,37 @@
+"""PromptBlocks: the blocks of a prompt, by which a gateway finds the engine that has cached its beginning. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.core.block_hash import prompt_hashes
+from rayloom_engine.routing.prefix_index import cut_hashes
+from rayloom_engine.routing.rendezvous import TIE_BLOCKS, tie_key
+
+# Before an engine has told its block size, only the tie key is made, with this one: the default of engines.
+_ASSUMED_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBlocks:
+    block_size: int  # tokens in a block; 0: no engine has told its block size
+    tie_key: bytes  # equal for prompts with the same first blocks
+    hashes: tuple[int, ...] = ()  # as a PrefixIndex has them
+
+    def of_size(self, block_size: int) -> tuple[int, ...]:
+        """Returns the hashes for an engine with this block size; none if they are of another size."""
+        return self.hashes if block_size == self.block_size else ()
+
+
+def prompt_blocks(
+    prompt_ids: tuple[int, ...], cache_key: bytes, block_size: int, *, otherwise: bytes, is_shared: bool = True
+) -> PromptBlocks:
+    """Returns the blocks of a prompt. `otherwise`: the tie key of a prompt without a full block.
+
+    `is_shared`: False if engines compute this prompt without the prefix cache. Then only the tie key is made.
+    """
+    is_whole = is_shared and block_size > 0
+    size = block_size or _ASSUMED_BLOCK_SIZE
+    hashes = prompt_hashes(prompt_ids if is_whole else prompt_ids[: TIE_BLOCKS * size], size, cache_key)
+    key = tie_key(hashes, otherwise)
+    return PromptBlocks(block_size, key, cut_hashes(hashes) if is_whole else ())

@@ -1,0 +1,180 @@
+"""A gateway sends a request where its prefix is, from what the cores publish. The engines are fake cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayloom_engine.core.block_hash import prompt_hashes
+from rayloom_engine.core.load import SchedulerLoad, TenantLoad
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.core_link.prompt_blocks import prompt_blocks
+from rayloom_engine.front.core_link.sequences import ClientSequence, in_turns_of_keys
+from rt_engine_pool import IDS, World, ids_of, run, sequence, until
+from rt_fake_core import BLOCK_SIZE
+
+PREFIX = tuple(range(64))  # four blocks
+
+
+def hashes_of(prompt_ids: tuple[int, ...], cache_key: bytes = b"") -> list[bytes]:
+    return prompt_hashes(prompt_ids, BLOCK_SIZE, cache_key)
+
+
+def one_with(number: int, prefix: tuple[int, ...] = PREFIX) -> ClientSequence:
+    """A sequence with a prompt that begins with `prefix` and has 3 tokens of its own."""
+    return sequence(f"s{number}", prompt_ids=(*prefix, 200 + number, 1, 2))
+
+
+def num_cached(client: CoreClient, name: str) -> int:
+    return len(client.pool.links[name].estimate.index)
+
+
+def test_a_request_goes_where_its_prefix_is(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for name in ("b", "a"):  # whatever the tie key says, one of them is not its engine
+            prefix = tuple(range(1000, 1064)) if name == "a" else PREFIX
+            world.cores[name].cache(hashes_of(prefix))
+            await until(lambda: num_cached(world.client, name) == 4)  # noqa: B023
+            for number in range(3):
+                one = one_with(number, prefix)
+                world.client.submit([one])
+                assert one.place.engine == name
+                assert await ids_of(one) == IDS
+
+    run(tmp_path, story)
+
+
+def test_a_prefix_attracts_only_as_far_as_it_saves_more_than_waiting_costs(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["b"].cache(hashes_of(PREFIX))
+        # The prompt has 67 tokens. Engine a computes 67; b computes 3, and 64 or 65 before.
+        for waiting, engine in ((63, "b"), (65, "a")):
+            load = SchedulerLoad(tenants=(TenantLoad(tenant="", prefill_tokens=waiting),))
+            world.cores["b"].load = load
+            world.cores["b"].send_load()
+            await until(lambda: world.client.pool.links["b"].estimate.load == load)  # noqa: B023
+            one = one_with(waiting)
+            world.client.submit([one])
+            assert one.place.engine == engine
+            await ids_of(one)
+
+    run(tmp_path, story)
+
+
+def test_the_measured_cost_of_a_decode_decides(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["b"].cache(hashes_of(PREFIX))
+        # Scores: a 67; b 3 + 10 decodes at the mean cost of both engines.
+        for cost, engine in ((6.0, "b"), (7.0, "a")):
+            for name, num_decodes in (("a", 0), ("b", 10)):
+                load = SchedulerLoad(num_decodes=num_decodes, decode_token_cost=cost)
+                world.cores[name].load = load
+                world.cores[name].send_load()
+                await until(lambda: world.client.pool.links[name].estimate.load == load)  # noqa: B023
+            one = one_with(int(cost))
+            world.client.submit([one])
+            assert one.place.engine == engine
+            await ids_of(one)
+
+    run(tmp_path, story)
+
+
+def test_requests_with_one_new_prefix_meet_before_a_core_publishes_it(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        engines = set()
+        for first in range(0, 1200, 100):
+            prefix = tuple(range(first, first + 64))
+            made = [one_with(first + number, prefix) for number in range(4)]
+            for one in made:
+                world.client.submit([one])
+                await ids_of(one)
+            assert len({one.place.engine for one in made}) == 1
+            engines.add(made[0].place.engine)
+        assert engines == {"a", "b"}, "each prefix has its own place in the order of ties"
+
+    run(tmp_path, story)
+
+
+def test_the_index_of_a_core_that_restarts_is_forgotten(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for name in ("a", "b"):
+            world.cores[name].cache(hashes_of(PREFIX))
+            await until(lambda: num_cached(world.client, name) == 4)  # noqa: B023
+        world.cores["a"].die()
+        await until(lambda: world.cores["a"].num_index_requests == 2 and world.is_known("a"))
+        assert (num_cached(world.client, "a"), num_cached(world.client, "b")) == (0, 4)
+        one = one_with(0)
+        world.client.submit([one])
+        assert one.place.engine == "b"
+
+    run(tmp_path, story)
+
+
+def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        core = world.cores["b"]
+        first, *others = hashes_of(PREFIX)
+        core.cache([first], is_told=False)
+        for block in others:  # the first of these shows the gap; the others are on their way before the answer
+            core.cache([block])
+        await until(lambda: num_cached(world.client, "b") == 4)
+        assert core.num_index_requests == 2, "one at the beginning"
+        core.cache(hashes_of(tuple(range(5, 5 + BLOCK_SIZE))))
+        await until(lambda: num_cached(world.client, "b") == 5)
+        assert core.num_index_requests == 2
+
+    run(tmp_path, story)
+
+
+def test_a_core_of_version_3_is_not_asked_and_still_gets_requests(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["a"].version = 3
+        world.cores["a"].die()
+        await until(lambda: world.client.pool.links["a"].version == 3 and world.is_known("a"))
+        assert world.cores["a"].num_index_requests == 1, "that of version 4, before"
+        world.hold(4)
+        made = [one_with(number, tuple(range(100 * number, 100 * number + 64))) for number in range(8)]
+        for one in made:
+            world.client.submit([one])
+        assert [one.place.engine for one in made].count("a") == 4
+        for core in world.cores.values():
+            core.release()
+        for one in made:
+            assert await ids_of(one) == IDS
+        assert world.client.pool.links["a"].estimate.num_decodes == 0
+
+    run(tmp_path, story)
+
+
+def test_blocks_are_those_of_the_core_and_choices_share_them(tmp_path: Path) -> None:
+    prompt = (*PREFIX, 1)
+    blocks = prompt_blocks(prompt, b"key", BLOCK_SIZE, otherwise=b"request")
+    expected = hashes_of(prompt, b"key")
+    assert blocks.of_size(BLOCK_SIZE) == tuple(int.from_bytes(each[:8], "little") for each in expected)
+    assert blocks.of_size(32) == ()
+    assert blocks.tie_key == expected[3]
+    assert prompt_blocks((1, 2), b"", BLOCK_SIZE, otherwise=b"request").tie_key == b"request"
+    assert prompt_blocks(prompt, b"", BLOCK_SIZE, otherwise=b"", is_shared=False).hashes == ()
+    unknown = prompt_blocks(prompt, b"key", 0, otherwise=b"request")
+    assert (unknown.hashes, unknown.tie_key) == ((), expected[3])
+
+    async def story(world: World) -> None:
+        made = [one_with(0), one_with(1)]
+        made[1].prompt_ids = made[0].prompt_ids
+        world.client.submit(made)
+        assert made[0].prompt_blocks is not None
+        assert made[1].prompt_blocks is made[0].prompt_blocks
+
+    run(tmp_path, story)
+
+
+def test_held_requests_are_taken_in_turns_of_keys() -> None:
+    def made(name: str, tenant: str, arrival: float, engine: str | None = None) -> ClientSequence:
+        one = sequence(name)
+        one.tenant, one.arrival, one.place.engine = tenant, arrival, engine
+        return one
+
+    flood = [made(f"f{number}", "flood", float(number)) for number in range(3)]
+    late = [made(f"l{number}", "late", 10.0 + number) for number in range(2)]
+    placed = [made("p", "late", 0.0, "a")]
+    order = in_turns_of_keys([*flood, *late], [*placed, *flood, *late])
+    assert [one.sequence_id for one in order] == ["f0", "f1", "l0", "f2", "l1"]  # positions 0, 1, 1, 2, 2
