@@ -22,10 +22,11 @@ MASKS_S = 0.02
 
 @dataclass(slots=True)
 class StepMasks:
-    """The slots of a step that get no token."""
+    """The slots of a step that get no token, and the time that the step waited for a grammar."""
 
     broken: dict[int, BrokenForm] = field(default_factory=dict)
     postponed: set[int] = field(default_factory=set)
+    waited_s: float = 0.0
 
 
 class Masks:
@@ -50,7 +51,9 @@ class Masks:
         if is_whole_step and len(limited) == len(steps):
             unbuilt = [needed for _, slot in limited if (needed := self._unbuilt(slot)) is not None]
             if len(unbuilt) == len(steps):
+                began = time.perf_counter()
                 unbuilt[0].wait_a_slice()
+                result.waited_s = time.perf_counter() - began
         limited.sort(key=lambda pair: -pair[1].num_postponed)
         end = None  # of the time for masks, once the first is set
         for step, slot in limited:
