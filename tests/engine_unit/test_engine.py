@@ -9,6 +9,7 @@ import pytest
 
 from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step_work import StepWork
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 
@@ -46,6 +47,23 @@ def test_after_an_interrupted_step_sequences_continue_or_can_be_aborted(fail_at:
     assert ids_of(outputs, "a") == expected_ids(range(10), 6)
     assert ids_of(outputs, "b") == expected_ids((4, 5), 6)
     assert engine.stats().num_free_blocks == 11
+
+
+class WaitingRank(SimulatedRank):
+    """Each step computes and samples for 1.5 s, and waits 0.1 s for a grammar."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        return msgspec.structs.replace(super().run(plan), forward_s=1.0, sample_s=0.6, waited_s=0.1)
+
+
+def test_a_wait_for_a_grammar_makes_no_step_slower_in_the_measured_rates() -> None:
+    work = StepWork(flops_per_token=1.0)
+    engine = Engine(make_scheduler(max_num_seqs=1), LocalExecutor(WaitingRank()), clock=time.monotonic, work=work)
+    engine.add(make_sequence("a", range(8), max_tokens=3))
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats().decode_tokens_per_s == pytest.approx(1 / 1.5)
+    assert engine.stats().prefill_tokens_per_s == pytest.approx(8 / 1.5)
 
 
 def test_a_probe_has_no_output() -> None:

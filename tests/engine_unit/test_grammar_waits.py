@@ -150,7 +150,11 @@ def test_a_slot_waits_until_its_grammar_is_built_or_it_is_freed(params: Decoding
     forms = Forms(lambda: tiny_vocabulary() if gate.wait(60) else None)
     masks = Masks(forms, 256)
     pairs = slots_with_forms(forms, 2, params)
-    assert masks.set(pairs, is_whole_step=False).postponed == {0, 1}
+    found = masks.set(pairs, is_whole_step=False)
+    assert (found.postponed, found.waited_s) == ({0, 1}, 0.0)
+    found = masks.set(pairs, is_whole_step=True)
+    assert found.postponed == {0, 1}
+    assert found.waited_s > 0.05
     assert masks.waiting_slots() == (0, 1)
     masks.forget((0,))
     assert masks.waiting_slots() == (1,)

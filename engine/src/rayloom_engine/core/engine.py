@@ -147,7 +147,7 @@ class Engine:
             self._meter.forget()
             raise
         self.forecast.ended(result.forward_s)
-        self._meter.ended(result.forward_s + result.sample_s)
+        self._meter.ended(result.forward_s + result.sample_s - result.waited_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
         # A chunk of a prompt counts too. No token is sampled from it, but its tokens have passed through all ranks.

@@ -24,10 +24,11 @@ MASKS_S = 0.02
 
 @dataclass(slots=True)
 class StepMasks:
-    """The slots of a step that get no token."""
+    """The slots of a step that get no token, and the time that the step waited for a grammar."""
 
     broken: dict[int, BrokenForm] = field(default_factory=dict)
     postponed: set[int] = field(default_factory=set)
+    waited_s: float = 0.0
 
 
 class Masks:
@@ -52,7 +53,9 @@ class Masks:
         if is_whole_step and len(limited) == len(steps):
             unbuilt = [needed for _, slot in limited if (needed := self._unbuilt(slot)) is not None]
             if len(unbuilt) == len(steps):
+                began = time.perf_counter()
                 unbuilt[0].wait_a_slice()
+                result.waited_s = time.perf_counter() - began
         limited.sort(key=lambda pair: -pair[1].num_postponed)
         end = None  # CPU time at which the time for masks ends; None before the first mask
         for step, slot in limited:

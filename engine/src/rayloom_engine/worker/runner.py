@@ -124,6 +124,7 @@ class Runner:
             waiting_slots=self._masks.waiting_slots(),
             forward_s=forward_end - started,
             sample_s=time.perf_counter() - forward_end,
+            waited_s=masks.waited_s,
         )
 
     def forget_all(self) -> None:
