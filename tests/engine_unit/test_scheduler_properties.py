@@ -131,6 +131,7 @@ def _arrival(
     losses={6},
     keeps_memory=False,
     token_s=None,
+    num_kept=None,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
