@@ -209,4 +209,4 @@ class ManyRecoveries(Recovery):
 
 
 ManyRecoveries.TestCase.settings = settings(Recovery.TestCase.settings, max_examples=24)
-TestManyRecoveries = pytest.mark.slow(ManyRecoveries.TestCase)
+TestManyRecoveries = pytest.mark.slow(pytest.mark.timeout(900)(ManyRecoveries.TestCase))
