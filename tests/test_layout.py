@@ -4,6 +4,7 @@ Import directions inside the products are contracts of import-linter, in pyproje
 """
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -77,6 +78,7 @@ def circle(graph):
     return []
 
 
+@functools.cache  # to parse every file takes seconds
 def graph_outside_the_products():
     paths = [path for path in our_files() if not any(path.is_relative_to(source) for source in SOURCES)]
     return import_graph(paths, IMPORT_ROOTS)

@@ -17,9 +17,28 @@ def load_tool():
 
 
 TOOL = load_tool()
-DEFINITION = yaml.safe_load(TOOL.crd_text())
-(VERSION,) = DEFINITION["spec"]["versions"]
-SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+# Fixtures, because every process of a run collects this file, and one runs it: this takes a second or two.
+@pytest.fixture(scope="module")
+def text():
+    return TOOL.crd_text()
+
+
+@pytest.fixture(scope="module")
+def definition(text):
+    return yaml.safe_load(text)
+
+
+@pytest.fixture(scope="module")
+def version(definition):
+    (version,) = definition["spec"]["versions"]
+    return version
+
+
+@pytest.fixture(scope="module")
+def schema(version):
+    return version["schema"]["openAPIV3Schema"]
 
 
 def schemas(schema):
@@ -33,29 +52,29 @@ def schemas(schema):
 
 
 @pytest.mark.parametrize("folder", TOOL.FOLDERS, ids=lambda folder: folder.name)
-def test_the_file_is_current(folder):
+def test_the_file_is_current(folder, text):
     written = (folder / TOOL.FILE_NAME).read_text(encoding="utf-8")
 
-    assert written == TOOL.crd_text(), f"{folder / TOOL.FILE_NAME} is not current; run: make crds"
+    assert written == text, f"{folder / TOOL.FILE_NAME} is not current; run: make crds"
 
 
-def test_the_schema_is_structural():
-    for schema in schemas(SCHEMA):
-        assert isinstance(schema["type"], str)
-        assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(schema)
+def test_the_schema_is_structural(schema):
+    for part in schemas(schema):
+        assert isinstance(part["type"], str)
+        assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(part)
         # The API server takes a map's fields or the schema of all its values, not both, and no closed map.
-        assert not ("properties" in schema and "additionalProperties" in schema)
-        assert schema["type"] != "integer" or schema["format"] == "int64"
+        assert not ("properties" in part and "additionalProperties" in part)
+        assert part["type"] != "integer" or part["format"] == "int64"
 
 
-def test_every_field_is_described():
-    for part in ("spec", "status"):
-        for schema in schemas(SCHEMA["properties"][part]):
-            assert all(field.get("description") for field in schema.get("properties", {}).values())
+def test_every_field_is_described(schema):
+    for name in ("spec", "status"):
+        for part in schemas(schema["properties"][name]):
+            assert all(field.get("description") for field in part.get("properties", {}).values())
 
 
-def test_defaults_and_rules_arrive():
-    spec = SCHEMA["properties"]["spec"]["properties"]
+def test_defaults_and_rules_arrive(schema):
+    spec = schema["properties"]["spec"]["properties"]
 
     assert spec["sizing"]["properties"]["minConcurrentRequests"]["default"] == 1
     assert "default" not in spec["parallelism"]["properties"]["pipeline"]
@@ -69,21 +88,21 @@ def test_defaults_and_rules_arrive():
         "self.backoffMaxSeconds >= self.backoffBaseSeconds"
     )
     assert len(spec["model"]["x-kubernetes-validations"]) == 2
-    assert len(SCHEMA["x-kubernetes-validations"]) == 1
+    assert len(schema["x-kubernetes-validations"]) == 1
 
 
-def test_kubectl_shows_the_columns_of_the_design():
-    columns = [column["name"].upper() for column in VERSION["additionalPrinterColumns"]]
+def test_kubectl_shows_the_columns_of_the_design(version, definition):
+    columns = [column["name"].upper() for column in version["additionalPrinterColumns"]]
 
     assert columns == ["MODEL", "SHAPE", "READY", "REASON", "LOADING", "ROLLOUT", "URL", "AGE", "SCALING"]
-    assert VERSION["subresources"]["status"] == {}
-    assert DEFINITION["spec"]["names"]["shortNames"] == ["llm", "llms"]
+    assert version["subresources"]["status"] == {}
+    assert definition["spec"]["names"]["shortNames"] == ["llm", "llms"]
 
 
-def test_kubectl_scale_and_autoscalers_find_their_numbers():
-    paths = VERSION["subresources"]["scale"]
+def test_kubectl_scale_and_autoscalers_find_their_numbers(version, schema):
+    paths = version["subresources"]["scale"]
 
-    assert paths["specReplicasPath"] == ".spec.replicas" and "replicas" in SCHEMA["properties"]["spec"]["properties"]
-    status = SCHEMA["properties"]["status"]["properties"]
+    assert paths["specReplicasPath"] == ".spec.replicas" and "replicas" in schema["properties"]["spec"]["properties"]
+    status = schema["properties"]["status"]["properties"]
     assert paths["statusReplicasPath"] == ".status.replicas" and status["replicas"]["type"] == "integer"
     assert paths["labelSelectorPath"] == ".status.selector" and status["selector"]["type"] == "string"

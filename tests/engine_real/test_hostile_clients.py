@@ -164,35 +164,37 @@ def many(part: bytes, head: bytes = b'{"model":"m","prompt":[', tail: bytes = b"
 
 
 MESSAGE = b'{"messages":[{"role":"user","content":"'
-BODIES = {
-    "text": MESSAGE + b"a b " * (BODY_BYTES // 4) + b'"}]}',
-    "escapes": MESSAGE + rb"\n" * (BODY_BYTES // 2) + b'"}]}',
-    "brackets in a text": MESSAGE + b"[{," * (BODY_BYTES // 3) + b'"}]}',
-    "numbers": many(b"1"),
-    "floats": many(b"1.5"),
-    "lists": many(b"[]"),
-    "deep lists": many(b"[[[[[[[[]]]]]]]]"),
-    "objects": many(b"{}"),
-    "strings": many(b'""'),
-    "messages": many(b'{"role":"user","content":"a"}', b'{"messages":[', b"]}"),
-    "fields": b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(BODY_BYTES // 12)) + b"}",
-    "biases": many(b'"1":1', b'{"messages":[],"logit_bias":{', b"}}"),
-    "brackets": b"[" * BODY_BYTES,
-    "a number": b'{"seed":' + b"9" * BODY_BYTES + b"}",
+# Made when they are sent: all of them together are 100 MiB.
+BODIES: dict[str, Callable[[], bytes]] = {
+    "text": lambda: MESSAGE + b"a b " * (BODY_BYTES // 4) + b'"}]}',
+    "escapes": lambda: MESSAGE + rb"\n" * (BODY_BYTES // 2) + b'"}]}',
+    "brackets in a text": lambda: MESSAGE + b"[{," * (BODY_BYTES // 3) + b'"}]}',
+    "numbers": lambda: many(b"1"),
+    "floats": lambda: many(b"1.5"),
+    "lists": lambda: many(b"[]"),
+    "deep lists": lambda: many(b"[[[[[[[[]]]]]]]]"),
+    "objects": lambda: many(b"{}"),
+    "strings": lambda: many(b'""'),
+    "messages": lambda: many(b'{"role":"user","content":"a"}', b'{"messages":[', b"]}"),
+    "fields": lambda: b'{"model":"m",' + b",".join(b'"k%d":1' % number for number in range(BODY_BYTES // 12)) + b"}",
+    "biases": lambda: many(b'"1":1', b'{"messages":[],"logit_bias":{', b"}}"),
+    "brackets": lambda: b"[" * BODY_BYTES,
+    "a number": lambda: b'{"seed":' + b"9" * BODY_BYTES + b"}",
     # As large as bodies of that kind may be.
-    "a million ids": b'{"model":"m","prompt":[' + b",".join([b"1"] * 2**20) + b"]}",
-    "the most strings": b'{"model":"m","prompt":[' + b",".join([b'"abc"'] * 65000) + b"]}",
-    "the most lists": b'{"model":"m","prompt":[' + b",".join([b"[1]"] * 65000) + b"]}",
-    "the most messages": b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * 16000) + b"]}",
+    "a million ids": lambda: b'{"model":"m","prompt":[' + b",".join([b"1"] * 2**20) + b"]}",
+    "the most strings": lambda: b'{"model":"m","prompt":[' + b",".join([b'"abc"'] * 65000) + b"]}",
+    "the most lists": lambda: b'{"model":"m","prompt":[' + b",".join([b"[1]"] * 65000) + b"]}",
+    "the most messages": lambda: b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * 16000) + b"]}",
 }
 
 
 @pytest.mark.parametrize("kind", BODIES)
 def test_bodies_of_8_mib(server: RunningServer, kind: str) -> None:
-    path = "/v1/chat/completions" if b'"messages"' in BODIES[kind][:100] else "/v1/completions"
+    body = BODIES[kind]()
+    path = "/v1/chat/completions" if b'"messages"' in body[:100] else "/v1/completions"
     with watched(server, most_mib=160):
         for _ in range(3):
-            status, message = post(server, path, BODIES[kind])
+            status, message = post(server, path, body)
             assert (status, message != "") == (400, True), message
 
 
@@ -202,8 +204,9 @@ def test_a_million_ids_to_turn_into_text(server: RunningServer) -> None:
 
 
 def test_large_bodies_at_the_same_time(server: RunningServer) -> None:
+    body = BODIES["text"]()
     with watched(server, most_mib=300):
-        calls = [lambda: post(server, "/v1/chat/completions", BODIES["text"])] * 8
+        calls = [lambda: post(server, "/v1/chat/completions", body)] * 8
         assert [status for status, _message in at_once(calls)] == [400] * 8
 
 

@@ -193,22 +193,22 @@ def worst_costs():
 
 
 def test_all_costs_within_the_bounds_are_sized_within_10_ms_or_20_where_layers_differ():
-    slowest = {1: 0.0, 2: 0.0}  # by the number of kinds of layers, 2 or more
+    # By the number of kinds of layers, 2 or more. Where layers differ, the heaviest run of each number is computed.
+    limits, slowest = {1: 0.01, 2: 0.02}, {1: 0.0, 2: 0.0}
     costs = list(worst_costs())
     for each, per_node, gib, tensor in itertools.product(costs, (64, None), (1, 20, 10**6), (None, 1)):
         facts = SMOLLM2.model_copy(update={"costs": each})
         question = make_question(facts, gib, per_node, dtype="float32", tensor=tensor)
+        kinds = min(2, len(each.kinds))
         seconds = []
-        # CPU time, and the best of several: it is about the work, not about other programs on the machine.
-        for _ in range(3):
+        # CPU time, and the best of up to three: it is about the work, not about other programs on the machine.
+        while len(seconds) < 3 and min(seconds, default=1.0) >= limits[kinds]:
             began = time.thread_time()
             with contextlib.suppress(SpecError):
                 sizing = size(question)
                 # A status holds 64 bits.
                 assert max(sizing.weights_bytes_per_rank, sizing.kv_tokens, sizing.concurrent_requests) < 1 << 63
             seconds.append(time.thread_time() - began)
-        kinds = min(2, len(each.kinds))
         slowest[kinds] = max(slowest[kinds], min(seconds))
     print(f"slowest sizing in seconds: {slowest}")
-    # Where layers differ, the heaviest run of each number of them is computed.
-    assert slowest[1] < 0.01 and slowest[2] < 0.02
+    assert slowest[1] < limits[1] and slowest[2] < limits[2]

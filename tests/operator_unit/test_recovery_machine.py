@@ -7,6 +7,7 @@ clients do not find it and it has drained, unless it has failed for good. Force 
 engine is created more often than its back-off allows.
 """
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -193,7 +194,7 @@ class Recovery(RuleBasedStateMachine):
 
 # Not made smaller: that takes minutes, and a few steps can be read as they are.
 Recovery.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=6,
     stateful_step_count=25,
     deadline=None,
     print_blob=True,
@@ -201,3 +202,11 @@ Recovery.TestCase.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 TestRecovery = Recovery.TestCase
+
+
+class ManyRecoveries(Recovery):
+    """The same with four times as many histories."""
+
+
+ManyRecoveries.TestCase.settings = settings(Recovery.TestCase.settings, max_examples=24)
+TestManyRecoveries = pytest.mark.slow(pytest.mark.timeout(900)(ManyRecoveries.TestCase))

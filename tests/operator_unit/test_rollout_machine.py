@@ -167,14 +167,28 @@ class RollsAndDrains(Rolls):
 
 # Failing examples are not shrunk: that takes minutes, and a dozen steps can be read as they are.
 Rolls.TestCase.settings = settings(
-    max_examples=2000,
+    max_examples=400,
     stateful_step_count=12,
     deadline=None,
     print_blob=True,
     report_multiple_bugs=False,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=500)
-# Each takes half a minute where nothing else runs, and ten times as long on a machine that is busy.
+RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=150)
 TestRolls = pytest.mark.timeout(900)(Rolls.TestCase)
 TestRollsAndDrains = pytest.mark.timeout(900)(RollsAndDrains.TestCase)
+
+
+class ManyRolls(Rolls):
+    """The same with five times as many histories."""
+
+
+class ManyRollsAndDrains(RollsAndDrains):
+    """The same with more histories."""
+
+
+ManyRolls.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=2000)
+ManyRollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=500)
+# Each takes half a minute where nothing else runs, and ten times as long on a machine that is busy.
+TestManyRolls = pytest.mark.slow(pytest.mark.timeout(900)(ManyRolls.TestCase))
+TestManyRollsAndDrains = pytest.mark.slow(pytest.mark.timeout(900)(ManyRollsAndDrains.TestCase))
