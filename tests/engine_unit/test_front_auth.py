@@ -20,7 +20,8 @@ from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.core_link.handshake import CoreAddress, CoreConnection, ProtocolError, connect
 from rayloom_engine.protocol.framing import core_decoder, frame, front_decoder, read_frame
-from rayloom_engine.protocol.front_auth import common_version, core_proof, front_proof, load_front_key
+from rayloom_engine.protocol.front_auth import common_version, core_proof, front_proof
+from rayloom_engine.protocol.front_key import load_front_key
 from rayloom_engine.protocol.messages import (
     CoreStatus,
     Draining,

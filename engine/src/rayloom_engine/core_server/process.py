@@ -40,7 +40,7 @@ from rayloom_engine.core_server.run_folder import KeptSizes, RunFolder
 from rayloom_engine.core_server.sockets import CoreIo, GatewayPort, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError
-from rayloom_engine.protocol.front_auth import load_front_key
+from rayloom_engine.protocol.front_key import load_front_key
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)

@@ -14,26 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from pathlib import Path
 
-from rayloom_engine.errors import ConfigError
 from rayloom_engine.protocol.messages import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Welcome
-
-MIN_KEY_CHARS = 16  # a recorded handshake lets an attacker try keys at home, so a short key would be found
-
-
-def load_front_key(path: str, field: str) -> str:
-    """Returns the key in a file. Raises ConfigError with `field` if the file is unreadable or the key too short."""
-    try:
-        key = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{field}: cannot read {path}: {error}") from error
-    if len(key) < MIN_KEY_CHARS:
-        raise ConfigError(
-            f"{field}: the key in {path} has {len(key)} characters, at least {MIN_KEY_CHARS} are needed; "
-            "write 32 random hexadecimal digits into the file"
-        )
-    return key
 
 
 def front_proof(key: str, challenge_nonce: str, hello: Hello) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace
-from rayloom_engine.protocol.front_auth import load_front_key
+from rayloom_engine.protocol.front_key import load_front_key
 
 # A Unix socket's path may have at most 107 bytes. The longest path in the run folder is that of a local Ray:
 # /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store

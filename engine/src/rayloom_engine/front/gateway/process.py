@@ -23,7 +23,7 @@ from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.operations.admin import admin_app, load_admin_token
 from rayloom_engine.front.serving import FrontServer, url_of
-from rayloom_engine.protocol.front_auth import load_front_key
+from rayloom_engine.protocol.front_key import load_front_key
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,23 @@
+"""The file with the key that gateways and engines share. The supervisor checks it, so this imports no messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayloom_engine.errors import ConfigError
+
+MIN_KEY_CHARS = 16  # a recorded handshake lets an attacker try keys at home, so a short key would be found
+
+
+def load_front_key(path: str, field: str) -> str:
+    """Returns the key in a file. Raises ConfigError with `field` if the file is unreadable or the key too short."""
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{field}: cannot read {path}: {error}") from error
+    if len(key) < MIN_KEY_CHARS:
+        raise ConfigError(
+            f"{field}: the key in {path} has {len(key)} characters, at least {MIN_KEY_CHARS} are needed; "
+            "write 32 random hexadecimal digits into the file"
+        )
+    return key
