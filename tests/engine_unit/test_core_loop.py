@@ -200,3 +200,19 @@ def test_a_front_that_asks_gets_the_cache_until_it_disconnects(tmp_path: Path) -
     core.core._publisher.publish(2.0)
     assert len(sent) == 4
     assert core.engine.scheduler.pool.log is None
+
+
+def test_a_front_that_asks_later_learns_that_the_load_is_as_it_was_before(tmp_path: Path) -> None:
+    core = CoreUnderTest(tmp_path)
+    sent: list[tuple[int, object]] = []
+    core.core._publisher._io = SimpleNamespace(send=lambda connection, message: sent.append((connection, message)))  # type: ignore[assignment]
+    core.take(2, WantCache())
+    idle = sent[-1][1]
+    core.core._publisher.publish(1.0)
+    core.take(1, SUBMIT)
+    core.take(3, WantCache())
+    assert sent[-1][0] == 3
+    assert sent[-1][1] != idle
+    core.take(1, Disconnected())
+    core.core._publisher.publish(2.0)
+    assert (3, idle) in sent

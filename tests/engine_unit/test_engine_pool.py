@@ -95,6 +95,18 @@ def test_a_sequence_waits_for_an_engine_but_not_for_ever(tmp_path: Path) -> None
     run(tmp_path, story, engines=(), hold_s=0.5)
 
 
+def test_sequences_that_wait_are_bounded_in_tokens(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        kept = sequence("kept", prompt_ids=(1,) * 600)
+        world.client.submit([kept])
+        with pytest.raises(QueueFull, match="requests with 600 tokens wait"):
+            world.client.submit([sequence("refused", prompt_ids=(1,) * 401)])
+        world.client.submit([sequence("fits", prompt_ids=(1,) * 400)])
+        assert [one.sequence_id for one in world.client.unfinished()] == ["kept", "fits"]
+
+    run(tmp_path, story, engines=())
+
+
 def test_another_model_gets_nothing_and_the_request_ends_with_that_reason(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.hold(4)

@@ -35,7 +35,7 @@ class World:
             on_status=lambda link, status: None,
             on_change=lambda: None,
             on_recovery=lambda recovery: None,
-            rules=PoolRules(is_gateway=True, hold_s=hold_s),
+            rules=PoolRules(is_gateway=True, hold_s=hold_s, max_held_tokens=1000),
         )
         self.client.pool.model = FINGERPRINT
 

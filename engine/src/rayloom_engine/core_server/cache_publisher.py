@@ -40,6 +40,7 @@ class CachePublisher:
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
         self._io.send(connection, LoadReport(self._engine.load()))
+        self._last_load = None  # this front has another one than the fronts before
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)

@@ -23,7 +23,7 @@ from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, encoded, in_turns_of_keys
+from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, check_held, encoded, in_turns_of_keys
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import (
     CacheChanges,
@@ -139,13 +139,16 @@ class CoreClient:
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
-        If one of them cannot be encoded, submits none of them and raises RequestError.
+        Submits none of them and raises RequestError if one cannot be encoded, QueueFull if too many tokens wait.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
         parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
+        new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
+        held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
+        check_held(held, new, self.rules.max_held_tokens)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:

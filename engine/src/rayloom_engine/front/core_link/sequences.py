@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import RequestError
+from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.prompt_blocks import PromptBlocks, prompt_blocks
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.fingerprint import Fingerprint
@@ -114,6 +114,14 @@ def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[Cli
     ]
     num_placed = Counter(sequence.tenant for sequence in all_unfinished if sequence.place.engine is not None)
     return [sequence for request in in_turns(held, num_placed) for sequence in by_request[request.request_id]]
+
+
+def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], max_tokens: float) -> None:
+    """Raises QueueFull if the `new` sequences would have to wait for an engine and there is no room beside `held`."""
+    num_new = sum(sequence.num_tokens for sequence in new)
+    num_held = sum(sequence.num_tokens for sequence in held) if num_new else 0
+    if num_new and num_held + num_new > max_tokens:
+        raise QueueFull(f"no engine serves, and requests with {num_held} tokens wait for one; try again soon", 1)
 
 
 def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:

@@ -43,6 +43,9 @@ class GatewaySettings(BaseModel):
     hold_seconds: float = Field(
         300.0, ge=0, strict=False, description="Seconds for which a request waits while no engine serves."
     )
+    max_held_tokens: int = Field(
+        2_000_000, ge=1, description="Tokens of all requests that wait for an engine, at most; further ones get 429."
+    )
 
 
 class GatewayConfig(BaseModel):

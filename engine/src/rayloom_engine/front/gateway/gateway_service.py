@@ -34,7 +34,12 @@ class GatewayService(Service):
     def __init__(
         self, config: GatewayConfig, cores: Mapping[str, CoreAddress], cache: TextCache, *, api_url: str
     ) -> None:
-        rules = PoolRules(is_gateway=True, hold_s=config.gateway.hold_seconds, silence_s=SILENCE_S)
+        rules = PoolRules(
+            is_gateway=True,
+            hold_s=config.gateway.hold_seconds,
+            max_held_tokens=config.gateway.max_held_tokens,
+            silence_s=SILENCE_S,
+        )
         super().__init__(config.front, cores, api_url=api_url, rules=rules)
         self._cache = cache
         self._fetch = TextFetch()
