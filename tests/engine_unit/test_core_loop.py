@@ -71,7 +71,7 @@ def test_a_grammar_that_kills_the_process_while_others_are_computed_is_found(cor
     core.take(1, msgspec.structs.replace(SUBMIT, params=DecodingParams(max_tokens=9, temperature=0.0)))
     form = DecodingParams(max_tokens=9, temperature=0.0, grammar="start: /a/")
     core.take(1, msgspec.structs.replace(SUBMIT, sequence_id="form", prompt_ids=(1, 2, 3), params=form))
-    core.build_steps["1/form"] = 1000
+    core.build_steps["1.0/form"] = 1000
     for _ in range(2):
         while not core.engine.scheduler.waiting_for_forms():
             core.engine.step()
