@@ -69,14 +69,9 @@ def test_a_flood_of_another_tenant_does_not_repel() -> None:
     assert estimate.view("flood", 64, ()).outstanding_prefill_tokens == 100_000
 
 
-def test_flags_and_queue_are_passed_on() -> None:
+def test_flags_are_passed_on() -> None:
     estimate = make_estimate()
     estimate.is_draining = True
     estimate.is_suspect = True
     view = estimate.view("", 64, ())
     assert (view.name, view.is_serving, view.is_draining, view.is_suspect) == ("a", True, True, True)
-    estimate.reported(
-        SchedulerLoad(num_free_slots=3, max_queued=9, tenants=(TenantLoad(tenant="x", num_waiting=2),), num_waiting=2)
-    )
-    queue = estimate.queue()
-    assert (queue.num_waiting_of, queue.num_free_slots, queue.max_queued) == ({"x": 2}, 3, 9)

@@ -12,17 +12,24 @@ import pytest
 
 from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull
 from rayloom_engine.front.core_link import core_client, engine_choice
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.messages import SequenceOutput
 from rt_engine_pool import IDS, World, ids_of, run, sequence, until
 from rt_fake_core import FINGERPRINT
 
 
+async def held_after_four_ids(world: World) -> ClientSequence:
+    """Submits a sequence. Its engine has generated four ids, and generates no more before `release`."""
+    world.hold(4)
+    one = sequence()
+    world.client.submit([one])
+    await until(lambda: len(one.generated_ids) == 4)
+    return one
+
+
 def test_a_sequence_of_a_lost_engine_continues_on_another_one(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        world.hold(4)
-        one = sequence()
-        world.client.submit([one])
-        await until(lambda: len(one.generated_ids) == 4)
+        one = await held_after_four_ids(world)
         first = world.place_of(one)
         world.cores[first].die()
         await until(lambda: one.place.engine not in (None, first))
@@ -38,10 +45,7 @@ def test_a_sequence_of_a_lost_engine_continues_on_another_one(tmp_path: Path) ->
 
 def test_outputs_of_an_earlier_attempt_are_dropped(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        world.hold(4)
-        one = sequence()
-        world.client.submit([one])
-        await until(lambda: len(one.generated_ids) == 4)
+        one = await held_after_four_ids(world)
         first = world.place_of(one)
         other = "b" if first == "a" else "a"
         # The sequence goes to the other engine and back, over the same connection to the first one.
@@ -109,10 +113,7 @@ def test_sequences_that_wait_are_bounded_in_tokens(tmp_path: Path) -> None:
 
 def test_another_model_gets_nothing_and_the_request_ends_with_that_reason(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        world.hold(4)
-        one = sequence()
-        world.client.submit([one])
-        await until(lambda: len(one.generated_ids) == 4)
+        one = await held_after_four_ids(world)
         for name in world.cores:
             world.change_model(name, content_hash="another")
         await until(lambda: all(link.fingerprint != FINGERPRINT for link in world.client.pool.links.values()))
@@ -125,10 +126,7 @@ def test_another_model_gets_nothing_and_the_request_ends_with_that_reason(tmp_pa
 
 def test_a_continuation_up_to_rounding_is_marked(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        world.hold(4)
-        one = sequence()
-        world.client.submit([one])
-        await until(lambda: len(one.generated_ids) == 4)
+        one = await held_after_four_ids(world)
         first = world.place_of(one)
         other = "b" if first == "a" else "a"
         world.change_model(other, dtype="float32")
@@ -170,10 +168,7 @@ def test_an_engine_that_rebuilds_for_long_gives_its_sequences_up(
     monkeypatch.setattr(core_client, "REBUILD_PATIENCE_S", 1.5)
 
     async def story(world: World) -> None:
-        world.hold(4)
-        one = sequence()
-        world.client.submit([one])
-        await until(lambda: len(one.generated_ids) == 4)
+        one = await held_after_four_ids(world)
         first = world.place_of(one)
         world.cores[first].state = "recovering"
         world.cores[first].send_status()

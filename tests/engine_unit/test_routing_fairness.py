@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.routing.fairness import EngineQueue, HeldRequest, has_room_over, in_turns, tokens_before
+from rayloom_engine.routing.fairness import HeldRequest, in_turns, tokens_before
 
 
 def held(*entries: tuple[str, str, float]) -> list[HeldRequest]:
@@ -40,17 +40,6 @@ def test_no_tenant_starts_more_than_one_ahead_of_a_tenant_that_still_waits(
         assert all(count[request.tenant] <= count[tenant] for tenant in left if left[tenant] > 0)
         count[request.tenant] += 1
         left[request.tenant] -= 1
-
-
-def test_queues_of_all_engines_are_one_queue_for_a_tenant() -> None:
-    def queue(**waiting: int) -> EngineQueue:
-        return EngineQueue(num_waiting_of=waiting, num_free_slots=0, max_queued=10)
-
-    # 20 places, 12 of them taken: 8 are free.
-    assert has_room_over([queue(a=5), queue(a=2, b=5)], "a")
-    assert not has_room_over([queue(a=6), queue(a=2, b=4)], "a")
-    assert has_room_over([queue(a=6), queue(a=2, b=4)], "b")
-    assert has_room_over([queue(a=6), queue(a=2, b=4)], "new")
 
 
 def test_a_flood_of_another_tenant_counts_only_up_to_the_own_share() -> None:

@@ -78,7 +78,7 @@ class FakeCore:
         self.epoch = 1
         self.version = PROTOCOL_VERSION
         self.cached: list[bytes] = []  # hashes of blocks, as `prompt_hashes` makes them
-        self.load = SchedulerLoad(max_queued=64, num_free_slots=8)
+        self.load = SchedulerLoad(decode_token_cost=2.0)  # not the load that a gateway assumes before a report
         self.num_index_requests = 0
         self._index_number = 0
         self.num_blocks, self.num_free_blocks = 10, 7

@@ -42,7 +42,7 @@ def make_fleet(replicas=2, load=1.0, **facts):
 
 
 def settled(replicas=2, **facts):
-    """The state of a scaler that has looked at this fleet before."""
+    """The state of a scaler whose last decision was to keep `replicas`."""
     return replace(ScalingState(desired=replicas, reason="Steady", message="m"), **facts)
 
 
@@ -55,7 +55,7 @@ def decided(fleet, stored=None, *, bounds=BOUNDS, windows=WINDOWS, mono=1000.0):
 
 @dataclass
 class ScaledWorld:
-    """A service whose engines take `start_s` to serve, looked at every 2 s."""
+    """A service whose engines serve `start_s` after they were added. The scaler decides every 2 s."""
 
     bounds: Bounds = BOUNDS
     replicas: int = 1

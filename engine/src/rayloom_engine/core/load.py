@@ -33,8 +33,6 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_decodes: int = 0  # running sequences whose newest token alone is not computed yet
     num_waiting: int = 0
     waiting_tokens: int = 0  # all tokens of the waiting sequences, cached ones included
-    num_free_slots: int = 0
-    max_queued: int = 0
     decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
     tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, sorted by name
 
@@ -67,15 +65,13 @@ class LoadCount:
             self._waiting_tokens += sequence.num_tokens
             self._prefill[sequence.tenant] += sequence.num_tokens - self._num_cached(sequence)
 
-    def load(self, num_free_slots: int, decode_token_cost: float) -> SchedulerLoad:
+    def load(self, decode_token_cost: float) -> SchedulerLoad:
         names = sorted({*self._running, *self._waiting})
         return SchedulerLoad(
             outstanding_prefill_tokens=sum(self._prefill.values()),
             num_decodes=self._num_decodes,
             num_waiting=sum(self._waiting.values()),
             waiting_tokens=self._waiting_tokens,
-            num_free_slots=num_free_slots,
-            max_queued=self._config.max_queued,
             decode_token_cost=decode_token_cost,
             tenants=tuple(
                 TenantLoad(

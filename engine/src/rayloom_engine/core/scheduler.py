@@ -269,7 +269,7 @@ class Scheduler:
         count = LoadCount(self.config, self.pool)
         count.add_running(self._running)
         count.add_waiting(self._waiting)
-        return count.load(self._running.num_free_slots, 1.0 if costs is None else costs.decode_token_cost)
+        return count.load(1.0 if costs is None else costs.decode_token_cost)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if queues, slots and blocks contradict each other."""

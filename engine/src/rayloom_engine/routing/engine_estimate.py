@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.protocol.messages import CacheChanges
-from rayloom_engine.routing.fairness import EngineQueue, tokens_before
+from rayloom_engine.routing.fairness import tokens_before
 from rayloom_engine.routing.prefix_index import PrefixIndex
 from rayloom_engine.routing.router import EngineView
 
@@ -120,14 +120,6 @@ class EngineEstimate:
             outstanding_prefill_tokens=tokens_before(tenant, prefill, self._prefill),
             num_decodes=self._num_decodes,
             cached_tokens=cached,
-        )
-
-    def queue(self) -> EngineQueue:
-        """Returns the numbers for `has_room_over`, as of the last report."""
-        return EngineQueue(
-            num_waiting_of={each.tenant: each.num_waiting for each in self.load.tenants},
-            num_free_slots=self.load.num_free_slots,
-            max_queued=self.load.max_queued,
         )
 
     def _leave(self, sequence_id: str) -> bool:

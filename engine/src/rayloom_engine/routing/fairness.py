@@ -7,10 +7,8 @@ engines: a tenant's sequences on all engines count together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from rayloom_engine.core.planning.waiting_queue import has_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +18,6 @@ class HeldRequest:
     request_id: str
     tenant: str = ""
     arrival: float = 0.0  # Unix time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineQueue:
-    """Numbers of an engine's sequences."""
-
-    num_waiting_of: Mapping[str, int]  # tenant -> its waiting sequences
-    num_free_slots: int
-    max_queued: int
 
 
 def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> list[HeldRequest]:
@@ -47,20 +36,6 @@ def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> 
         first = num_unfinished.get(tenant, 0)
         positions += [(first + place, *_by_arrival(request), request) for place, request in enumerate(line)]
     return [request for *_, request in sorted(positions, key=lambda item: item[:3])]
-
-
-def has_room_over(engines: Sequence[EngineQueue], tenant: str) -> bool:
-    """True if the tenant may queue one more sequence, by the rule of a single engine applied to all together.
-
-    A tenant may if the queues together have more free places than it occupies. So a single tenant can fill half of all
-    queues, and when k tenants send endlessly, at least max_queued / 2**k places of all engines remain for the others.
-    """
-    return has_room(
-        sum(engine.num_waiting_of.get(tenant, 0) for engine in engines),
-        sum(sum(engine.num_waiting_of.values()) for engine in engines),
-        sum(engine.num_free_slots for engine in engines),
-        sum(engine.max_queued for engine in engines),
-    )
 
 
 def tokens_before(tenant: str, prompt_tokens: int, outstanding: Mapping[str, int]) -> int:

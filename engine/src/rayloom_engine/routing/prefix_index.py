@@ -17,7 +17,7 @@ MAX_BLOCKS = 2**20
 
 
 def cut_hashes(hashes: Sequence[bytes]) -> tuple[int, ...]:
-    """Returns the hashes of blocks as the index has them. Do it once for a request and use it for every engine."""
+    """Returns hashes of blocks in the short form of the index. A caller computes them once for all engines."""
     return _numbers(b"".join([content[:HASH_BYTES] for content in hashes]))
 
 

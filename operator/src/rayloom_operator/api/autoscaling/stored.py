@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
@@ -69,21 +71,12 @@ class AutoscalingStatus(_StoredPart):
 
     @classmethod
     def of(cls, state: ScalingState) -> AutoscalingStatus:
-        inputs = state.inputs
         return cls(
             desired_replicas=state.desired,
             writer=state.writer,
             reason=state.reason,
             message=state.message,
-            inputs=ScalingInputsStatus(
-                engines=inputs.engines,
-                queued_tokens=inputs.queued_tokens,
-                running_tokens=inputs.running_tokens,
-                held_tokens=inputs.held_tokens,
-                held_requests=inputs.held_requests,
-                tokens_per_second=inputs.tokens_per_second,
-                needed_engines=inputs.needed_engines,
-            ),
+            inputs=ScalingInputsStatus(**asdict(state.inputs)),
             last_scale_time=state.last_scale_time or None,
             starting_since=state.starting_since or None,
             start_seconds=state.start_seconds,
@@ -91,21 +84,12 @@ class AutoscalingStatus(_StoredPart):
         )
 
     def state(self) -> ScalingState:
-        inputs = self.inputs
         return ScalingState(
             desired=self.desired_replicas,
             writer=self.writer,
             reason=self.reason,
             message=self.message,
-            inputs=ScalingInputs(
-                engines=inputs.engines,
-                queued_tokens=inputs.queued_tokens,
-                running_tokens=inputs.running_tokens,
-                held_tokens=inputs.held_tokens,
-                held_requests=inputs.held_requests,
-                tokens_per_second=inputs.tokens_per_second,
-                needed_engines=inputs.needed_engines,
-            ),
+            inputs=ScalingInputs(**self.inputs.model_dump()),
             last_scale_time=self.last_scale_time or "",
             starting_since=self.starting_since or "",
             start_seconds=self.start_seconds,
