@@ -84,6 +84,21 @@ def test_a_policy_that_refuses_the_write_is_reported():
         asyncio.run(write_scale(kube, ScaleWrite(path=SERVICE, uid="uid-1", before=5, after=6)))
 
 
+def test_a_refused_write_is_in_no_status_event_or_metric():
+    async def story(world):
+        kube = world.kube
+        kube.refusals["patch", "/scale"] = KubeError(403, "no rights to scale")
+        world.ask_for(service(replicas=5, autoscaling=SCALING))
+        await world.until(lambda: kube.statuses and wrote_scale(kube))
+        await world.rest()
+        assert kube.objects[SERVICE]["spec"]["replicas"] == 5
+        assert all("autoscaling" not in each for each in kube.statuses)
+        assert not [each for each in kube.objects.values() if each["kind"] == "Event" and each["reason"] == "Bounded"]
+        assert 'scalings_total{direction="down"}' not in world.controller._metrics.text().decode()
+
+    with_world(story)
+
+
 def test_without_autoscaling_nothing_is_written_and_its_status_goes():
     async def story(world):
         kube = world.kube

@@ -63,10 +63,31 @@ def test_missing_figures_never_remove_an_engine():
 @pytest.mark.parametrize(
     ("rollout", "reason"), [(RolloutActivity.ROLLING, "RollingOut"), (RolloutActivity.WAITING, "WaitingForCapacity")]
 )
-@pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0), (12, 1.0)])
+@pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0)])
 def test_a_rollout_is_not_disturbed(rollout, reason, replicas, load):
     found = decided(make_fleet(replicas, load, rollout=rollout))
     assert (found.write, found.state.reason) == (None, reason)
+
+
+@pytest.mark.parametrize(("rollout", "write"), [(RolloutActivity.ROLLING, None), (RolloutActivity.WAITING, 8)])
+def test_a_lower_maximum_gives_up_engines_that_find_no_node(rollout, write):
+    assert decided(make_fleet(12, 1.0, rollout=rollout)).write == write
+
+
+def test_an_added_engine_that_never_serves_stops_additions_for_ten_minutes_only():
+    stuck = settled(3, starting_since="2026-01-01T00:10:00Z")
+    fleet = make_fleet(3, 3.5, num_available=2)
+    assert decided(fleet, stuck).write is None  # 400 s later
+    later = make_fleet(3, 3.5, num_available=2, samples=steadily(3.5, until=1300.0))
+    assert decided(later, stuck, mono=1300.0).write == 5
+
+
+@pytest.mark.parametrize(
+    ("before", "replicas", "reason"), [(1, 3, "ScaledUp"), (3, 1, "ScaledDown"), (1, 0, "ScaledToZero")]
+)
+def test_a_change_whose_status_was_lost_is_the_scalers_own(before, replicas, reason):
+    state = decided(make_fleet(replicas, 0.6 * replicas, writer=SCALER), settled(before)).state
+    assert (state.desired, state.writer, state.reason) == (replicas, SCALER, reason)
 
 
 def test_engines_that_start_are_waited_for_unless_the_load_doubles():
@@ -139,9 +160,7 @@ def test_a_user_keeps_a_number_for_a_whole_window():
 
 
 def test_a_second_autoscaler_is_named():
-    found = decided(
-        make_fleet(3, 1.0, other_writer="kube-controller-manager", samples=steadily(1.0, seconds=0)), settled(2)
-    )
+    found = decided(make_fleet(3, 1.0, writer="kube-controller-manager", samples=steadily(1.0, seconds=0)), settled(2))
     assert found.state.message.endswith(
         "Two autoscalers write replicas: remove the HorizontalPodAutoscaler (or KEDA's ScaledObject), or "
         "spec.autoscaling."

@@ -19,14 +19,14 @@ REST = Step(state=RolloutState(step="Complete"), is_stored=True, message="")
 SCALING = {"maxReplicas": 4}
 
 
-def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, **load):
+def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, **load):
     """The decisions of so many looks, and the gatherer."""
     gatherer = gatherer or ScalingGatherer(kube or FakeKube(), Windows(10.0), lambda: 0.0)
     resolved = make_resolved(replicas=replicas, autoscaling=SCALING)
     load = ReportedLoad(**{"max_running_tokens": 100, "prefill_tokens_per_second": 1000.0, **load})
     found = []
     for index in range(number):
-        at = 100 + index / 3
+        at = begin + index / 3
         said = make_said().model_copy(update={"load": load})
         engines = tuple(make_serving(resolved, each, reading=make_reading(said, at=at)) for each in range(replicas))
         now = Now(CLOCK + timedelta(seconds=at), at)
@@ -56,3 +56,9 @@ def test_a_document_from_before_the_last_write_decides_nothing():
     stale = service(replicas=1, autoscaling=SCALING) | status
     found, _ = looks(3, kube=kube, document=stale, queued_tokens=5000)
     assert found == [None, None, None]
+
+
+def test_samples_before_a_gap_are_dropped():
+    _, gatherer = looks(30, running_tokens=50)
+    looks(1, gatherer=gatherer, begin=200.0)
+    assert [each.at for each in gatherer._histories[KEY].samples] == [200.0]

@@ -50,3 +50,8 @@ def test_held_requests_are_load_and_keep_a_service_from_being_idle():
     assert load_of([engine()], Held(tokens=500, requests=1), GOAL_S).engines == pytest.approx(0.5)
     assert load_of([], Held(tokens=0, requests=1), GOAL_S).is_idle is False
     assert load_of([engine(is_known=False)], Held(), GOAL_S).is_idle is False
+
+
+def test_a_report_with_a_tiny_rate_is_a_large_load_and_no_error():
+    engine = EngineLoad(is_known=True, queued_tokens=1 << 53, max_running_tokens=1, prefill_per_s=1e-300)
+    assert load_of([engine] * 2, Held(), 1e-3).engines == 99_999

@@ -53,7 +53,9 @@ def test_whatever_happens(bounds, start_s, events):
             if after is None:
                 continue
             assert bounds.least <= after <= bounds.most, "within the bounds"
-            assert rollout is RolloutActivity.SETTLED, "never in a roll, and never while an engine finds no node"
+            if rollout is not RolloutActivity.SETTLED:
+                assert rollout is RolloutActivity.WAITING, "never in a rollout"
+                assert after == bounds.most < before, "without a node only down to the maximum"
             if after == 0:
                 assert bounds.least == 0, "zero only where it is allowed"
                 assert world.at - busy_at >= bounds.idle_s, "zero only after an idle time"

@@ -84,7 +84,7 @@ class ScaledWorld:
             load=make_load(load, is_complete=is_complete, held_requests=held.requests),
             samples=tuple(self.samples),
             held=held,
-            other_writer=self.writer,
+            writer=self.writer,
         )
         self.writer = ""
         now = Now(BEGIN + timedelta(seconds=self.at), self.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from rayloom_operator.decide.decision import Decision, decide
@@ -91,13 +92,15 @@ class Reconciler:
         # 2. Decide: a pure function.
         decision = decide(situation)
 
+        # 3. Carry out: routes, objects, drains, deletions.
+        refused = await self._carry_out(key, decision)
+        if refused is not None and situation.scaling is not None and situation.scaling.write is not None:
+            # The refused write may be that of `replicas`: the status keeps its last state, and the scaler decides again.
+            situation = replace(situation, scaling=None)
         if situation.scaling is not None:
             self._statuses.metrics.scaling.show(key, situation.scaling.state.desired, situation.scaling.seen)
         elif situation.resolved is not None and situation.resolved.service.spec.autoscaling is None:
             self._statuses.metrics.scaling.forget(key)
-
-        # 3. Carry out: routes, objects, drains, deletions.
-        refused = await self._carry_out(key, decision)
 
         # 4. Write the status, and create Events about its changes.
         after_s = [decision.requeue_after_s]

@@ -12,10 +12,10 @@ SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 
 
 class RolloutActivity(Enum):
-    """The activity of the rollout planner. The scaler changes `replicas` only in SETTLED."""
+    """The activity of the rollout planner. The scaler adds engines only in SETTLED."""
 
     SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
-    ROLLING = "rolling"  # it replaces engines of one revision by those of another
+    ROLLING = "rolling"  # engines of two revisions exist; it replaces them, or is paused or halted
     WAITING = "waiting"  # for a node with room
 
 
@@ -38,7 +38,7 @@ class Fleet:
     load: ServiceLoad
     samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
     held: Held = NOTHING_HELD
-    other_writer: str = ""  # the field manager that set `replicas`; empty if the decision in the stored state did
+    writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
 
     @property
     def has_all(self) -> bool:

@@ -18,6 +18,7 @@ from rayloom_operator.api.autoscaling.state import ScalingInputs
 _QUEUE_SHARE = 0.5
 # From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another one ends.
 _FULL = 0.95
+_MOST_ENGINES = 99_999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +62,14 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Service
     """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token."""
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
-    usual_per_s = (
-        sum(rates) / len(rates) if rates else 0.0
-    )  # stands for the rate of engines that have not measured theirs
+    # The mean rate stands for that of engines that have not measured theirs.
+    usual_per_s = sum(rates) / len(rates) if rates else 0.0
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)
     number = sum(each.running_share + _queue_s(each, usual_per_s) / (_QUEUE_SHARE * ttft_s) for each in known)
     if usual_per_s:
         number += held.tokens / usual_per_s / (_QUEUE_SHARE * ttft_s)
+    number = min(number, _MOST_ENGINES)  # an engine's report may make it infinite
     is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
     return ServiceLoad(
         engines=number,
@@ -81,7 +82,7 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Service
             held_tokens=held.tokens,
             held_requests=held.requests,
             tokens_per_second=round(sum(rates)),
-            needed_engines=f"{min(number, 99_999):.2f}",
+            needed_engines=f"{number:.2f}",
         ),
     )
 

@@ -4,7 +4,8 @@
 |---|---|
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request |
-| a rollout runs, or an engine finds no node | unchanged |
+| a rollout is not complete | unchanged |
+| an engine finds no node | unchanged, or `maxReplicas` if that is less |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window takes twice as many engines | as many as it takes |
 | the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
@@ -32,6 +33,9 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
+# Added engines that do not serve after this time, or after several times the usual one, stop no further additions.
+_START_PATIENCE_S = 600.0
+_START_PATIENCE = 3
 # These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
 _LASTING = frozenset(
     {
@@ -75,16 +79,18 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
     """Returns `stored` with the changes since: another writer, added engines that serve now, an idle service."""
     state = stored
     is_first = not stored.reason
-    if is_first or fleet.other_writer:
+    if fleet.writer == SCALER and not is_first:
+        state = _own_change(bounds, state, fleet, wall)
+    elif is_first or fleet.writer:
         is_more = fleet.replicas > stored.desired
         state = replace(
             state,
             desired=fleet.replicas,
-            writer=fleet.other_writer,
+            writer=fleet.writer,
             reason=(ScalingReason.STEADY if is_first else ScalingReason.OTHER_WRITER).value,
             message=state_sentence(ScalingReason.STEADY, fleet.replicas, bounds)
             if is_first
-            else state_sentence(ScalingReason.OTHER_WRITER, fleet.replicas, bounds, fleet.other_writer),
+            else state_sentence(ScalingReason.OTHER_WRITER, fleet.replicas, bounds, fleet.writer),
             last_scale_time=stored.last_scale_time if is_first else stamp(wall),
             starting_since=stamp(wall) if is_more and not fleet.has_all else "",
         )
@@ -96,19 +102,37 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
     return replace(state, idle_since=state.idle_since or stamp(wall))
 
 
+def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
+    """Returns the state after a change of the scaler whose status was not written, for example before a restart."""
+    is_more = fleet.replicas > stored.desired
+    reason = ScalingReason.SCALED_UP if is_more else ScalingReason.SCALED_DOWN
+    if fleet.replicas == 0:
+        reason = ScalingReason.SCALED_TO_ZERO
+    return replace(
+        stored,
+        desired=fleet.replicas,
+        writer=SCALER,
+        reason=reason.value,
+        message=state_sentence(ScalingReason.STEADY, fleet.replicas, bounds),
+        last_scale_time=stamp(wall),
+        starting_since=stamp(wall) if is_more and not fleet.has_all else "",
+    )
+
+
 def _reason_and_number(
     bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, now: Now
 ) -> tuple[ScalingReason, int]:
     present = fleet.replicas
     if present == 0:
         return _woken(bounds, state, fleet)
-    if fleet.rollout is not RolloutActivity.SETTLED:
-        is_waiting = fleet.rollout is RolloutActivity.WAITING
-        return (ScalingReason.WAITING_FOR_CAPACITY if is_waiting else ScalingReason.ROLLING_OUT), present
     bounded = min(max(present, max(bounds.least, 1)), bounds.most)
+    if fleet.rollout is RolloutActivity.ROLLING:
+        return ScalingReason.ROLLING_OUT, present
+    if fleet.rollout is RolloutActivity.WAITING and bounded >= present:
+        return ScalingReason.WAITING_FOR_CAPACITY, present
     if bounded != present:
         return ScalingReason.BOUNDED, bounded
-    asked = _asked(state, fleet, windows, now.mono)
+    asked = _asked(state, fleet, windows, now)
     if asked > present:
         number = min(asked, bounds.most)
         return (ScalingReason.SCALED_UP, number) if number > present else (ScalingReason.AT_MAXIMUM, present)
@@ -124,15 +148,23 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
     return ScalingReason.WOKEN, min(max(bounds.least, 1, engines_for(fleet.load.engines)), bounds.most)
 
 
-def _asked(state: ScalingState, fleet: Fleet, windows: Windows, mono: float) -> int:
+def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
     """Returns the number of engines that the load takes, if engines may be added now; else `replicas`."""
     present = fleet.replicas
-    sudden = panic_mean(fleet.samples, windows, mono)
+    sudden = panic_mean(fleet.samples, windows, now.mono)
     if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
         return engines_for(sudden)
     # While engines start, the queue grows without showing whether they will be enough.
-    usual = None if state.starting_since else usual_mean(fleet.samples, windows, mono)
+    usual = None if _is_starting(state, now.wall) else usual_mean(fleet.samples, windows, now.mono)
     return max(present, engines_for(usual)) if usual is not None else present
+
+
+def _is_starting(state: ScalingState, wall: datetime) -> bool:
+    """Returns whether added engines are expected to serve soon."""
+    if not state.starting_since:
+        return False
+    patience_s = max(_START_PATIENCE_S, _START_PATIENCE * state.start_seconds)
+    return wall < moment(state.starting_since) + timedelta(seconds=patience_s)
 
 
 def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> tuple[ScalingReason, int]:

@@ -44,7 +44,7 @@ _OF_STATES = {
     ScalingReason.STEADY: "The operator sets replicas by the load of the engines.",
     ScalingReason.AT_MAXIMUM: "The load takes more engines than maxReplicas {most}: raise it, or send less.",
     ScalingReason.FIGURES_MISSING: "An engine does not report its load, so no engine is removed.",
-    ScalingReason.ROLLING_OUT: "A rollout replaces engines; replicas stays {replicas} until it has ended.",
+    ScalingReason.ROLLING_OUT: "A rollout is not complete; replicas stays {replicas} until it is.",
     ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node; replicas stays {replicas} until it does.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",

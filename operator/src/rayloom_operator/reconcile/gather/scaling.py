@@ -85,7 +85,7 @@ class ScalingGatherer:
             load=load,
             held=held,
             samples=self._sampled(history, sample, sample_s, keep_s),
-            other_writer=writer,
+            writer=writer,
         )
         decision = decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
         return replace(decision, sample_s=sample_s)
@@ -96,6 +96,8 @@ class ScalingGatherer:
         Drops samples before the last `keep_s`, since thousands of services may have a history.
         """
         samples = history.samples
+        if samples and sample.at - samples[-1].at > self._windows.window_s / 2:
+            samples.clear()  # a mean over a gap would be that of single samples
         if not samples or sample.at - samples[-1].at >= sample_s / 2:
             samples.append(sample)
         while samples[0].at < sample.at - keep_s:
