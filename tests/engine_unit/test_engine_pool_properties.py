@@ -223,6 +223,7 @@ def test_every_sequence_gets_each_id_once(actions: list[tuple[str, str]], num_co
             assert sequence.place.num_losses >= MOST_LOSSES
         else:
             assert len(sequence.place.refused_by) > 0, failure
+            assert not sequence.generated_ids, "an answer that has begun is never refused"
     assert all(not link.live for link in world.links.values()), "no engine computes for nobody"
     check_books(world)
 

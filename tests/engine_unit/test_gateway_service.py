@@ -101,6 +101,21 @@ def test_the_text_changes_only_when_no_engine_has_the_old_model(tmp_path: Path) 
     asyncio.run(story())
 
 
+def test_a_new_context_length_of_all_engines_is_taken_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        cores = {"a": engine(tmp_path, "old")}
+        async with running(tmp_path, cores) as service:
+            await until(lambda: service.text is not None)
+            assert service.text is not None
+            before = service.text.model.max_model_len
+            assert cores["a"].model is not None
+            cores["a"].model = msgspec.structs.replace(cores["a"].model, max_model_len=before // 2)
+            cores["a"].send_status()
+            await until(lambda: service.text is not None and service.text.model.max_model_len == before // 2)
+
+    asyncio.run(story())
+
+
 def test_an_engine_that_hands_over_broken_files_is_no_source(tmp_path: Path) -> None:
     async def story() -> None:
         broken, whole = engine(tmp_path, "same"), engine(tmp_path, "same")

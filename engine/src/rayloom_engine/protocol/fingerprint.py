@@ -15,7 +15,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     commit: str | None  # of a hub model
-    content_hash: str  # the commit; of a local model a hash of samples (models/checkpoint/content_hash.py)
+    content_hash: str  # the commit; of a local model a hash of samples (models/content_hash.py)
     tokenizer_hash: str  # of tokenizer.json
     dtype: str
     compute_dtype: str

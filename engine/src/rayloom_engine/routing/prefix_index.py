@@ -87,4 +87,6 @@ class PrefixIndex:
 
 
 def _numbers(joined: bytes) -> tuple[int, ...]:
+    if len(joined) % HASH_BYTES:
+        raise ValueError(f"hashes of {len(joined)} bytes, not a multiple of {HASH_BYTES}")
     return struct.unpack(f"<{len(joined) // HASH_BYTES}Q", joined)

@@ -95,7 +95,7 @@ class Reconciler:
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
         if refused is not None and situation.scaling is not None and situation.scaling.write is not None:
-            # The refused write may be that of `replicas`: the status keeps its last state, and the scaler decides again.
+            # The refused write may be that of `replicas`, so the status keeps the scaler's last state.
             situation = replace(situation, scaling=None)
         if situation.scaling is not None:
             self._statuses.metrics.scaling.show(key, situation.scaling.state.desired, situation.scaling.seen)

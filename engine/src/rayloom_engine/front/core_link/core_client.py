@@ -17,13 +17,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.errors import EngineDead, PoisonousRequest, RequestError
-from rayloom_engine.front.core_link.engine_choice import MOST_LOSSES, REBUILD_PATIENCE_S, PoolRules, is_usable
+from rayloom_engine.front.core_link.engine_choice import (
+    MOST_LOSSES,
+    REBUILD_PATIENCE_S,
+    PoolRules,
+    is_current,
+    is_usable,
+)
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.sequences import ClientSequence, by_prompt, check_held, encoded, in_turns_of_keys
+from rayloom_engine.front.core_link.sequences import (
+    ClientSequence,
+    by_prompt,
+    check_held,
+    encoded,
+    in_turns_of_keys,
+    num_requests,
+)
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import (
     CacheChanges,
@@ -94,8 +107,8 @@ class CoreClient:
 
     @property
     def is_core_serving(self) -> bool:
-        """True if an engine serves, according to the latest status on its current connection."""
-        return any(link.is_serving for link in self.pool.links.values())
+        """True if an engine serves and takes sequences, according to the latest status on its current connection."""
+        return any(link.is_serving and is_usable(link, self.rules) for link in self.pool.links.values())
 
     def unfinished(self) -> Iterable[ClientSequence]:
         """All unfinished sequences, in order of arrival."""
@@ -128,7 +141,10 @@ class CoreClient:
                 task.cancel()  # ends the connection, and with it the engine's sequences there
             if link.is_connected:
                 link.is_connected = link.is_serving = False
-                self.disconnected(link, "it was removed from the list")
+                self.disconnected(link, "it was removed from the list", is_loss=False)
+            for sequence in self._sequences.values():
+                if sequence.place.last_engine == name:
+                    sequence.place.num_losses = 0  # no other engine may wait for this one
         for name, core in cores.items():
             if name not in self.pool.links:
                 link = self.pool.add(name, core)
@@ -191,7 +207,7 @@ class CoreClient:
         self._on_change()
         self._note_usable(link, waiting)
 
-    def disconnected(self, link: EngineLink, problem: str) -> None:
+    def disconnected(self, link: EngineLink, problem: str, *, is_loss: bool = True) -> None:
         self._usable.discard(link.name)
         orphans = self._sequences_of(link)
         logger.warning("lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
@@ -200,7 +216,9 @@ class CoreClient:
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
-            self._count_loss(sequence, now_s)
+            sequence.place.refused_by.clear()  # a queue that was full before may have room now
+            if is_loss and not link.is_draining:  # a drained engine ends in good order
+                self._count_loss(sequence, now_s)
         self._on_change()
         self._place_again(orphans)
 
@@ -228,7 +246,7 @@ class CoreClient:
             # The core itself is connected and keeps its sequences, so a rank was lost.
             lost = (status.message, status.lost, status.lost_node)
             self.recoveries.begin(*lost, at=time.time(), now_s=time.monotonic())
-            self.recoveries.replayed(_num_requests(self._sequences.values()))
+            self.recoveries.replayed(num_requests(self._sequences.values()))
         if link.is_serving:
             self._was_serving = True
             self._end_recovery(status.phases)
@@ -252,12 +270,13 @@ class CoreClient:
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
-            if sequence is None or not _is_current(link, sequence, output.attempt):
+            if sequence is None or not is_current(link, sequence, output.attempt):
                 continue  # aborted, or submitted again meanwhile
             place = sequence.place
             if not place.is_decoding:
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
+                sequence.is_accepted = True  # its client gets an answer, so no later engine may refuse it
             whole = sequence.logprob_parts.take(output)
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token
@@ -270,7 +289,7 @@ class CoreClient:
 
     def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)
-        if sequence is None or not _is_current(link, sequence, message.attempt):
+        if sequence is None or not is_current(link, sequence, message.attempt):
             return
         if message.reason != "queue_full":
             link.estimate.ended(sequence.sequence_id)
@@ -323,12 +342,14 @@ class CoreClient:
             else:
                 num_placed += len(choices)
         if num_placed:
-            self.recoveries.replayed(_num_requests(left))
+            self.recoveries.replayed(num_requests(left))
             logger.info("submitted %d unfinished sequences again", num_placed)
 
     def _move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
         """Moves the sequences of an engine that is not usable to others. It keeps those that no other one can take."""
         now_s = time.monotonic()
+        for sequence in self._sequences_of(link):
+            sequence.place.refused_by.clear()
         moved = [sequence for sequence in self._sequences_of(link) if self.pool.engine_for(sequence) is not None]
         for sequence in moved:
             self.pool.withdraw(sequence)
@@ -372,26 +393,5 @@ class CoreClient:
         recovery = self.recoveries.end(time.monotonic(), phases)
         if recovery is None:
             return
-        logger.info(
-            "%s of node %s is back after %.2f s (%s; %s); %d requests continue",
-            recovery.process,
-            recovery.node,
-            recovery.seconds,
-            recovery.cause,
-            ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in recovery.phases),
-            recovery.replayed_requests,
-        )
+        logger.info("%s", recovery.sentence())
         self._on_recovery(recovery)
-
-
-def _is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
-    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt.
-
-    Cores of protocol version 3 send no attempt.
-    """
-    place = sequence.place
-    return place.engine == link.name and (link.version < 4 or place.attempt == attempt)
-
-
-def _num_requests(sequences: Iterable[ClientSequence]) -> int:
-    return len({sequence.request_id for sequence in sequences})

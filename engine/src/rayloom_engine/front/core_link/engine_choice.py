@@ -53,6 +53,15 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
     return link.max_model_len is None or sequence.most_tokens <= link.max_model_len
 
 
+def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
+    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt.
+
+    Cores of protocol version 3 send no attempt.
+    """
+    place = sequence.place
+    return place.engine == link.name and (link.version < 4 or place.attempt == attempt)
+
+
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
     """Returns the name of the engine that computes `sequence`, among those that can; None if all are suspect.
 

@@ -26,6 +26,14 @@ class RecoveryRecord:
         self.seconds = now_s - self.started_s
         self.phases = phases
 
+    def sentence(self) -> str:
+        """Returns a line for the log about a recovery that has ended."""
+        phases = ", ".join(f"{phase.name} {phase.seconds:.2f} s" for phase in self.phases)
+        return (
+            f"{self.process} of node {self.node} is back after {self.seconds or 0.0:.2f} s ({self.cause}; {phases}); "
+            f"{self.replayed_requests} requests continue"
+        )
+
 
 class RecoveryLog:
     """The latest recoveries. At most one recovery of the core or its ranks is open at a time."""

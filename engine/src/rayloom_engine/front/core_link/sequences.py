@@ -72,7 +72,8 @@ class Place:
     engine: str | None = None  # name of the engine; None: it waits for one
     attempt: int = 0  # the fence: only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    fingerprint: Fingerprint | None = None  # of the engine that computed the last of the ids
+    # Of the engine that computed the last id; before the first id, of the model whose tokenizer made the prompt.
+    fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of it
     waits_since_s: float | None = None  # time.monotonic since which no engine has it
     refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
@@ -151,6 +152,11 @@ def encoded(choices: list[ClientSequence], known: Collection[str] | None = None)
         return frame(submits[0] if is_alone else SubmitChoices(choices[0].prompt_ids, tuple(submits), grammar))
     except _ENCODING_ERRORS as error:
         raise RequestError(f"the request cannot be handed to the engine: {error}") from error
+
+
+def num_requests(sequences: Iterable[ClientSequence]) -> int:
+    """Returns the number of requests that the sequences belong to."""
+    return len({sequence.request_id for sequence in sequences})
 
 
 def _grammar(sequence: ClientSequence) -> str:

@@ -14,12 +14,11 @@ from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
-from rayloom_engine.front.gateway.text_cache import TextCache, check_files
+from rayloom_engine.front.gateway.text_cache import TextCache, check_files, text_hash
 from rayloom_engine.front.gateway.text_fetch import TextFetch
 from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
-from rayloom_engine.protocol.fingerprint import continuation
 from rayloom_engine.protocol.messages import CoreStatus, ServedModel
 from rayloom_engine.status import State
 
@@ -46,6 +45,7 @@ class GatewayService(Service):
         self._changing: asyncio.Task[None] | None = None  # loads a text
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
         self._last_problem = ""
+        self._text_hash = ""  # of the text in use
         self.client.on_file_part = self._fetch.receive
 
     async def run(self) -> None:
@@ -71,14 +71,14 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if the gateway has no text, or one of a model that no engine has any more while `link` serves."""
+        """True if the gateway has no text, or one that no connected engine has any more while `link` serves."""
         if link.fingerprint is None or link.name in self._failed:
             return False
         if self.text is None:
             return True
-        model = self.client.pool.model
-        others = [other for other in self.client.pool.links.values() if other.is_connected]
-        return link.is_serving and all(continuation(model, other.fingerprint) == "other model" for other in others)
+        statuses = [other.status for other in self.client.pool.links.values() if other.is_connected]
+        models = [status.model for status in statuses if status is not None and status.model is not None]
+        return link.is_serving and self._text_hash not in map(text_hash, models)
 
     async def _take_text(self, link: EngineLink, model: ServedModel) -> None:
         try:
@@ -109,6 +109,7 @@ class GatewayService(Service):
             self._report(f"cannot load the tokenizer in {model.path}: {error}")
             return False
         self.client.pool.model = model.fingerprint
+        self._text_hash = text_hash(model)
         self.text = ModelText.of(model, files)
         self._use_files(files)
         logger.info("text of %s, %s", model.architecture, model.commit or "no commit")

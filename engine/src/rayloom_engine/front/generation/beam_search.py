@@ -15,7 +15,7 @@ from typing import Any
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import RequestError
-from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.front.core_link.sequences import ClientSequence, Place
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.beams import Beam, BeamSettings, PromptSearch
 from rayloom_engine.front.generation.deltas import ChoiceDelta
@@ -169,6 +169,7 @@ class BeamSearch(Generation):
                 request_id=self.request_id,
                 lane=lane,
                 mailbox=self._mailbox,
+                place=Place(fingerprint=self._text.model.fingerprint),
                 prompt_ids=prompt,
                 params=params,
                 priority=self._caller.priority,

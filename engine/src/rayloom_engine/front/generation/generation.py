@@ -16,7 +16,7 @@ import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
-from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.front.core_link.sequences import ClientSequence, Place
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.http.errors import ClientGone
@@ -233,6 +233,7 @@ class Generation:
                     request_id=self.request_id,
                     lane=lane,
                     mailbox=self._mailbox,
+                    place=Place(fingerprint=model.fingerprint),
                     prompt_ids=prompt,
                     params=msgspec.structs.replace(
                         decoding,
