@@ -8,12 +8,12 @@ namespace {
 constexpr int64_t kPreferredRows = 24;
 // With fewer tiles than this for each thread, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
-// A run takes this part of a thread's share of what is left, so runs get shorter: long ones first, because a segment of a
-// run is fetched while the one before it is computed, and single segments last, so that threads end at nearly the same
-// time.
+// The next run takes this part of a thread's share of the segments that are left, so runs get shorter. The first runs
+// are long, because a segment of a run is prefetched while the one before it is computed. The last runs are single
+// segments, so that all threads end at nearly the same time.
 constexpr int64_t kRunsOfShare = 2;
-// Tiles are not cut if the results of their segments would take more memory: on 64 threads, a chunk with a context of
-// 131,072 positions would take 3 GB, which the plan of the process's memory does not know of.
+// Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
+// a context of 131,072 positions would take 3 GB on 64 threads, for which the process has planned no memory.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -70,7 +70,7 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     int64_t index = 0;
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t start = batch.context_lens[s] - batch.query_lens[s];
-        // Neighbouring tiles read the same keys and values, so that these stay in the thread's second-level cache.
+        // Neighbouring tiles read the same keys and values, so these stay in the thread's second-level cache.
         for (int64_t head = 0; head < model.num_kv_heads; head++) {
             for (int64_t first = 0; first < batch.query_lens[s]; first += most_tokens) {
                 const int64_t left = batch.query_lens[s] - first;

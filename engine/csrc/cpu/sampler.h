@@ -1,7 +1,7 @@
 // Sampling: the choice of the next token from a row of logits, and its log-probabilities.
 //
-// sampler_passes.h has the passes over a row (one thread, one instruction set), sampler.cpp and logprobs.cpp what they
-// are combined to. Definitions: worker/sampler.py and worker/noise.py.
+// sampler_passes.h has the passes over a row (one thread, one instruction set). sampler.cpp and logprobs.cpp combine
+// them. worker/sampler.py and worker/noise.py define the results.
 //
 // Legend: V tokens of the vocabulary, P = V rounded up to a multiple of kBlock.
 

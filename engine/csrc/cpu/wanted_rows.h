@@ -1,4 +1,4 @@
-// The rows of a step that its caller wants. Of the last layer, other rows need keys and values only.
+// The rows of a step that its caller wants. In the last layer, only keys and values are computed for the other rows.
 
 #pragma once
 

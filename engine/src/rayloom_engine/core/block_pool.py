@@ -89,7 +89,7 @@ class BlockPool:
         return block_ids
 
     def _take(self) -> int:
-        """Removes the block that is best given out from the free ones, and returns it."""
+        """Chooses the best free block to allocate, removes it from the free blocks and returns it."""
         if self._free_plain:
             return self._free_plain.pop()  # the block that was freed last: its memory is warm
         is_full = self._growth.is_full(len(self._free_cached))
@@ -134,8 +134,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, the index keeps the other block, unless the other
-        block is neither held nor proven.
+        If the index already has another block with this content, and that block is held or proven, the index keeps that
+        block.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -205,7 +205,7 @@ class BlockPool:
         """Returns how many of these blocks, from the first one on, the prefix index has; an estimate.
 
         `hashes`: of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so a
-        search by halves finds the length; it may be wrong if a block in the middle is missing.
+        binary search finds the length; the result may be wrong if a block in the middle is missing.
         """
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 

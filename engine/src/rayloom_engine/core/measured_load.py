@@ -1,7 +1,7 @@
 """MeasuredLoad: the work that a scheduler has, and the tokens per second that earlier steps computed.
 
-An autoscaler reads it in `/status` and divides one by the other, so it needs no profile of the model or the machine.
-Not to be confused with SchedulerLoad, which a router compares between engines.
+An autoscaler reads it in `/status` and divides the work by the speed, so it needs no profile of the model or the
+machine. Not to be confused with SchedulerLoad, which a router compares between engines.
 """
 
 from __future__ import annotations

@@ -198,8 +198,8 @@ class Scheduler:
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        Corrupt sequences and those with a broken form are ended first; everything else in this and later results is
-        ignored for them.
+        Corrupt sequences and those with a broken form are ended first. Their other entries, in this result and in later
+        ones, are ignored.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences

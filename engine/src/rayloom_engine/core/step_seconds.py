@@ -3,8 +3,9 @@
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
-floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. It is measured in
-the steps that are planned with it: a chunk of 16 tokens takes more seconds an operation than one of 512.
+floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. The number is
+measured in steps with chunks of the size that it leads to, because a chunk of 16 tokens takes more seconds for an
+operation than one of 512.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from typing import TypeVar
 from rayloom_engine.core.step import StepPlan
 from rayloom_engine.core.step_work import StepWork
 
-# A chunk that made a step no longer, as far as that can be measured, took at least this part of it.
+# The prompts of a step count as having taken at least this part of its time, even if the step was not measurably
+# longer.
 _LEAST_PART = 0.01
-# A step lowers the seconds of an operation to at least this part. A few tokens more may cost little beside decodes and
-# many more a lot, so chunks must not grow faster than their costs are measured.
+# One step lowers the seconds of an operation at most to this part of their earlier value. A few more tokens may cost
+# little beside decodes, and many more a lot, so chunks must not grow faster than their costs are measured.
 _MOST_DROP = 0.9
-# After this many steps with prompts, and none of about as many decodes alone, the measured time of the decodes is old.
+# The measured time of a number of decodes is old after this many steps with about as many decodes and with prompts, if
+# no step without prompts was among them.
 _OLD_AFTER = 64
-# Only steps in which prompts take at most this many times as long as the decodes tell how long the decodes take.
+# If prompts take more than this many times as long as the decodes, the step does not show how long the decodes take.
 _MOST_PROMPTS = 2
-# A cost is the median of this many measurements, so that a step beside which the machine was busy changes nothing.
+# A cost is the median of this many measurements, so that one step that other programs slowed down changes nothing.
 _NUM_KEPT = 9
 
 _Number = TypeVar("_Number", int, float)
@@ -56,7 +59,7 @@ class StepSeconds:
     def decode_token_cost(self) -> float:
         """Seconds of a decoded token, in units of `token_s`, in the largest step of decodes that was measured.
 
-        There the fixed part of a step, which more decodes share, counts least.
+        In that step, the most decodes share the fixed cost of a step.
         """
         num_decodes, seconds = self.decode_only[-1]
         return seconds / max(1, num_decodes) / self.token_s
@@ -108,7 +111,8 @@ class StepMeter:
     def _learn_mixed(self, num_decodes: int, flops: float, seconds: float) -> None:
         """Learns from a step with decodes and tokens of prompts: what the prompts added to the time of the decodes.
 
-        If that time is old, the step does not show which of both became slower, so both costs change by one factor.
+        If that time is old, the step does not show which of the two became slower, so both costs change by the same
+        factor.
         """
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1

@@ -20,7 +20,7 @@ _LEAST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """How many floating-point operations a step's tokens take in one pipeline stage."""
+    """The number of floating-point operations that a step's tokens take in one pipeline stage."""
 
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
     flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage together

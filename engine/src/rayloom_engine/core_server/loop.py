@@ -78,8 +78,8 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             self._state.heartbeat = time.monotonic()
-            # Between the inbox and the step, so that a load includes the sequences that came during the last step.
-            # Fronts stop counting these themselves when a load comes.
+            # Publish between the inbox and the step, so that the load includes the sequences that came during the last
+            # step. A front stops counting these sequences itself when it receives a load.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"

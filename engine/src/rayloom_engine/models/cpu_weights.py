@@ -114,7 +114,7 @@ class CpuWeights:
         return linear_of(matrix.packed_NK, bias_N, matrix.scales_N)
 
     def _vector(self, vector: torch.Tensor | None) -> int | None:
-        """Returns the address of a float32 copy."""
+        """Returns the address of a float32 copy of the vector, and keeps the copy alive."""
         if vector is None:
             return None
         copy = vector.float().clone()

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-# exact: as if one engine had computed all of it. rounding: the logits may differ by rounding. other model: not at all.
+# The kinds of continuation. exact: the tokens are those of a single engine. rounding: the logits may differ by
+# rounding. other model: no continuation.
 Continuation = Literal["exact", "rounding", "other model"]
 
 

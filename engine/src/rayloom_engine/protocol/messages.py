@@ -55,13 +55,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
     fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
-    tenant: str = ""  # whose share of slots and queue places it uses; empty unless the server has several API keys
+    tenant: str = ""  # the sequence uses its share of slots and queue; empty unless there are several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
     attempt: int = 0  # how often the sequence was submitted before; outputs and refusals repeat it
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
-    """Several Submits with the same prompt and the same grammar, so that both are sent once."""
+    """Several Submits with the same prompt and the same grammar. Prompt and grammar are sent only once."""
 
     prompt_ids: tuple[int, ...]
     submits: tuple[Submit, ...]  # their own prompt_ids and grammars are empty
@@ -84,7 +84,9 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """From the engine's own front, on the Unix socket: whether the engine drains. The core tells it to gateways."""
+    """Tells the core whether the engine drains. From the engine's own front, on the Unix socket; the core tells
+    gateways.
+    """
 
     is_draining: bool
 
@@ -199,7 +201,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
-    last_work_age_s: float | None = None  # seconds since the computing rank last showed work; None: no step is computed
+    last_work_age_s: float | None = None  # since the computing rank last advanced or used CPU time; None: no step
     is_draining: bool = False  # the engine takes no new requests, and will end
 
 

@@ -23,7 +23,7 @@ class EngineView:
     name: str  # unique among the engines of a choice
     is_serving: bool = True
     is_draining: bool = False
-    is_suspect: bool = False  # it may be lost: its connection is broken or its reports stay out
+    is_suspect: bool = False  # it may be lost: its connection is broken or its reports are overdue
     outstanding_prefill_tokens: int = 0  # not computed yet, of its running and waiting sequences
     num_decodes: int = 0  # sequences that have a token already
     cached_tokens: int = 0  # leading tokens of the request's prompt whose KV blocks it has

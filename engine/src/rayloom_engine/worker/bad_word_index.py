@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class BadWordIndex:
-    """Finds completed words without a look at words whose last token but one differs from the newest token."""
+    """Finds completed words. Looks only at words whose last token but one is the newest token."""
 
     def __init__(self, bad_words: tuple[tuple[int, ...], ...]) -> None:
         self._singles = tuple(word[-1] for word in bad_words if len(word) == 1)

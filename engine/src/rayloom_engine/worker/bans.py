@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
 
-    Not for samplers of a slot with a mask of its form: `mask_slot` has taken them out of the mask.
+    Samplers do not need them for a slot with a mask: `mask_slot` has taken the banned tokens out of the mask.
     """
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Ids = npt.NDArray[np.int64]
 
-# Kept for later sequences, the most recently used ones. A matcher's memory grows with the length of its grammar.
+# Limits of the most recently used grammars, which are kept for later sequences: their number, and their total length,
+# because a matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
 # Without a step for this time, a rank is idle. A client that waits for the server's readiness sends its first request
@@ -41,7 +42,8 @@ class Forms:
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
         self._builds = Builds()
-        # No grammar of a client makes it long, so only a machine without time for this process does.
+        # The time of this build depends on no client's grammar. Only a busy machine makes it long, so it is given up
+        # later than other builds.
         self._vocabulary = Build(load_vocabulary, patience=12)
         self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
         self._is_watched = False

@@ -13,7 +13,7 @@ from rayloom_operator.resolve.resolved import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Read once, at the start of the operator process."""
+    """The settings. Read once, at the start of the operator process."""
 
     engine_image: str  # for services whose spec names no image
     operator_key: bytes  # admin tokens are derived from it

@@ -21,7 +21,7 @@ class Documents:
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
     pods: Sequence[Manifest] = ()  # pods that carry the service's label
     slices: Sequence[Manifest] = ()  # EndpointSlices of the service
-    cordoned: Set[str] = frozenset()  # names of nodes that are being emptied
+    cordoned: Set[str] = frozenset()  # names of cordoned nodes
     mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
     num_new_pods: Mapping[str, int] = field(default_factory=dict)  # uid of a RayCluster -> pods created lately
     evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods were deleted or evicted from outside

@@ -1,4 +1,4 @@
-"""The answers of chat and completions as pydantic models. They describe; handlers write dicts without them.
+"""The answers of chat and completions as pydantic models. Only the OpenAPI document uses them.
 
 A test checks the handlers' answers against the schemas of these models.
 """

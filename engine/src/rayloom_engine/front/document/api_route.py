@@ -32,7 +32,7 @@ class ApiRoute:
     errors: type[BaseModel] = ErrorAnswer  # body of an answer with a status of 400 or more
     text: str = ""  # media type of an answer that is not JSON
     statuses: frozenset[int] = frozenset()  # of errors, besides those that every path has
-    needs_key: bool = False  # if API keys are set
+    needs_key: bool = False  # if the server has API keys, a request needs one
     is_generation: bool = False  # errors count as failed requests in the metrics
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request
     parameters: tuple[Mapping[str, Any], ...] = ()  # query parameters, as OpenAPI writes them

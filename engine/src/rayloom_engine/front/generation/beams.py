@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.step import TokenLogprobs
 
-# A continuation of a live beam by a token: (its log-probability, the beam's place, the token's place in the entry)
+# A continuation of a live beam by a token: (its log-probability, index of the beam, index of the token in the entry)
 _Step = tuple[float, int, int]
 
 
@@ -62,8 +62,8 @@ class PromptSearch:
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
         """Continues the live beams. `entries`: for each of them, the most likely next tokens.
 
-        Only continuations that stay get token ids of their own: a wide search has 100,000 possible ones in a step, and
-        each would be a copy of its whole beam.
+        Only the continuations that are kept get token ids of their own. A wide search has 100,000 possible
+        continuations in a step, and the token ids of each are a copy of its whole beam.
         """
         settings = self.settings
         open_ones: list[_Step] = []
@@ -71,12 +71,12 @@ class PromptSearch:
         for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
             may_end = len(beam.token_ids) >= settings.min_tokens
             num_open = 0
-            # An answer that shows more alternatives has the same beams.
+            # An entry has more tokens if the answer shows more alternatives. These do not change the beams.
             for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
                 if token_id in settings.stop_ids:
                     if may_end:
                         ended.append((beam.logprob + logprob, place, rank))
-                elif num_open < settings.width:  # of equally long ones, a beam's further continuations are worse
+                elif num_open < settings.width:  # at most `width` continuations of one beam can be kept
                     num_open += 1
                     open_ones.append((beam.logprob + logprob, place, rank))
         self.finished = self._best([*self.finished, *self._continued(ended, entries)])
