@@ -53,7 +53,7 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     const int64_t most_tokens = tile_tokens(model);
     const int64_t group = model.num_heads / model.num_kv_heads;
     int64_t num_tiles = 0;
-    int64_t most_results = 0;  // if all tiles are cut
+    int64_t most_results = 0;  // number of results if all tiles are cut
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t tiles = ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
         const int64_t segments = ceil_div(batch.context_lens[s], kSegment);
@@ -64,7 +64,7 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     plan.tiles = arena.take<AttentionTile>(num_tiles);
     const bool is_small = most_results * model.head_dim * (int64_t)sizeof(float) <= kMostResultBytes;
     const bool is_cut = num_tiles < kTilesPerThread * num_threads && num_threads > 1 && is_small;
-    int64_t num_segments = 0;  // of all tiles
+    int64_t num_segments = 0;  // segments of all tiles
     int64_t num_results = 0;
     int64_t token = 0;
     int64_t index = 0;

@@ -48,10 +48,10 @@ struct RotaryTask {
 struct AttentionTask {
     const void* query;  // [tokens][H][d] from the first token of the tile on
     int64_t num_tokens;
-    int64_t first_position;  // of the first token
+    int64_t first_position;  // position of the first token
     int64_t window;          // 0: all
     const int64_t* block_table;
-    int64_t end_block;  // of the table: the task reads no block from here on
+    int64_t end_block;  // end in the block table: the task reads no block from here on
     const void* pages;
     int64_t kv_head;
     int64_t num_heads;

@@ -12,7 +12,7 @@
 
 namespace RL_ISA {
 
-constexpr int kMostSums = 24;  // of a tile
+constexpr int kMostSums = 24;  // sums of a tile
 
 template <class Operand>
 struct ProductTile {

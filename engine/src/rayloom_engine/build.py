@@ -130,7 +130,7 @@ class EngineSizes:
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens
     num_step_tokens: int  # most tokens in one step
-    num_kept_blocks: int | None = None  # as in KvPlan
+    num_kept_blocks: int | None = None  # limit of cached blocks, as KvPlan has it
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:

@@ -29,12 +29,12 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
-    outstanding_prefill_tokens: int = 0  # of running and waiting sequences; cached prefixes are left out
+    outstanding_prefill_tokens: int = 0  # not computed tokens of running and waiting sequences, without cached prefixes
     num_decodes: int = 0  # running sequences of which only the newest token is not computed yet
     num_waiting: int = 0
     waiting_tokens: int = 0  # all tokens of the waiting sequences, cached ones included
     decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
-    tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, sorted by name
+    tenants: tuple[TenantLoad, ...] = ()  # tenants with unfinished sequences, sorted by name
 
 
 class LoadCount:

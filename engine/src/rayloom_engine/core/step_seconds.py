@@ -76,7 +76,7 @@ class StepMeter:
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
         self._num_mixed: dict[int, int] = {}  # bit length, as above -> steps with prompts since the last one without
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
-        self._flop_s = 0.0  # from these; 0 = unknown
+        self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:
@@ -117,7 +117,7 @@ class StepMeter:
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes that were not measured
+        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes beyond the measured number
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s
         if num_mixed > _OLD_AFTER and 0 < prompts_s <= _MOST_PROMPTS * all_decodes_s:

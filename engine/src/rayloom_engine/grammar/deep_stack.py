@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-_STACK_BYTES = 256 * 1024 * 1024  # of virtual memory; only the touched pages become resident
+_STACK_BYTES = 256 * 1024 * 1024  # virtual memory; only the touched pages become resident
 _setting = threading.Lock()
 
 

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
       | (?P<sign>[()|*+?.])""",
     re.VERBOSE,
 )
-_MAX_NESTING = 100  # of parentheses
+_MAX_NESTING = 100  # parentheses inside each other
 
 
 @dataclass(slots=True)

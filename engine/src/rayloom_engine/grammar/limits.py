@@ -16,7 +16,7 @@ from rayloom_engine.errors import RequestError
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 100  # objects and lists inside each other
-MAX_PROPERTIES = 400  # of one object
+MAX_PROPERTIES = 400  # properties of one object
 MAX_REFERENCES = 500  # occurrences of `$ref`
 MAX_RULES = 1000
 # Alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first token with

@@ -49,7 +49,7 @@ class CpuDecoder:
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
         self._progress = ctypes.c_int64(0)
-        self._addresses: tuple[KvPages, ctypes.Array[ctypes.c_void_p]] | None = None  # of a cache's layers
+        self._addresses: tuple[KvPages, ctypes.Array[ctypes.c_void_p]] | None = None  # the cache, the layers' addresses
 
     @property
     def kv_layout(self) -> KvLayout:

@@ -124,7 +124,7 @@ class CpuWeights:
 
 class _Matrix(NamedTuple):
     packed_NK: torch.Tensor
-    scales_N: torch.Tensor | None  # of an int8 matrix
+    scales_N: torch.Tensor | None  # scales of an int8 matrix
     bias_N: torch.Tensor | None
 
 

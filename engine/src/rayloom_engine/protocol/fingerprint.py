@@ -15,9 +15,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """The model that an engine serves, and the code and the data types by which it computes."""
 
     architecture: str
-    commit: str | None  # of a hub model
+    commit: str | None  # commit of a hub model
     content_hash: str  # the commit; of a local model a hash of samples (models/content_hash.py)
-    tokenizer_hash: str  # of tokenizer.json
+    tokenizer_hash: str  # hash of tokenizer.json
     dtype: str
     compute_dtype: str
     quantization: str

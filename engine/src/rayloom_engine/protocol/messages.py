@@ -28,7 +28,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 
 PROTOCOL_VERSION = 4
 OLDEST_VERSION = 3  # version 4 adds the handshake over TCP, attempt numbers and the prefix index
-HASH_BYTES = 8  # of a block's hash of 16 bytes, in CacheChanges
+HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
 
 
 class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):
@@ -39,11 +39,11 @@ class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True)
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    token: str = ""  # only on the Unix socket
+    token: str = ""  # given only on the Unix socket
     front_id: str
     version: int = PROTOCOL_VERSION
-    nonce: str = ""  # over TCP
-    proof: str = ""  # over TCP: front_auth.front_proof
+    nonce: str = ""  # given over TCP
+    proof: str = ""  # given over TCP: front_auth.front_proof
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
@@ -105,8 +105,8 @@ class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     epoch: int
     pid: int
-    version: int = 3  # in which the core speaks on this connection; cores of version 3 do not send it
-    proof: str = ""  # over TCP: front_auth.core_proof
+    version: int = 3  # the version that the core speaks on this connection; cores of version 3 do not send it
+    proof: str = ""  # given over TCP: front_auth.core_proof
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -161,7 +161,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     dtype: str  # type of the weights; if they are quantised, the type from which they were
     compute_dtype: str  # type of the arithmetic
-    quantization: str = "none"  # as the setting
+    quantization: str = "none"  # the setting `quantization`
     weight_bytes: int
     commit: str | None = None
     fingerprint: Fingerprint | None = None  # None: the core speaks version 3

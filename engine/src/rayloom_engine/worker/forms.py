@@ -57,8 +57,8 @@ class Forms:
     def load_when_idle(self, progress: Callable[[], object], quiet_s: float = QUIET_S) -> None:
         """Loads the vocabulary once `progress` has returned the same value for `quiet_s`. Only the first call counts.
 
-        Loading takes 0.15 s, in which no other Python code of the process runs: neither a start nor the streams of
-        others should wait for it.
+        Loading takes 0.15 s, in which no other Python code of the process runs. So it should delay neither a start nor
+        the streams of other sequences.
         """
         if self._is_watched:
             return

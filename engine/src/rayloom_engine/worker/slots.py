@@ -48,7 +48,7 @@ class Slot:
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
         self.num_postponed = 0  # steps since its last mask in which it should have sampled, but had no mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
-        self._completed: tuple[int, ...] | None = None  # of the current end of token_ids; None: not computed yet
+        self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens

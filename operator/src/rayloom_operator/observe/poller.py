@@ -52,7 +52,7 @@ class Target(NamedTuple):
     """The address of an engine, and the identity of its pod, because another pod may get the address later."""
 
     ip: str
-    token: str  # of the engine's admin port
+    token: str  # token of the engine's admin port
     pod_uid: str
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS

@@ -30,7 +30,7 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    terminating_pods: tuple[Pod, ...]  # of any RayCluster
+    terminating_pods: tuple[Pod, ...]  # terminating pods of any RayCluster
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 

@@ -60,7 +60,7 @@ class Backlog:
 
         True in a crowd if at least two prompts stay for later steps, because a stream that begins in this step would
         stand still after its first token. False if a prompt that stays is longer than the `budget`, because the stream
-        would then stand still for several steps, whether it begins in this step or in the next one.
+        would then stand still for several steps in either case.
         """
         if not self.is_crowd:
             return False

@@ -18,7 +18,7 @@ class PromptTime:
         """`seconds`: by how many seconds prompts may lengthen the step (backlog.py). `window`: as in StepWork."""
         self._costs = costs
         self._left_s = seconds
-        self._num_tokens = 0  # of prompts in the step
+        self._num_tokens = 0  # tokens of prompts in the step so far
         self._window = window
 
     def most(self, start: int) -> int:

@@ -28,7 +28,7 @@ class WaitingQueue:
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
-        self.num_tokens = 0  # of all waiting sequences; they change only while a sequence runs
+        self.num_tokens = 0  # tokens of all waiting sequences; their number changes only while a sequence runs
 
     def __len__(self) -> int:
         return self._size

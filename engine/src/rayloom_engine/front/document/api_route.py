@@ -28,10 +28,10 @@ class ApiRoute:
     request: type[BaseModel] | None = None  # body of a request; None if it has none
     answer: type[BaseModel] | None = None  # JSON body with status 200
     events: type[BaseModel] | None = None  # the `data:` of each event, if the answer can be a stream
-    last_event: str = "[DONE]"  # of a stream, in words
+    last_event: str = "[DONE]"  # last event of a stream, in words
     errors: type[BaseModel] = ErrorAnswer  # body of an answer with a status of 400 or more
     text: str = ""  # media type of an answer that is not JSON
-    statuses: frozenset[int] = frozenset()  # of errors, besides those that every path has
+    statuses: frozenset[int] = frozenset()  # statuses of errors, besides those that every path has
     needs_key: bool = False  # if the server has API keys, a request needs one
     is_generation: bool = False  # errors count as failed requests in the metrics
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request

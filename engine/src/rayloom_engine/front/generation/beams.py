@@ -38,7 +38,7 @@ class Beam:
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # sum over the tokens
-    entries: tuple[TokenLogprobs, ...] = ()  # of the tokens, if the request wants them
+    entries: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the tokens, if the request wants them
     stop_id: int | None = None  # the last token, if it ended the answer
 
 
@@ -115,7 +115,7 @@ class PromptSearch:
 
     def _best_possible(self) -> float:
         """Returns a score that no continuation of a live beam can exceed: its further tokens would cost nothing."""
-        first = self.live[0]  # of all live beams, which are equally long, the most likely one
+        first = self.live[0]  # the most likely live beam; all live beams are equally long
         return first.logprob / max(
             self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)
         )

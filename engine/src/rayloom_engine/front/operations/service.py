@@ -80,7 +80,7 @@ class Service:
         # Uptime uses the monotonic clock, which cannot jump. It counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
-        self.files: TextFiles | None = None  # of the model, once they are read
+        self.files: TextFiles | None = None  # files of the model, once they are read
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
             cores,

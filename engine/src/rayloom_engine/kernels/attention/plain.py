@@ -34,7 +34,7 @@ class _Gathered:
     block_ids: torch.Tensor  # int64 [blocks]
     blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type; every call overwrites it
     keys: torch.Tensor  # 4-dimensional view of `blocks` for SDPA; the last two dimensions are [L, D]
-    values: torch.Tensor  # as `keys`
+    values: torch.Tensor  # view of `blocks`, as `keys`
 
     def fill(self, pages: torch.Tensor) -> None:
         if pages.dtype == self.blocks.dtype:
@@ -56,7 +56,7 @@ class _Decode:
 class _Prefill:
     """A sequence with several new tokens."""
 
-    rows_n: slice  # its rows in T
+    rows_n: slice  # the chunk's rows in T
     gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share it without a copy
     mask_nL: torch.Tensor | None  # None if the chunk is the whole sequence, for which SDPA's causal mask suffices
 
@@ -129,7 +129,7 @@ class _Form:
     pages: torch.Tensor
     num_heads: int
     window: int | None
-    dtype: torch.dtype  # of the gathered blocks and the masks
+    dtype: torch.dtype  # type of the gathered blocks and the masks
 
     @property
     def block_size(self) -> int:

@@ -25,7 +25,7 @@ class ToolUse:
 
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = "none"  # "named": the model calls the only tool in `callable`
-    callable: tuple[Tool, ...] = ()  # those of `tools` that the model may call
+    callable: tuple[Tool, ...] = ()  # the tools that the model may call
     is_parallel: bool = True  # the model may call several at once
 
     @property

@@ -43,7 +43,7 @@ class _Trial:
     """The update revision's trial up to now."""
 
     desired: Desired
-    state: RolloutState  # before the judgement
+    state: RolloutState  # the state before the judgement
     view: View
     wall: datetime
     num_available: int  # available engines of the update revision
