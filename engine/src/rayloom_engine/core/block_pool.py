@@ -33,7 +33,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, unproven: Iterable[int] = (), num_kept: int | None = None) -> None:
         """`unproven`: blocks that may hold a NaN from the time before this pool.
 
-        `num_kept`: number of cached blocks up to which the cache takes untouched blocks, see cache_growth.py.
+        `num_kept`: limit of cached blocks at the beginning, see cache_growth.py.
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks

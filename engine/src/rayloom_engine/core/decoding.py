@@ -39,7 +39,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None  # only these can be chosen; None = all; never empty
     # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
+    prompt_logprobs: int | None = None  # top alternatives per prompt token (echo)
     grammar: str = ""  # grammar of the answer, in llguidance's Lark syntax; empty: any answer
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
     thinking: ThinkingBudget | None = None  # None: reasoning is not limited

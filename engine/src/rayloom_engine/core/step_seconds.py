@@ -24,8 +24,7 @@ _LEAST_PART = 0.01
 # One step lowers the seconds of an operation at most to this part of their earlier value. A few more tokens may cost
 # little beside decodes, and many more a lot, so chunks must not grow faster than their costs are measured.
 _MOST_DROP = 0.9
-# The measured time of a number of decodes is old after this many steps with about as many decodes and with prompts, if
-# no step without prompts was among them.
+# After this many steps in a row with prompts and about as many decodes, the measured time of these decodes is old.
 _OLD_AFTER = 64
 # If prompts take more than this many times as long as the decodes, the step does not show how long the decodes take.
 _MOST_PROMPTS = 2

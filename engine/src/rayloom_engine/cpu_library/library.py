@@ -181,7 +181,7 @@ class CpuLibrary:
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[ctypes.Array[ctypes.c_double]]:
-        """Gives the seconds of each of PHASES, to which every call of `forward` inside the context adds its own."""
+        """A context with the seconds of each of PHASES. Every call of `forward` inside the context adds its seconds."""
         seconds = (ctypes.c_double * len(PHASES))()
         with _LOCK:
             self._functions.rl_profile(ctypes.addressof(seconds))

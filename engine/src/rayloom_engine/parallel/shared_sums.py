@@ -101,7 +101,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        """Exchanges parts with all peers. Returns every rank's part, valid until the exchange after the next one.
+        """Exchanges parts with all peers. Returns every rank's part, valid until two exchanges later.
 
         `counts`: for each rank, the number of elements of its part.
         """

@@ -159,7 +159,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # type of the weights; if they are quantised, the type from which they were
+    dtype: str  # type of the weights; of quantised weights, the type before
     compute_dtype: str  # type of the arithmetic
     quantization: str = "none"  # the setting `quantization`
     weight_bytes: int

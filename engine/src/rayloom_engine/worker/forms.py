@@ -197,7 +197,9 @@ class Form:
 
 
 def _kept(kept: OrderedDict[str, Build[_T]], key: str, make: Callable[[], Build[_T]]) -> Build[_T]:
-    """Returns the build of `key`, made by `make` if there is none. Forgets the ones not used for the longest time."""
+    """Returns the build of `key`, made by `make` if there is none. Forgets the builds that were not used for the
+    longest time.
+    """
     build = kept.get(key)
     if build is None:
         build = kept[key] = make()

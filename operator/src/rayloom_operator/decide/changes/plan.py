@@ -112,7 +112,7 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
 
 
 def _open_budget(situation: Situation) -> tuple[Manifest, ...]:
-    """Returns the disruption budget that holds no eviction: no replica can be created to replace an evicted one."""
+    """Returns the disruption budget that blocks no eviction: no replica can be created to replace an evicted one."""
     if situation.service is None or not situation.observed.replicas:
         return ()
     return (disruption_budget(situation.service),)
