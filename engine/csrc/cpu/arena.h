@@ -1,4 +1,5 @@
-// Arena: the memory of a step's buffers. It is kept from step to step, and grows to what the largest step needed.
+// Arena: the memory of a step's buffers. The memory is kept from step to step, and grows to the size that the largest
+// step needed.
 
 #pragma once
 

@@ -112,7 +112,7 @@ struct Int8Tile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t ahead;  // elements from the weights of this tile to those that are read next
+    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
     const float* scales[kInt8WideColumns];  // [16] of the weights, for each column
     float* out;                             // [R][out_stride]
     int64_t out_stride;

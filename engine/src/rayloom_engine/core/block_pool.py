@@ -172,7 +172,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns the blocks allocated since the last call whose old content the next plan must clear first."""
+        """Returns those blocks allocated since the last call that the next plan must clear before it uses them."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken

@@ -14,8 +14,8 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
-# Blocks of waiting sequences that are hashed for one load, in 5 ms. The main thread counts the load between two steps,
-# and a full queue of long prompts has a million of them.
+# Limit of the blocks of waiting sequences that are hashed for one load; the hashes take 5 ms. The main thread counts
+# the load between two steps, and a full queue of long prompts has a million blocks.
 MAX_HASHED_BLOCKS = 2048
 
 

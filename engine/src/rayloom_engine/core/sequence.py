@@ -109,7 +109,7 @@ class Sequence:
     def known_hashes(self) -> list[bytes]:
         """The hashes of the sequence's first full blocks, as many as were computed so far.
 
-        At least those of the blocks that were offered to the prefix index (`num_registered_blocks`).
+        They include the hashes of all blocks that were offered to the prefix index (`num_registered_blocks`).
         """
         return self._hashes
 

@@ -41,7 +41,7 @@ class StepWork:
 class StepForecast:
     """Forecasts how long plans in flight take, from the best measured speed.
 
-    Only large steps count; until one has ended, small ones do.
+    Only large steps count. Until a large step has ended, small steps count.
     """
 
     def __init__(self, work: StepWork) -> None:

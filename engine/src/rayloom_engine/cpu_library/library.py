@@ -52,7 +52,7 @@ class LibraryFunctions:
 
 
 class _Chosen:
-    """A context that keeps other threads out of the library, and makes it use an instruction set.
+    """A context that keeps other threads out of the library, and sets the library's instruction set.
 
     A class takes less time than a generator, and a step enters the context five times.
     """

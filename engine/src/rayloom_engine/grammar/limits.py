@@ -81,7 +81,7 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
 
 
 def _num_merged_properties(schema: Mapping[str, Any] | bool) -> int:
-    """Returns how many properties merged objects have, at most. Raises RequestError for other limits."""
+    """Returns an upper bound of the properties of merged objects. Raises RequestError if another limit is exceeded."""
     num_references = 0
     num_merged = 0
     most_properties = 0

@@ -35,7 +35,7 @@ class Backlog:
 
     @property
     def size(self) -> int:
-        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny prompt, 3 for three equal ones."""
+        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny prompt, 3 for three equal."""
         num_tokens = [prompt.num_tokens for prompt in self.prompts]
         return int(sum(num_tokens) / max(num_tokens) + 0.5)
 

@@ -17,7 +17,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """A path, a method and its handler. The other fields only describe; nothing is checked against them."""
+    """A path, a method and its handler. The other fields describe the endpoint; nothing is checked against them."""
 
     method: str
     path: str

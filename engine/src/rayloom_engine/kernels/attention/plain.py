@@ -3,7 +3,7 @@ scaled_dot_product_attention.
 
 Two measurements on CPU led to this form. Indexing `pages[block_table]` is ten times slower than index_select into a
 buffer that is kept. `enable_gqa` with one query token is far slower than treating the query heads of one key head as
-rows of one matrix. Which blocks to gather and what to mask is the same for all layers, so the plan holds both.
+rows of one matrix. The blocks to gather and the masks are the same for all layers, so the plan holds both.
 
 Legend: T tokens of the step, H query heads, K key/value heads, G = H / K query heads for each of them, D head size,
 R sequences of a decode bucket (a padded batch), L gathered positions, n tokens of one prefill chunk.
