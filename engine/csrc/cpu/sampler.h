@@ -32,7 +32,7 @@ struct Candidate {
 struct SamplerPasses {
     // Writes the highest of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
     bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
-    // x [P] = values / divisor and the padding; the rest as above.
+    // Sets x [P] = values / divisor, and the padding. Otherwise as find_highest, for x.
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
     // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
     void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);

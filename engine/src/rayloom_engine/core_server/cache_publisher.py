@@ -14,7 +14,7 @@ PART_BLOCKS = 65_536  # blocks in a part of the whole index: half a megabyte
 
 
 class CachePublisher:
-    """For the main thread. Without a front that asks, nothing is recorded, counted or sent."""
+    """For the main thread. Until a front subscribes, nothing is recorded, counted or sent."""
 
     def __init__(self, engine: Engine, io: CoreIo, start: int) -> None:
         """`start`: a random number of this start of the core."""

@@ -102,7 +102,7 @@ class EngineEstimate:
         self._leave(sequence_id)
         if sequence_id in self._decoding:
             self._decoding.discard(sequence_id)
-            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be without it already
+            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may have left out this decode already
 
     def cached_tokens(self, blocks: Sequence[int]) -> int:
         """Returns how many leading tokens of a prompt with these blocks the engine has cached."""

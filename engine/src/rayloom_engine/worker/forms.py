@@ -160,7 +160,7 @@ class Form:
         except GrammarFault as fault:
             self._fault = fault
             raise
-        except Exception as error:  # the library's own exceptions, even for a bug, concern this sequence alone
+        except Exception as error:  # an exception of the library, even a bug, must only end this sequence
             logger.exception("a grammar cannot be followed")
             self._fault = GrammarFault(f"the grammar library failed: {type(error).__name__}")
             raise self._fault from error
