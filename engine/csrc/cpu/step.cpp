@@ -18,7 +18,8 @@
 
 namespace {
 
-// Phases of the attention of a layer: norm, product (2), rotation, choice of rows, attention (2), product (2).
+// Number of phases of the attention of a layer: norm, product (2 phases), rotation, choice of rows, attention (2),
+// product (2).
 constexpr int kMaxPhases = 9;
 
 // Everything that the threads of a step share.

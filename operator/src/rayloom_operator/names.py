@@ -49,9 +49,9 @@ KEYS_FILE = "keys"
 CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
-# Of OWN_VOLUMES, those whose source the user provides. A pod template may add further volumes of the user.
+# The volumes in OWN_VOLUMES whose source the user provides. A pod template may add further volumes of the user.
 USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
-# Of OWN_VOLUMES, those whose source the operator or the kubelet provides.
+# The volumes in OWN_VOLUMES whose source the operator or the kubelet provides.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 
 

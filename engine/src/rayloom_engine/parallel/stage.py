@@ -42,8 +42,8 @@ def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> 
     """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
     The last stage also has the head, whose work equals that of `head_layers` layers. This stage gets fewer layers if
-    that makes the slowest stage faster, and never more than another stage. If the other stages cannot all have equally
-    many, some of them have one layer fewer, the first stage before all others.
+    that makes the slowest stage faster, and never more than another stage. If the other stages cannot have equally many
+    layers, some of them have one layer fewer. The first stage is the first of these.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

@@ -75,7 +75,7 @@ class Forms:
         threading.Thread(target=watch, name="vocabulary", daemon=True).start()
 
     def begin(self, params: DecodingParams) -> Form:
-        """Returns the form of a sequence, before its first generated token. Its grammar is built on a thread."""
+        """Returns the form of a sequence. The form has no generated tokens yet. Its grammar is built on a thread."""
         self._load()
         matcher = _kept(self._matchers, params.grammar, lambda: self._build(params.grammar))
         after = params.grammar_after

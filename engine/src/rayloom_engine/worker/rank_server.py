@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DIAL_SECONDS = 0.2  # between two attempts to reach a core
+DIAL_SECONDS = 0.2  # seconds between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
 _LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone

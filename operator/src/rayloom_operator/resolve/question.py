@@ -23,7 +23,7 @@ class Question:
     shape: ModelShape  # the model's shape
     dtype: str  # type of weights and KV cache
     per_node: int | None  # accelerators per node; None on CPU
-    memory: int | None  # bytes of an accelerator, or on CPU of a pod; None if unknown
+    memory: int | None  # bytes of an accelerator; on CPU, bytes of a pod; None if unknown
     tensor: int | None  # None: to be computed
     pipeline: int | None
     max_model_len: int | None  # None: the model's limit, or less if that does not fit

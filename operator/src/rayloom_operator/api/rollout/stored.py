@@ -145,8 +145,8 @@ class _FormerNames(_Stored):
             return given
         found = dict(given)
         for former, name in _RENAMED.items():
-            # If both names have a value, that of the former name is newer: the previous release, to which the operator
-            # was downgraded in the meantime, wrote it.
+            # If both names have a value, the operator was downgraded to the previous release in the meantime. That
+            # release wrote the value of the former name, so it is the newer value.
             if (value := found.pop(former, None)) is not None:
                 found[name] = value
         if isinstance(window := found.pop("window", None), dict):
