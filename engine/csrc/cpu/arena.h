@@ -1,4 +1,5 @@
-// Arena: the memory of a step's buffers. It is kept from step to step, and grows to what the largest step needed.
+// Arena: the memory of a step's buffers. The memory is kept from step to step, and grows to the size that the largest
+// step needed.
 
 #pragma once
 
@@ -33,7 +34,8 @@ public:
             used_ += bytes;
             return start;
         }
-        // The first step of this size: the buffer is allocated apart, and the next clear makes room for all of them.
+        // No room is left, as in the first step of this size: this buffer gets memory of its own, and the next clear
+        // enlarges the arena for all buffers.
         void* start = num_extra_ < kMaxExtra ? aligned_alloc(64, (size_t)bytes) : nullptr;
         if (start == nullptr) {
             throw std::bad_alloc();

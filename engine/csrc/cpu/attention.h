@@ -77,8 +77,8 @@ static void gather_queries(const AttentionTask& task, typename Operand::X* query
     }
 }
 
-// scores[row][block * 16 ..] = q[row] . K for all rows and `num_columns` blocks from `block` on. The first tile of the
-// rows fetches the values of these blocks, which lie behind the keys.
+// scores[row][block * 16 ..] = q[row] . K for all rows and `num_columns` blocks from `block` on. The tile of the first
+// rows prefetches the values of these blocks, which lie behind the keys.
 template <class Operand>
 static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                          int64_t block, int64_t num_columns, int64_t most_rows) {
@@ -101,8 +101,8 @@ static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& s
     });
 }
 
-// Elements from the values of a block to the keys of the block at the same place in the next segment; 0 if the task ends
-// before that.
+// The distance, in elements, from the values of a block to the keys of the block at the same place in the next segment;
+// 0 if the task ends before that block.
 template <class Operand>
 RL_INLINE int64_t next_keys(const AttentionTask& task, int64_t block, const typename Operand::W* values) {
     const int64_t next = block + kSegmentBlocks;
@@ -114,8 +114,8 @@ RL_INLINE int64_t next_keys(const AttentionTask& task, int64_t block, const type
 }
 
 // values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns. With
-// Fetches, each load of values also fetches a line of the next segment's keys: of a burst of fetches, a core loses those
-// that find its queue of misses full.
+// Fetches, each load of values also prefetches a cache line of the next segment's keys. The prefetches are spread over
+// the loads, because a core drops the rest of a burst once its queue of cache misses is full.
 template <class Operand, int R, int C, bool Fetches>
 static void value_tile(const AttentionTask& task, const typename Operand::X* weights, int64_t first_block,
                        int64_t begin, int64_t end, int64_t column, float* values) {
@@ -271,8 +271,8 @@ RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segme
     store(old_factors, exp((old_highest - m) * scale));
     store(new_factors, exp((new_highest - m) * scale));
     for (int row = 0; row < count; row++) {
-        // The highest score does not tell: lanes lose a NaN to the hidden positions after it, so m may be -infinity
-        // although the row sees positions. Their weights, and so the sum, are NaN then.
+        // The sum decides, and not the highest score m: m may be -infinity although the row sees positions, because a
+        // lane's maximum drops a NaN when a hidden position follows. The weights, and so the sum, are NaN then.
         if (segment.total[row] == 0.0f) {
             continue;  // the row sees nothing of this segment
         }
@@ -317,7 +317,7 @@ RL_INLINE AttentionScratch<Operand>& thread_scratch() {
     return scratch;
 }
 
-// The sums of no segment, in the thread's memory.
+// The values of m, l and o before the first segment, in the thread's memory.
 template <class Operand>
 RL_INLINE RowSums no_sums(const AttentionTask& task, AttentionScratch<Operand>& scratch) {
     for (int64_t row = 0; row < num_rows(task); row++) {

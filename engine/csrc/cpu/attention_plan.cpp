@@ -8,12 +8,12 @@ namespace {
 constexpr int64_t kPreferredRows = 24;
 // With fewer tiles than this for each thread, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
-// A run takes this part of a thread's share of what is left, so runs get shorter: long ones first, because a segment of a
-// run is fetched while the one before it is computed, and single segments last, so that threads end at nearly the same
-// time.
+// The next run takes this part of a thread's share of the segments that are left, so runs get shorter. The first runs
+// are long, because a segment of a run is prefetched while the one before it is computed. The last runs are single
+// segments, so that all threads end at nearly the same time.
 constexpr int64_t kRunsOfShare = 2;
-// Tiles are not cut if the results of their segments would take more memory: on 64 threads, a chunk with a context of
-// 131,072 positions would take 3 GB, which the plan of the process's memory does not know of.
+// Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
+// a context of 131,072 positions would take 3 GB on 64 threads, for which the process has planned no memory.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -53,7 +53,7 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     const int64_t most_tokens = tile_tokens(model);
     const int64_t group = model.num_heads / model.num_kv_heads;
     int64_t num_tiles = 0;
-    int64_t most_results = 0;  // if all tiles are cut
+    int64_t most_results = 0;  // number of results if all tiles are cut
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t tiles = ceil_div(batch.query_lens[s], most_tokens) * model.num_kv_heads;
         const int64_t segments = ceil_div(batch.context_lens[s], kSegment);
@@ -64,13 +64,13 @@ AttentionPlan plan_attention(const rl_model& model, const rl_batch& batch, int n
     plan.tiles = arena.take<AttentionTile>(num_tiles);
     const bool is_small = most_results * model.head_dim * (int64_t)sizeof(float) <= kMostResultBytes;
     const bool is_cut = num_tiles < kTilesPerThread * num_threads && num_threads > 1 && is_small;
-    int64_t num_segments = 0;  // of all tiles
+    int64_t num_segments = 0;  // segments of all tiles
     int64_t num_results = 0;
     int64_t token = 0;
     int64_t index = 0;
     for (int64_t s = 0; s < batch.num_sequences; s++) {
         const int64_t start = batch.context_lens[s] - batch.query_lens[s];
-        // Neighbouring tiles read the same keys and values, so that these stay in the thread's second-level cache.
+        // Neighbouring tiles read the same keys and values, so these stay in the thread's second-level cache.
         for (int64_t head = 0; head < model.num_kv_heads; head++) {
             for (int64_t first = 0; first < batch.query_lens[s]; first += most_tokens) {
                 const int64_t left = batch.query_lens[s] - first;

@@ -12,7 +12,7 @@
 struct AttentionTile {
     int64_t first_token;     // row in T
     int64_t num_tokens;
-    int64_t first_position;  // of the first token
+    int64_t first_position;  // position of the first token
     int64_t kv_head;
     const int64_t* block_table;
     int64_t num_segments;

@@ -112,7 +112,7 @@ struct Int8Tile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t ahead;  // elements from the weights of this tile to those that are read next
+    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
     const float* scales[kInt8WideColumns];  // [16] of the weights, for each column
     float* out;                             // [R][out_stride]
     int64_t out_stride;
@@ -266,8 +266,8 @@ static void int8_gate_linear(const LinearTask& task, int64_t first, int64_t end)
     int8_blocks<Operand, GateOutput>(task, first, end);
 }
 
-// Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs] (the type of Operand's weights), packs them and
-// sets their scales. Rows behind the last become zeros.
+// Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs], packs them and sets their scales. W has the
+// type of Operand's weights. Rows behind the last become zeros.
 template <class Operand>
 static void pack_int8_block(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
                             int64_t block) {

@@ -48,10 +48,10 @@ struct RotaryTask {
 struct AttentionTask {
     const void* query;  // [tokens][H][d] from the first token of the tile on
     int64_t num_tokens;
-    int64_t first_position;  // of the first token
+    int64_t first_position;  // position of the first token
     int64_t window;          // 0: all
     const int64_t* block_table;
-    int64_t end_block;  // of the table: the task reads no block from here on
+    int64_t end_block;  // end in the block table: the task reads no block from here on
     const void* pages;
     int64_t kv_head;
     int64_t num_heads;
@@ -75,7 +75,7 @@ struct Kernels {
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
     // gated = silu(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // The same three for int8 weights, whose `x` holds rows that quantise_row made.
+    // The same three functions for int8 weights. Their `x` holds rows that quantise_row has made.
     void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
     void (*int8_add_linear)(const LinearTask& task, int64_t first, int64_t end);
     void (*int8_gate_linear)(const LinearTask& task, int64_t first, int64_t end);
@@ -93,7 +93,8 @@ struct Kernels {
     void (*attend)(const AttentionTask& task);
     // Attention of one segment, for `combine`.
     void (*attend_segment)(const AttentionTask& task, int64_t segment);
-    // Combines `num_segments` results of attend_segment; the results of a segment lie num_rows rows after the last.
+    // Combines `num_segments` results of attend_segment; the results of a segment lie num_rows rows after those of the
+    // segment before it.
     void (*combine)(const AttentionTask& task, int64_t num_segments);
 };
 

@@ -48,7 +48,7 @@ struct StoreOutput {
         return block + c;
     }
 
-    // What a tile adds to its sums, if it writes its output itself; else null.
+    // The addend of a tile's sums, if the tile writes its output itself; else null.
     static RL_INLINE_MEMBER Addend addend(const LinearTask& task, int64_t, int64_t block, int64_t num_columns) {
         if ((block + num_columns) * 16 > task.num_outputs) {
             return {nullptr, 0};
@@ -159,8 +159,9 @@ static void linear_tile(const LinearTask& task, int64_t row, int64_t num_rows, i
     Output::template write<Operand>(task, result);
 }
 
-// Blocks [first, end) of the output, in tiles of at most `most_columns` columns and `most_rows` rows. The first tile of
-// the rows fetches the weights that lie `ahead` elements behind its own, or with 0 those of the next columns.
+// Blocks [first, end) of the output, in tiles of at most `most_columns` columns and `most_rows` rows. The tile of the
+// first rows prefetches the weights that lie `ahead` elements behind its own. With `ahead` = 0, it prefetches those of
+// the next columns.
 template <class Operand, class Output>
 static void linear_columns(const LinearTask& task, int64_t first, int64_t end, int64_t most_columns, int64_t most_rows,
                            int64_t ahead) {

@@ -44,7 +44,7 @@ constexpr int kInt8WideColumns = 2;
 constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif
-// Elements that are fetched ahead in each of the streams of weights that a wide tile reads.
+// The number of elements that a wide tile prefetches ahead, in each of the streams of weights that it reads.
 constexpr int64_t kStreamAhead = 1024;
 
 struct Float32 {
@@ -59,7 +59,8 @@ struct Float32 {
     static RL_INLINE_MEMBER F16 multiply_add(WStep w, XStep x, F16 sum) { return fma(w, x, sum); }
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
-    // Stores 16 elements as part `part`, below depth, of 16 neighbouring groups of `depth`; the other parts are kept.
+    // Stores each of 16 elements at index `part` (0 <= part < depth) of one of 16 neighbouring groups of `depth`
+    // elements. The other elements of the groups are kept.
     static RL_INLINE_MEMBER void store_part(W* to, const W* from, int) { store(to, load(from)); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }

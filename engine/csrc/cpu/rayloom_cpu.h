@@ -120,8 +120,8 @@ enum {
     RL_NUM_PHASES,
 };
 
-// From now on every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES], as the calling thread passes
-// them, waits for other threads included. NULL: nothing is measured.
+// From now on every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES]. The calling thread measures
+// them, its waits for other threads included. NULL: nothing is measured.
 void rl_profile(double* seconds);
 
 // residual [count] += update [count].
@@ -133,7 +133,7 @@ typedef struct {
     uint64_t seed;
     const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
     int64_t num_prompt_tokens;
-    int64_t num_tokens;         // also the position of the chosen token
+    int64_t num_tokens;         // the chosen token gets this position
     const int32_t* allowed;     // [ceil(V / 32)] bit i of word w: token 32 w + i can be chosen; NULL: all tokens can
     const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
     const int64_t* bias_ids;    // [num_biases]

@@ -82,10 +82,11 @@ Prefix kept_tokens(const SamplerPasses& passes, int64_t vocab_size, const rl_sam
     return kept;
 }
 
-// top_p needs no sorting. Of all tokens that top_k and min_p keep, the one with the best score is drawn. If the tokens
-// before it in the order of Prefix have less than top_p of the mass, top_p keeps it too, and it is the answer. Else
-// top_p drops it and all tokens after it, and the best of the tokens before it is drawn. The tokens that top_p drops
-// have about 1 - top_p of the mass, so the first draw is the answer with a probability of about top_p.
+// top_p needs no sorting. The first draw is the token with the best score of all tokens that top_k and min_p keep. If
+// the tokens before it in the order of Prefix have less than top_p of the mass, top_p keeps the drawn token too, and it
+// is the answer. Else top_p drops the drawn token and all tokens after it, and the best of the tokens before it is
+// drawn. The tokens that top_p drops have about 1 - top_p of the mass, so the first draw is the answer with a
+// probability of about top_p.
 int64_t draw_within(const SamplerPasses& passes, const float* x, int64_t vocab_size, const rl_sampling& row,
                     Prefix kept, Candidate top) {
     const int64_t padded_size = kBlock * num_blocks_of(vocab_size);
@@ -135,7 +136,8 @@ Prefix first_tokens(const SamplerPasses& passes, int64_t vocab_size, int64_t k, 
     const int64_t num_blocks = num_blocks_of(vocab_size);
     Prefix search = {-INFINITY, vocab_size};
     if (k <= num_blocks) {
-        // k blocks have a token of at least the k-th highest block, so the k first tokens have no lower x.
+        // The k blocks with the highest maxima have k tokens with at least the k-th highest maximum. So none of the
+        // first k tokens has a lower x.
         std::copy(buffers.highest, buffers.highest + num_blocks, buffers.values);
         std::nth_element(buffers.values, buffers.values + (k - 1), buffers.values + num_blocks, std::greater<float>());
         search.value = buffers.values[k - 1];

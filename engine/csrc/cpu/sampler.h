@@ -1,7 +1,7 @@
 // Sampling: the choice of the next token from a row of logits, and its log-probabilities.
 //
-// sampler_passes.h has the passes over a row (one thread, one instruction set), sampler.cpp and logprobs.cpp what they
-// are combined to. Definitions: worker/sampler.py and worker/noise.py.
+// sampler_passes.h has the passes over a row (one thread, one instruction set). sampler.cpp and logprobs.cpp combine
+// them. worker/sampler.py and worker/noise.py define the results.
 //
 // Legend: V tokens of the vocabulary, P = V rounded up to a multiple of kBlock.
 
@@ -32,7 +32,7 @@ struct Candidate {
 struct SamplerPasses {
     // Writes the highest of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
     bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
-    // x [P] = values / divisor and the padding; the rest as above.
+    // Sets x [P] = values / divisor, and the padding. Otherwise as find_highest, for x.
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
     // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
     void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);

@@ -1,4 +1,4 @@
-// What sampling computes on vectors besides F16: masks, float64 lanes, and the hash of sixteen token ids.
+// The vectors of sampling besides F16: masks, float64 lanes, and the hash of sixteen token ids.
 
 #pragma once
 

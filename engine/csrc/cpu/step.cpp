@@ -42,7 +42,7 @@ struct Step {
     const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };
 
-// One phase of a half layer, whose pieces the threads share.
+// One phase of a half layer. The threads share out its pieces among themselves.
 class Phase {
 public:
     Phase(const Step& step, int half, int phase)
@@ -187,7 +187,7 @@ void use_segment(AttentionTask& task, const AttentionPlan& plan, const Attention
     task.total = plan.total + row;
 }
 
-// In phases `phase` and `phase` + 1.
+// Computes the attention of a layer, in phases `phase` and `phase` + 1.
 void attend(const Step& step, int half, int phase, const rl_layer& layer, void* pages) {
     const AttentionPlan& plan = *step.attention;
     Phase(step, half, phase).run(plan.num_pieces, [&](int64_t index) {
@@ -300,7 +300,7 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     return step;
 }
 
-// Sets what a step and the step of its wanted rows have in common.
+// Sets the fields that a step and the step of its wanted rows have in common.
 void set_range(Step& step, int first_half, int end_half, PhaseCounters* counters) {
     step.first_half = first_half;
     step.end_half = end_half;

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-// The pieces of a phase. Made of zeros; used for one run of the phase.
+// The pieces of a phase. It begins as zeros, and serves one run of the phase.
 struct alignas(64) PhaseCounters {
     std::atomic<uint32_t> taken{0};
     std::atomic<uint32_t> finished{0};

@@ -5,7 +5,7 @@
 
 #pragma once
 
-// Compilers of gcc 12 take the undefined operands in their own header for a mistake of its callers.
+// gcc 12 warns of undefined operands in its own header as if its callers had made a mistake.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -83,7 +83,7 @@ class RankArithmetic(Protocol):
 def served_model(
     config: EngineConfig, found: FoundModel, rank: RankArithmetic, *, weight_bytes: int, max_model_len: int
 ) -> ServedModel:
-    """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together.
+    """Returns the facts about the model that a front needs. `weight_bytes`: of all ranks together.
 
     Raises ModelError if a file of the model cannot be read.
     """
@@ -130,7 +130,7 @@ class EngineSizes:
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens
     num_step_tokens: int  # most tokens in one step
-    num_kept_blocks: int | None = None  # as in KvPlan
+    num_kept_blocks: int | None = None  # limit of cached blocks, as KvPlan has it
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
@@ -154,7 +154,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """Returns the cost of a token on one of `num_stages` equal stages, as if one rank did all its stage's work."""
+    """Returns the cost of a token on one of `num_stages` equal stages, as if one rank did all the work of its stage."""
     return StepWork(
         flops_per_token=2 * shape.num_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value

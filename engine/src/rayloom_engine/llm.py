@@ -62,7 +62,7 @@ class RequestOutput:
 
     prompt: str | None  # None if the prompt was given as ids
     prompt_token_ids: tuple[int, ...]
-    prompt_logprobs: tuple[TokenLogprobs, ...]  # of all prompt tokens except the first, if requested
+    prompt_logprobs: tuple[TokenLogprobs, ...]  # logprobs of all prompt tokens except the first, if requested
     num_cached_tokens: int  # prompt tokens taken from the prefix cache
     outputs: tuple[CompletionOutput, ...]
 
@@ -251,7 +251,7 @@ class LLM:
                 )
                 leader = leader or request_id
         for sequence in sequences:
-            self._engine.add(sequence, is_resume=True)  # not refused for a full queue
+            self._engine.add(sequence, is_resume=True)  # a resume is never refused for a full queue
         try:
             self._finish_all(choices, use_tqdm)
         finally:

@@ -23,14 +23,14 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
-MAX_STOP_CHARS = 4096  # of all stop strings together
+MAX_STOP_CHARS = 4096  # characters of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 2**20  # more than any vocabulary has
 MAX_BAD_WORDS = 500
-MAX_BAD_WORD_CHARS = 16384  # of all bad words together
-MAX_COUNT = 2**31 - 1  # for numbers of tokens and for token ids: far above any context, and fits every tensor
+MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
+MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
 
 _MAX_NAMED = 5  # at most this many wrong values are named in one message
@@ -81,10 +81,10 @@ class SamplingParams:
     seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # until then no EOS, stop id or stop string ends the answer
+    min_tokens: int = 0  # the answer is not ended by EOS, stop id or stop string before
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
-    thinking: ThinkingBudget | None = None  # that limit with the model's tags, which chats fill in
+    thinking: ThinkingBudget | None = None  # the limit with the model's tags, which chats fill in
     ignore_eos: bool = False
     # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
     logprobs: int | None = None
@@ -96,7 +96,7 @@ class SamplingParams:
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputs | None = None  # the form of the answer; None = any
-    grammar: str = field(init=False, default="")  # of that form; empty if there is none
+    grammar: str = field(init=False, default="")  # grammar of the form; empty if there is none
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():

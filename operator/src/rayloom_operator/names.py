@@ -13,7 +13,7 @@ ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
 
 API_GROUP, API_VERSION_NAME = API_VERSION.split("/")
 API_PLURAL = "llmservices"
-FIELD_MANAGER = "rayloom-operator"  # in every write to the API server
+FIELD_MANAGER = "rayloom-operator"  # the operator's name in every write to the API server
 
 SERVICE_LABEL = "rayloom.dev/service"
 GROUP_LABEL = "rayloom.dev/group"

@@ -1,4 +1,4 @@
-"""`rayloom-engine gateway`: one API port in front of several engines, whose streams outlive each of them."""
+"""`rayloom-engine gateway`: one API port in front of several engines. A stream outlives the engine that began it."""
 
 from __future__ import annotations
 

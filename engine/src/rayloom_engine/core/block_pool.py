@@ -33,7 +33,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, unproven: Iterable[int] = (), num_kept: int | None = None) -> None:
         """`unproven`: blocks that may hold a NaN from the time before this pool.
 
-        `num_kept`: number of cached blocks up to which the cache takes untouched blocks, see cache_growth.py.
+        `num_kept`: limit of cached blocks at the beginning, see cache_growth.py.
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
@@ -89,7 +89,7 @@ class BlockPool:
         return block_ids
 
     def _take(self) -> int:
-        """Removes the block that is best given out from the free ones, and returns it."""
+        """Chooses the best free block to allocate, removes it from the free blocks and returns it."""
         if self._free_plain:
             return self._free_plain.pop()  # the block that was freed last: its memory is warm
         is_full = self._growth.is_full(len(self._free_cached))
@@ -134,8 +134,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, the index keeps the other block, unless the other
-        block is neither held nor proven.
+        If the index already has another block with this content, and that block is held or proven, the index keeps that
+        block.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -172,7 +172,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns the blocks allocated since the last call whose old content the next plan must clear first."""
+        """Returns those blocks allocated since the last call that the next plan must clear before it uses them."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
@@ -205,7 +205,7 @@ class BlockPool:
         """Returns how many of these blocks, from the first one on, the prefix index has; an estimate.
 
         `hashes`: of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so a
-        search by halves finds the length; it may be wrong if a block in the middle is missing.
+        binary search finds the length; the result may be wrong if a block in the middle is missing.
         """
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 

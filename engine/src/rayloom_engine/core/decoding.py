@@ -13,7 +13,7 @@ import msgspec
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of the reasoning's tokens, and how the model writes the reasoning's beginning and end."""
 
-    num_tokens: int  # after so many tokens of reasoning, `end_ids` are the next ones
+    num_tokens: int  # after this many tokens of reasoning, the sequence continues with `end_ids`
     start: str  # the reasoning begins after this text, at the beginning of the answer; empty: with the answer
     ends: tuple[str, ...]  # texts that end the reasoning
     end_ids: tuple[int, ...]  # tokens of one of these texts
@@ -39,8 +39,8 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] | None = None  # only these can be chosen; None = all; never empty
     # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for prompt tokens (echo)
-    grammar: str = ""  # of the answer, in llguidance's Lark syntax; empty: any answer
+    prompt_logprobs: int | None = None  # top alternatives per prompt token (echo)
+    grammar: str = ""  # grammar of the answer, in llguidance's Lark syntax; empty: any answer
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
     thinking: ThinkingBudget | None = None  # None: reasoning is not limited
     # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.

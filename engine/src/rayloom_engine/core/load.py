@@ -14,8 +14,8 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
-# Blocks of waiting sequences that are hashed for one load, in 5 ms. The main thread counts the load between two steps,
-# and a full queue of long prompts has a million of them.
+# Limit of the blocks of waiting sequences that are hashed for one load; the hashes take 5 ms. The main thread counts
+# the load between two steps, and a full queue of long prompts has a million blocks.
 MAX_HASHED_BLOCKS = 2048
 
 
@@ -29,12 +29,12 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
-    outstanding_prefill_tokens: int = 0  # of running and waiting sequences; cached prefixes are left out
-    num_decodes: int = 0  # running sequences whose newest token alone is not computed yet
+    outstanding_prefill_tokens: int = 0  # not computed tokens of running and waiting sequences, without cached prefixes
+    num_decodes: int = 0  # running sequences of which only the newest token is not computed yet
     num_waiting: int = 0
     waiting_tokens: int = 0  # all tokens of the waiting sequences, cached ones included
     decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
-    tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, sorted by name
+    tenants: tuple[TenantLoad, ...] = ()  # tenants with unfinished sequences, sorted by name
 
 
 class LoadCount:

@@ -1,7 +1,7 @@
 """MeasuredLoad: the work that a scheduler has, and the tokens per second that earlier steps computed.
 
-An autoscaler reads it in `/status` and divides one by the other, so it needs no profile of the model or the machine.
-Not to be confused with SchedulerLoad, which a router compares between engines.
+An autoscaler reads it in `/status` and divides the work by the speed, so it needs no profile of the model or the
+machine. Not to be confused with SchedulerLoad, which a router compares between engines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rayloom_engine.core.step_seconds import StepSeconds
 class MeasuredLoad:
     queued_tokens: int  # tokens of running and waiting prompts that are not computed yet; cached prefixes may count
     running_tokens: int  # tokens that fit in the KV blocks of running sequences
-    max_running_tokens: int  # the same with every slot or every block in use, at the present mean length
-    prefill_tokens_per_s: float  # in a step that a prompt fills; 0 = not measured yet
-    decode_tokens_per_s: float  # in a step with a decode in every slot; 0 = not measured yet
+    max_running_tokens: int  # its limit: with every slot or every block in use, at the present mean length
+    prefill_tokens_per_s: float  # measured in steps that prompts fill; 0 = not measured yet
+    decode_tokens_per_s: float  # measured, for a step with a decode in every slot; 0 = not measured yet
 
 
 def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:

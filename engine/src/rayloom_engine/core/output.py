@@ -8,7 +8,9 @@ from rayloom_engine.core.step import TokenLogprobs
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Also part of the wire protocol from EngineCore to API server processes (`protocol.messages.Outputs`)."""
+    """New tokens of one sequence. Also part of the messages from EngineCore to API server processes
+    (`protocol.messages`).
+    """
 
     # Inside the EngineCore: the Sequence's request_id. On the wire: the id that the API server process gave.
     sequence_id: str
@@ -17,8 +19,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # Sent with the first token; the first prompt token has none. Long tuples come earlier, in parts: logprob_parts.py
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    finish_reason: str | None = None  # "stop" | "length" in the last output; in the EngineCore also another
-    message: str = ""  # of a broken form
+    finish_reason: str | None = None  # only in the last output; inside the core also those of core/sequence.py
+    message: str = ""  # if the form is broken: the reason
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output
-    attempt: int = 0  # on the wire: of the Submit
+    attempt: int = 0  # on the wire: the attempt of the Submit

@@ -14,7 +14,7 @@ When blocks run out, the newest, least urgent running sequence is preempted: its
 
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
 running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
-another tenant has a higher rank than the waiting one will have; if there is no room, the running sequence with the
+another tenant has a higher rank than the waiting sequence will have. If there is no room, the running sequence with the
 highest rank is preempted. Each such exchange makes the tenants' numbers more equal, so it is never reversed. With one
 tenant, part 1 does nothing.
 
@@ -198,8 +198,8 @@ class Scheduler:
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        Corrupt sequences and those with a broken form are ended first; everything else in this and later results is
-        ignored for them.
+        Corrupt sequences and those with a broken form are ended first. Their other entries, in this result and in later
+        ones, are ignored.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences

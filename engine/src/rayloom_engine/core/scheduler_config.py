@@ -16,7 +16,7 @@ class SchedulerConfig:
     max_model_len: int  # limit of tokens of a sequence, prompt included; the KV blocks suffice for one such sequence
     max_queued: int  # limit of waiting sequences; more are refused
     enable_prefix_caching: bool = True
-    num_kept_blocks: int | None = None  # cached blocks up to which the cache touches new memory; None: no limit
+    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: none
     depth: int = 1  # limit of plans in flight
     window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
 

@@ -89,7 +89,7 @@ class Sequence:
         self.waits_for_form = False  # its next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
-        self.prompt_logprobs: list[TokenLogprobs] = []  # for positions 1, 2, ... in order
+        self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order
         self._hashes: list[bytes] = []  # hashes of the full blocks of token_ids, in order
 
     @property
@@ -109,7 +109,7 @@ class Sequence:
     def known_hashes(self) -> list[bytes]:
         """The hashes of the sequence's first full blocks, as many as were computed so far.
 
-        At least those of the blocks that were offered to the prefix index (`num_registered_blocks`).
+        They include the hashes of all blocks that were offered to the prefix index (`num_registered_blocks`).
         """
         return self._hashes
 

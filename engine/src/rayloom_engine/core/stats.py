@@ -19,7 +19,7 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
-    mean_output_tokens: float = 0.0  # of the sequences that ended last; 0 before the first one ends
+    mean_output_tokens: float = 0.0  # mean of the sequences that ended last; 0 before the first one ends
     num_outputs: int = 0  # sequences in that mean
 
     def note_output(self, num_tokens: int) -> None:
@@ -36,7 +36,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens found there
-    prompt_tokens: int = 0  # of accepted sequences
+    prompt_tokens: int = 0  # prompt tokens of accepted sequences
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_steps: int = 0

@@ -108,4 +108,4 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     waiting_slots: tuple[int, ...] = ()  # slots that were postponed and whose grammar is not built yet
     forward_s: float = 0.0  # seconds that the model's forward pass took
     sample_s: float = 0.0  # seconds that sampling took
-    waited_s: float = 0.0  # of these, seconds in which the step waited for a grammar
+    waited_s: float = 0.0  # part of sample_s: seconds in which the step waited for a grammar

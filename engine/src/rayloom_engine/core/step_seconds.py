@@ -3,8 +3,9 @@
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
-floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. It is measured in
-the steps that are planned with it: a chunk of 16 tokens takes more seconds an operation than one of 512.
+floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. The number is
+measured in steps with chunks of the size that it leads to, because a chunk of 16 tokens takes more seconds for an
+operation than one of 512.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from typing import TypeVar
 from rayloom_engine.core.step import StepPlan
 from rayloom_engine.core.step_work import StepWork
 
-# A chunk that made a step no longer, as far as that can be measured, took at least this part of it.
+# The prompts of a step count as having taken at least this part of its time, even if the step was not measurably
+# longer.
 _LEAST_PART = 0.01
-# A step lowers the seconds of an operation to at least this part. A few tokens more may cost little beside decodes and
-# many more a lot, so chunks must not grow faster than their costs are measured.
+# One step lowers the seconds of an operation at most to this part of their earlier value. A few more tokens may cost
+# little beside decodes, and many more a lot, so chunks must not grow faster than their costs are measured.
 _MOST_DROP = 0.9
-# After this many steps with prompts, and none of about as many decodes alone, the measured time of the decodes is old.
+# After this many steps in a row with prompts and about as many decodes, the measured time of these decodes is old.
 _OLD_AFTER = 64
-# Only steps in which prompts take at most this many times as long as the decodes tell how long the decodes take.
+# If prompts take more than this many times as long as the decodes, the step does not show how long the decodes take.
 _MOST_PROMPTS = 2
-# A cost is the median of this many measurements, so that a step beside which the machine was busy changes nothing.
+# A cost is the median of this many measurements, so that one step that other programs slowed down changes nothing.
 _NUM_KEPT = 9
 
 _Number = TypeVar("_Number", int, float)
@@ -56,7 +58,7 @@ class StepSeconds:
     def decode_token_cost(self) -> float:
         """Seconds of a decoded token, in units of `token_s`, in the largest step of decodes that was measured.
 
-        There the fixed part of a step, which more decodes share, counts least.
+        In that step, the most decodes share the fixed cost of a step.
         """
         num_decodes, seconds = self.decode_only[-1]
         return seconds / max(1, num_decodes) / self.token_s
@@ -73,7 +75,7 @@ class StepMeter:
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
         self._num_mixed: dict[int, int] = {}  # bit length, as above -> steps with prompts since the last one without
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
-        self._flop_s = 0.0  # from these; 0 = unknown
+        self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:
@@ -108,12 +110,13 @@ class StepMeter:
     def _learn_mixed(self, num_decodes: int, flops: float, seconds: float) -> None:
         """Learns from a step with decodes and tokens of prompts: what the prompts added to the time of the decodes.
 
-        If that time is old, the step does not show which of both became slower, so both costs change by one factor.
+        If that time is old, the step does not show which of the two became slower, so both costs change by the same
+        factor.
         """
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes that were not measured
+        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes beyond the measured number
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s
         if num_mixed > _OLD_AFTER and 0 < prompts_s <= _MOST_PROMPTS * all_decodes_s:

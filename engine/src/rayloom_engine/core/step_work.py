@@ -20,10 +20,10 @@ _LEAST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """How many floating-point operations a step's tokens take in one pipeline stage."""
+    """The number of floating-point operations that a step's tokens take in one pipeline stage."""
 
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
-    flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage together
+    flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage
     num_layers: int = 1  # layers of the stage
     window: int | None = None  # a token attends to at most this many positions; None: all
 
@@ -41,7 +41,7 @@ class StepWork:
 class StepForecast:
     """Forecasts how long plans in flight take, from the best measured speed.
 
-    Only large steps count; until one has ended, small ones do.
+    Only large steps count. Until a large step has ended, small steps count.
     """
 
     def __init__(self, work: StepWork) -> None:

@@ -14,14 +14,14 @@ PART_BLOCKS = 65_536  # blocks in a part of the whole index: half a megabyte
 
 
 class CachePublisher:
-    """For the main thread. Without a front that asks, nothing is recorded, counted or sent."""
+    """For the main thread. Until a front subscribes, nothing is recorded, counted or sent."""
 
     def __init__(self, engine: Engine, io: CoreIo, start: int) -> None:
         """`start`: a random number of this start of the core."""
         self._engine = engine
         self._io = io
         self._start = start
-        self._number = 0  # of the last changes
+        self._number = 0  # number of the last message with changes
         self._connections: set[int] = set()
         self._log = CacheLog()
         self._last_load: LoadReport | None = None
@@ -32,7 +32,7 @@ class CachePublisher:
         pool = self._engine.scheduler.pool
         if not self._connections:
             self._log = pool.log = CacheLog()
-        self._send_changes()  # those before go to the other fronts, so that all fronts have the same number
+        self._send_changes()  # earlier changes go to the other fronts, so that all fronts have the same number
         self._connections.add(connection)
         hashes = pool.cached_hashes()
         num_parts = max(1, -(-len(hashes) // PART_BLOCKS))
@@ -40,7 +40,7 @@ class CachePublisher:
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
         self._io.send(connection, LoadReport(self._engine.load()))
-        self._last_load = None  # this front has another one than the fronts before
+        self._last_load = None  # the other fronts may have an older load than this front
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)

@@ -1,4 +1,4 @@
-"""CoreContext: the objects that an EngineCore process needs whatever its executor. Also declares the engine ready."""
+"""CoreContext: the objects that an EngineCore process needs with any executor. Also declares the engine ready."""
 
 from __future__ import annotations
 

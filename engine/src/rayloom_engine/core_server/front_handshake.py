@@ -53,7 +53,7 @@ async def _hello(reader: asyncio.StreamReader) -> Hello:
 
 
 def _welcome(hello: Hello, epoch: int) -> Welcome:
-    # A newer front knows this core's version from the FrontChallenge, and has to choose it.
+    # A newer front has read this core's version in the FrontChallenge, and must use that version.
     if hello.version > PROTOCOL_VERSION or (version := common_version(hello.version)) is None:
         raise FrontRefused(
             f"refused front {hello.front_id}: it speaks protocol {hello.version}, this core {OLDEST_VERSION} to "

@@ -12,9 +12,9 @@ from rayloom_engine.core_server.unsent import Unsent
 class FrontSocket:
     """Sends messages whole and in order, from the main thread and from the I/O thread.
 
-    The main thread sends the outputs of a step itself: if it handed them to the I/O thread, that thread would need the
-    GIL, for which it may wait until the next step releases it. Bytes that the socket does not accept are kept, and the
-    I/O thread sends them with `flush` when the socket has room.
+    The main thread sends the outputs of a step itself. The I/O thread would need the GIL to send them, and might get
+    the GIL only when the next step releases it. Bytes that the socket does not accept are kept, and the I/O thread
+    sends them with `flush` when the socket has room.
     """
 
     def __init__(self, connection: socket.socket, stall_seconds: float) -> None:

@@ -78,8 +78,8 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             self._state.heartbeat = time.monotonic()
-            # Between the inbox and the step, so that a load includes the sequences that came during the last step.
-            # Fronts stop counting these themselves when a load comes.
+            # Publish between the inbox and the step, so that the load includes the sequences that came during the last
+            # step. A front stops counting these sequences itself when it receives a load.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -274,8 +274,8 @@ def _parsed(source: str) -> tuple[int, int]:
 def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
     """The scheduler's name of a sequence: connection and attempt (its source), and the id.
 
-    The id is unique only within a front. The attempt is part of the name, so that neither outputs nor an Abort of an
-    earlier attempt on the same connection can be taken for those of a later one.
+    The id is unique only within a front. The attempt is part of the name. So outputs or an Abort of an earlier attempt
+    on the same connection are never taken for those of a later attempt.
     """
     return f"{_source(connection, attempt)}/{sequence_id}"
 

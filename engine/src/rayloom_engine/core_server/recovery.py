@@ -50,7 +50,7 @@ class Assembly:
     """The ranks that are ready to run plans of `epoch`."""
 
     epoch: int
-    loaded: list[Loaded]  # by rank
+    loaded: list[Loaded]  # the ranks' Loaded messages, by rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from rayloom_engine.protocol.text_files import read_part
 
 logger = logging.getLogger(__name__)
 
-_START_STATUS_SECONDS = 0.1  # while starting, so that progress bars move
+_START_STATUS_SECONDS = 0.1  # between two statuses during a start, so that progress bars move
 _STATUS_SECONDS = 1.0
 _STALL_SECONDS = 30.0  # within which a front must read a message: see unsent.py
 # If more bytes than this wait to be sent to a front, the front is disconnected at once, because the machine's memory is

@@ -30,7 +30,7 @@ class CoreState:
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # while recovering: the node of the lost rank
     message: str = ""
-    model_folder: str = ""  # of the model's files, once they are found
+    model_folder: str = ""  # folder of the model's files, once they are found
     model: ServedModel | None = None
     phases: list[PhaseProgress] = field(default_factory=list)
     phase_started: float = 0.0

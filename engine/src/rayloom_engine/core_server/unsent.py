@@ -1,4 +1,4 @@
-"""Unsent: the bytes for a front that the operating system has not accepted yet, with the time by which it must."""
+"""Unsent: bytes for a front that the operating system has not accepted yet, and the times by which it must."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ VARIABLE = "RAYLOOM_CPU_LIBRARY"  # path of a library that is used instead of th
 
 @dataclass(frozen=True, slots=True)
 class FoundLibrary:
-    """`path`: the compiled library, or None. `problem`: then the reason, else empty."""
+    """`path`: the compiled library; None if there is none. `problem`: the reason if there is none, else empty."""
 
     path: Path | None
     problem: str = ""

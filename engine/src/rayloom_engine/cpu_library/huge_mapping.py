@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-# Kernels with larger pages have larger huge pages, too: up to 512 MiB, which a single write would take.
+# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB, so a single write would take 512 MiB.
 _PAGE_BYTES_WITH_SMALL_HUGE_PAGES = 4096
 
 
 def huge_mapping(num_bytes: int) -> mmap.mmap:
     """Returns a private mapping of zeros. A page takes memory when it is first written.
 
-    It has huge pages of 2 MiB where the kernel gives them to those who ask, and ordinary pages elsewhere.
+    It has huge pages of 2 MiB where the kernel grants them on request, and ordinary pages elsewhere.
     """
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and mmap.PAGESIZE == _PAGE_BYTES_WITH_SMALL_HUGE_PAGES:

@@ -52,7 +52,7 @@ class LibraryFunctions:
 
 
 class _Chosen:
-    """A context that keeps other threads out of the library, and makes it use an instruction set.
+    """A context that keeps other threads out of the library, and sets the library's instruction set.
 
     A class takes less time than a generator, and a step enters the context five times.
     """
@@ -181,7 +181,7 @@ class CpuLibrary:
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[ctypes.Array[ctypes.c_double]]:
-        """Gives the seconds of each of PHASES, to which every call of `forward` inside the context adds its own."""
+        """A context with the seconds of each of PHASES. Every call of `forward` inside the context adds its seconds."""
         seconds = (ctypes.c_double * len(PHASES))()
         with _LOCK:
             self._functions.rl_profile(ctypes.addressof(seconds))
@@ -211,7 +211,7 @@ class CpuLibrary:
         return ids_N.tolist()
 
     def describe(self, logits_NV: torch.Tensor, out: LogprobsStruct) -> None:
-        """Writes log-probabilities of each row of float32 logits to where `out` points. Raises MemoryError."""
+        """Writes log-probabilities of each row of float32 logits into the arrays of `out`. Raises MemoryError."""
         num_rows, vocab_size = logits_NV.shape
         with self._chosen:
             failed = self._functions.rl_describe(_address(logits_NV), num_rows, vocab_size, out)
@@ -220,7 +220,8 @@ class CpuLibrary:
 
 
 def linear_of(packed: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None) -> LinearStruct:
-    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of int8.
+    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of an int8
+    matrix.
 
     The caller keeps the tensors alive.
     """

@@ -29,7 +29,7 @@ PAGE_PATH = "/docs"
 
 
 class ApiApplication(FastAPI):
-    """FastAPI without its own reading of bodies: handlers read and check them, and the document is made of ROUTES.
+    """A FastAPI application that reads no bodies: handlers read and check them. The OpenAPI document is made of ROUTES.
 
     A request passes only the middleware that Starlette has; FastAPI's would add telemetry, a second body limit and two
     exit stacks.
@@ -69,7 +69,8 @@ class ApiApplication(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document."""
-        # Import at the first request: the start of a front is part of a recovery, and few servers are asked for it.
+        # Import at the first request for the document: an import at the start would lengthen each recovery of a front,
+        # and few servers are asked for the document.
         from rayloom_engine.front.document.openapi import openapi_document
 
         if self.openapi_schema is None:

@@ -21,7 +21,7 @@ from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 REST_OF_BODY_S = 5.0  # time for a refused client to send the rest of its body, before the connection is closed
-# /tokenizer_info begins like /tokenize.
+# /tokenizer_info begins with /tokenize, so it needs no entry.
 _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/server_info", "/ui/status")
 _REQUEST_ID = re.compile(REQUEST_ID)
 

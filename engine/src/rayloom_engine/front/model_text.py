@@ -1,6 +1,7 @@
-"""ModelText: the model's tokenizer and chat template, and what the front must know of the model.
+"""ModelText: the model's tokenizer and chat template, and the facts about the model that the front needs.
 
-A front reads the files as soon as the core has found them. Only then the ranks begin to load, so nobody waits for it.
+A front reads the files as soon as the core has found them. The ranks begin to load only then, so the front is usually
+done first.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rayloom_engine.front.http.server import admin_server, api_server
 from rayloom_engine.front.operations.service import Service
 
 LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
-FORCED_EXIT_S = 0.8  # after this time the process exits, even if a thread still runs
+FORCED_EXIT_S = 0.8  # seconds after which the process exits, even if a thread still runs
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,8 @@ def _lark_of(form: StructuredOutputs) -> str:
         check_bytes(form.regex)
         return f"start: /{_regex_in_lark(form.regex)}/"
     if form.choice is not None:
-        # One terminal: llguidance's parser fails at a token with which more than 2,000 alternatives begin.
+        # The choices form one terminal, because llguidance's parser fails at a token with which more than 2,000
+        # alternatives begin.
         text = "start: C\nC: " + "|".join(_quoted(choice) for choice in form.choice)
         check_bytes(text)
         return text

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-_STACK_BYTES = 256 * 1024 * 1024  # of virtual memory; only the touched pages become resident
+_STACK_BYTES = 256 * 1024 * 1024  # virtual memory; only the touched pages become resident
 _setting = threading.Lock()
 
 
 def deep_stack_pool(name: str) -> ThreadPoolExecutor:
     """Returns a pool of one thread with a large stack. The thread is already started."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-    # The size holds for all threads that this process starts meanwhile, to which it does no harm.
+    # All threads that this process starts meanwhile get this size too, which does no harm.
     with _setting:
         usual_bytes = threading.stack_size(_STACK_BYTES)
         try:

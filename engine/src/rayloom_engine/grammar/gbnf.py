@@ -24,7 +24,7 @@ _TOKEN = re.compile(
       | (?P<sign>[()|*+?.])""",
     re.VERBOSE,
 )
-_MAX_NESTING = 100  # of parentheses
+_MAX_NESTING = 100  # parentheses inside each other
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ def _rules_of(text: str) -> dict[str, _Rule]:
             continue
         if rule is None:
             raise RequestError(f"the GBNF grammar begins with {shown(token)}; begin it with a rule, as root ::= ...")
-        nesting += (token == "(") - (token == ")")  # a string with one parenthesis has quotes
+        nesting += (token == "(") - (token == ")")  # the token of a string has quotes, so it is no parenthesis
         if nesting > _MAX_NESTING:
             raise RequestError(f"the GBNF grammar has more than {_MAX_NESTING} parentheses inside each other")
         if kind == "name":
@@ -126,7 +126,7 @@ def _body(rule: _Rule, names: dict[str, str]) -> str:
 
 
 def _string(token: str) -> str:
-    r"""Returns a Lark string: GBNF's escapes that JSON lacks, such as \x41, become others."""
+    r"""Returns a Lark string. Escapes of GBNF that JSON lacks, such as \x41, are written as escapes of JSON."""
     return _ESCAPE.sub(lambda found: _json_escape(found[1]), token)
 
 

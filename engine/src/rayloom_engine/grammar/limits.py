@@ -16,7 +16,7 @@ from rayloom_engine.errors import RequestError
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 100  # objects and lists inside each other
-MAX_PROPERTIES = 400  # of one object
+MAX_PROPERTIES = 400  # properties of one object
 MAX_REFERENCES = 500  # occurrences of `$ref`
 MAX_RULES = 1000
 # Alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first token with
@@ -81,7 +81,7 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
 
 
 def _num_merged_properties(schema: Mapping[str, Any] | bool) -> int:
-    """Returns how many properties merged objects have, at most. Raises RequestError for other limits."""
+    """Returns an upper bound of the properties of merged objects. Raises RequestError if another limit is exceeded."""
     num_references = 0
     num_merged = 0
     most_properties = 0

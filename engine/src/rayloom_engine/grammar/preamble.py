@@ -11,7 +11,8 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The tokens that complete a text and add other characters than blanks behind it. For all answers with the text.
+    """The tokens that complete the text before a form and add characters other than blanks. For all answers with that
+    text.
 
     Such a token would begin the form with characters that the grammar never saw.
     """
@@ -53,7 +54,7 @@ class Preamble:
 
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
-        self._text = b""  # the last bytes, fewer than those of the text that is awaited
+        self._text = b""  # the answer's last bytes; always fewer than the awaited text has
         self.is_over = not endings.after
 
     def advance(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """Made once in a process: reading 49,152 tokens takes 0.15 s, and other Python code runs only once in that time."""
+    """Made once in a process, because reading 49,152 tokens takes 0.15 s, in which other Python code hardly runs."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -46,9 +46,9 @@ class Vocabulary:
                 f"this model's tokenizer cannot be used for structured output: {shortened(str(error))}"
             ) from error
         del plain
-        return_free_memory()  # reading takes a third more memory than stays
+        return_free_memory()  # reading takes a third more memory than the vocabulary keeps
         return cls(whole)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that a token adds to a text; of a special token its name."""
+        """Returns the bytes that a token adds to a text. A special token adds its name."""
         return bytes(self.tokenizer.decode_bytes([token_id]))

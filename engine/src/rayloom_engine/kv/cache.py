@@ -85,7 +85,8 @@ class KvPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns a tensor of zeros. Uninitialised memory could hold a NaN, which attention would read: a mask hides none.
+    """Returns a tensor of zeros. Uninitialised memory could hold a NaN, which would reach the result of attention,
+    because a mask does not hide a NaN.
 
     torch.zeros would write every page and so take the memory at once. An anonymous mapping reads as zeros without a
     write.

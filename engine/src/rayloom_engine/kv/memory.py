@@ -11,7 +11,7 @@ GIB = 1 << 30
 _CPU_SHARE = 0.5  # share of free memory; the rest is for activations, the page cache and everything else on the machine
 # Limit for all ranks of a host together: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
-# Cached prefixes of all ranks of a host that take memory before any prompt has missed one: 11,000 tokens of SmolLM2.
+# Limit of cached prefixes of all ranks of a host, in bytes, before a prompt has missed one: 11,000 tokens of SmolLM2.
 _CPU_KEPT = GIB // 4
 _GPU_SHARE = 0.9  # share of free memory; the rest, or more if a step needs it, is for activations and fragmentation
 

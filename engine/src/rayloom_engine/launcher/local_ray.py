@@ -36,7 +36,7 @@ def address_file(run_dir: Path) -> Path:
 
 
 def use_private_ray(run_dir: Path) -> None:
-    """Configures Ray, for this process and its children, so that other users of the machine cannot reach it.
+    """Configures Ray, for this process and its children, so that other users of the machine cannot reach Ray.
 
     Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
     Ray's servers listen on every address of the machine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-_SAMPLES = 16  # of each file, evenly spaced
+_SAMPLES = 16  # samples of each file, evenly spaced
 _SAMPLE_BYTES = 4096
 
 

@@ -49,7 +49,7 @@ class CpuDecoder:
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
         self._progress = ctypes.c_int64(0)
-        self._addresses: tuple[KvPages, ctypes.Array[ctypes.c_void_p]] | None = None  # of a cache's layers
+        self._addresses: tuple[KvPages, ctypes.Array[ctypes.c_void_p]] | None = None  # the cache, the layers' addresses
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -127,7 +127,7 @@ class CpuDecoder:
             self._library.add(residual_TD, group.all_reduce(partial_TD))
 
     def _addresses_of(self, cache: KvPages) -> ctypes.Array[ctypes.c_void_p]:
-        """Returns the address of each layer. A rank has one cache, so they are collected once."""
+        """Returns the addresses of the cache's layers. A rank has one cache, so the addresses are collected once."""
         if self._addresses is None or self._addresses[0] is not cache:
             addresses = (ctypes.c_void_p * len(cache.pages))(*(layer.data_ptr() for layer in cache.pages))
             self._addresses = (cache, addresses)

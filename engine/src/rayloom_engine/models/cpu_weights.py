@@ -114,7 +114,7 @@ class CpuWeights:
         return linear_of(matrix.packed_NK, bias_N, matrix.scales_N)
 
     def _vector(self, vector: torch.Tensor | None) -> int | None:
-        """Returns the address of a float32 copy."""
+        """Returns the address of a float32 copy of the vector, and keeps the copy alive."""
         if vector is None:
             return None
         copy = vector.float().clone()
@@ -124,7 +124,7 @@ class CpuWeights:
 
 class _Matrix(NamedTuple):
     packed_NK: torch.Tensor
-    scales_N: torch.Tensor | None  # of an int8 matrix
+    scales_N: torch.Tensor | None  # scales of an int8 matrix
     bias_N: torch.Tensor | None
 
 

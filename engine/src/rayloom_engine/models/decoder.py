@@ -49,7 +49,7 @@ class DecoderWeights:
     embedding_VD: torch.Tensor | None
     layers: list[DecoderLayer]
     final_norm_D: torch.Tensor | None
-    head: Linear | None  # if tied, it multiplies by `embedding_VD` itself
+    head: Linear | None  # a tied head multiplies by `embedding_VD` itself
 
     @property
     def schemes(self) -> Iterator[WeightScheme]:

@@ -70,7 +70,7 @@ class Fault(_InspectionPart):
 
 
 class Inspection(_InspectionPart):
-    """Either `error`, or everything else."""
+    """Either `error` is set, or all other fields are."""
 
     version: Literal["v2"] = Field("v2", description="Version of this document's schema. Documents of v1 had no costs.")
     commit: str | None = Field(None, description="The commit that the revision stands for; only of the hub's models.")

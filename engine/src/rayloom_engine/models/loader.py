@@ -52,10 +52,10 @@ def load_model(
 ) -> LoadedModel:
     """Returns a rank's part of the model in a Hugging Face folder, ready to run; without `part`, the whole model.
 
-    Weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two differ on a CPU without
-    bfloat16 instructions and without the C library, which serves a bfloat16 model in float32: rounding first gives the
-    results of the bfloat16 model. `quantization` comes after rounding; int8 needs the C library. If the files do not
-    fit the shape, raises ModelError with the tensors' names before reading any weight.
+    Weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two types differ on a CPU
+    without bfloat16 instructions and without the C library: a bfloat16 model is then served in float32. Rounding first
+    gives the results of the bfloat16 model. `quantization` comes after rounding; int8 needs the C library. If the files
+    do not fit the shape, raises ModelError with the tensors' names before reading any weight.
     """
     with refuses_broken(folder):
         files = _weight_files(folder)

@@ -1,4 +1,4 @@
-"""RankModel: what a rank's runner needs of the module that computes the rank's part of a model.
+"""RankModel: the interface between a rank's runner and the module that computes the rank's part of a model.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """

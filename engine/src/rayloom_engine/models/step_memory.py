@@ -17,7 +17,8 @@ def library_step_bytes(
 ) -> int:
     """Returns the bytes that a rank's largest step takes if the C library computes it, without weights and KV cache.
 
-    `operand_bytes`: of an element that a product reads. The buffers of a step are in step.cpp of the library's sources.
+    `operand_bytes`: bytes of an element that a product reads. The buffers of a step are in step.cpp of the library's
+    sources.
     """
     query = shape.query_size // num_shards
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v

@@ -3,9 +3,9 @@
 Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
 a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in
 memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's part.
-A rank overwrites a slot two exchanges later. That is safe: a peer reads the slot before it sends its byte of the
-exchange in between, and by then the rank has read this byte. Ranks block in the read and do not spin, because there may
-be more ranks than cores.
+A rank overwrites a slot two exchanges later. That is safe: the rank has then read the bytes that the peers sent in the
+exchange in between, and a peer sends this byte only after it has read the slot. Ranks block in the read and do not
+spin, because there may be more ranks than cores.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        """Exchanges parts with all peers. Returns every rank's part, valid until the exchange after the next one.
+        """Exchanges parts with all peers. Returns every rank's part, valid until two exchanges later.
 
         `counts`: for each rank, the number of elements of its part.
         """

@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-# exact: as if one engine had computed all of it. rounding: the logits may differ by rounding. other model: not at all.
+# The kinds of continuation. exact: the tokens are those of a single engine. rounding: the logits may differ by
+# rounding. other model: no continuation.
 Continuation = Literal["exact", "rounding", "other model"]
 
 
@@ -14,9 +15,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """The model that an engine serves, and the code and the data types by which it computes."""
 
     architecture: str
-    commit: str | None  # of a hub model
+    commit: str | None  # commit of a hub model
     content_hash: str  # the commit; of a local model a hash of samples (models/content_hash.py)
-    tokenizer_hash: str  # of tokenizer.json
+    tokenizer_hash: str  # hash of tokenizer.json
     dtype: str
     compute_dtype: str
     quantization: str
@@ -41,7 +42,7 @@ _OF_ARITHMETIC = (
 def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
     """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
 
-    None is an engine of protocol version 3, which sends no fingerprint: its model is taken for the same one.
+    None is an engine of protocol version 3, which sends no fingerprint: its model is assumed to be equal.
     """
     if earlier is None or later is None:
         return "rounding"

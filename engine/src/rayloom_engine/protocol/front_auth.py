@@ -6,8 +6,8 @@ Over TCP the core speaks first:
     front -> core   Hello(version, nonce of its own, proof)
     core  -> front  Welcome(version, proof)
 
-A proof is an HMAC over both nonces, so it is worth nothing on another connection. The version is part of it, so that
-nobody in between can make both sides speak an older one.
+A proof is an HMAC over both nonces, so it is worth nothing on another connection. The proof covers the version, too, so
+that nobody in between can make both sides speak an older version.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def split_outputs(message: Outputs) -> Iterator[Outputs]:
 def _groups(outputs: list[SequenceOutput]) -> Iterator[Outputs]:
     """Yields the outputs of a step, those with many alternatives of their tokens in several messages.
 
-    With the whole vocabulary as alternatives, those of a hundred sequences exceed the limit of a frame.
+    If the alternatives are the whole vocabulary, those of a hundred sequences exceed the limit of a frame.
     """
     group: list[SequenceOutput] = []
     num_values = 0

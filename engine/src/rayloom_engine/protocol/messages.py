@@ -28,7 +28,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 
 PROTOCOL_VERSION = 4
 OLDEST_VERSION = 3  # version 4 adds the handshake over TCP, attempt numbers and the prefix index
-HASH_BYTES = 8  # of a block's hash of 16 bytes, in CacheChanges
+HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
 
 
 class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):
@@ -39,11 +39,11 @@ class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True)
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
-    token: str = ""  # only on the Unix socket
+    token: str = ""  # given only on the Unix socket
     front_id: str
     version: int = PROTOCOL_VERSION
-    nonce: str = ""  # over TCP
-    proof: str = ""  # over TCP: front_auth.front_proof
+    nonce: str = ""  # given over TCP
+    proof: str = ""  # given over TCP: front_auth.front_proof
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
@@ -55,13 +55,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
     fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
-    tenant: str = ""  # whose share of slots and queue places it uses; empty unless the server has several API keys
+    tenant: str = ""  # the sequence uses its share of slots and queue; empty unless there are several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
     attempt: int = 0  # how often the sequence was submitted before; outputs and refusals repeat it
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
-    """Several Submits with the same prompt and the same grammar, so that both are sent once."""
+    """Several Submits with the same prompt and the same grammar. Prompt and grammar are sent only once."""
 
     prompt_ids: tuple[int, ...]
     submits: tuple[Submit, ...]  # their own prompt_ids and grammars are empty
@@ -84,7 +84,9 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """From the engine's own front, on the Unix socket: whether the engine drains. The core tells it to gateways."""
+    """Tells the core whether the engine drains. From the engine's own front, on the Unix socket; the core tells
+    gateways.
+    """
 
     is_draining: bool
 
@@ -103,8 +105,8 @@ class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     epoch: int
     pid: int
-    version: int = 3  # in which the core speaks on this connection; cores of version 3 do not send it
-    proof: str = ""  # over TCP: front_auth.core_proof
+    version: int = 3  # the version that the core speaks on this connection; cores of version 3 do not send it
+    proof: str = ""  # given over TCP: front_auth.core_proof
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -157,9 +159,9 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # type of the weights; if they are quantised, the type from which they were
+    dtype: str  # type of the weights; of quantised weights, the type before
     compute_dtype: str  # type of the arithmetic
-    quantization: str = "none"  # as the setting
+    quantization: str = "none"  # the setting `quantization`
     weight_bytes: int
     commit: str | None = None
     fingerprint: Fingerprint | None = None  # None: the core speaks version 3
@@ -199,7 +201,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
-    last_work_age_s: float | None = None  # seconds since the computing rank last showed work; None: no step is computed
+    last_work_age_s: float | None = None  # since the computing rank last advanced or used CPU time; None: no step
     is_draining: bool = False  # the engine takes no new requests, and will end
 
 

@@ -108,7 +108,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int
     num_step_tokens: int
-    num_kept_blocks: int | None = None  # as in KvPlan
+    num_kept_blocks: int | None = None  # limit of cached blocks, as KvPlan has it
     dtype: str
     compute_dtype: str
     hidden_dtype: str  # type of the tensors that ranks send to each other in a step

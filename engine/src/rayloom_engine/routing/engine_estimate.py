@@ -45,14 +45,14 @@ class EngineEstimate:
         self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
         self._num_decodes = 0
         self._decoding: set[str] = set()  # sequences of this gateway that have a token
-        self._is_asked = True  # the whole index is asked for, and nothing of it has come
+        self._is_asked = True  # the whole index is asked for, and no part of it has arrived
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
-        self._computed: list[tuple[int, ...]] = []  # prompts computed since the report: it will have their blocks
+        self._computed: list[tuple[int, ...]] = []  # blocks of prompts computed since the last report
 
     def changed(self, changes: CacheChanges) -> bool:
         """Applies changes of the prefix index. Returns False if the whole index must be asked for.
 
-        It does so once: until a part of the whole has come, further changes, sent before, are dropped.
+        It returns False only once: until a part of the whole index has arrived, other changes are dropped.
         """
         is_applied = self.index.apply(changes)
         must_ask = not is_applied and not self._is_asked
@@ -102,7 +102,7 @@ class EngineEstimate:
         self._leave(sequence_id)
         if sequence_id in self._decoding:
             self._decoding.discard(sequence_id)
-            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be without it already
+            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may have left out this decode already
 
     def cached_tokens(self, blocks: Sequence[int]) -> int:
         """Returns how many leading tokens of a prompt with these blocks the engine has cached."""

@@ -37,7 +37,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def apply(self, changes: CacheChanges) -> bool:
-        """Applies a message of the core. Returns False if messages before it are missing: then ask for the whole."""
+        """Applies a message of the core. Returns False if earlier messages are missing; then ask for the whole."""
         if changes.num_parts:
             return self._apply_part(changes)
         if not self.is_complete or (changes.start, changes.number) != (self._start, self._number + 1):
@@ -49,7 +49,7 @@ class PrefixIndex:
         return True
 
     def forget(self) -> None:
-        """Empties the index, because its engine was lost or changes are missing. The whole makes it complete again."""
+        """Empties the index, because its engine was lost or changes are missing. The next whole index completes it."""
         self.is_complete = False
         self._num_parts_left = 0
         self._blocks.clear()

@@ -1,7 +1,7 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
-Each engine has a hash for the key, and the engine with the highest one comes first. An engine that leaves changes
-nothing among the others, so only the keys move at which it was first.
+Each engine has a hash for the key, and the engine with the highest one comes first. The departure of an engine does not
+change the order of the others, so only the keys whose first engine it was move.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 # A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
-# their first 64 tokens are equal. More blocks would part conversations with a short system prompt in common, which is
-# no loss; fewer would let the first lines of a chat template, equal in all conversations, decide.
+# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would go to
+# different engines, which is no loss. With fewer blocks, the first lines of the chat template, which are equal in all
+# conversations, would decide.
 TIE_BLOCKS = 4
 
 

@@ -23,8 +23,8 @@ class EngineView:
     name: str  # unique among the engines of a choice
     is_serving: bool = True
     is_draining: bool = False
-    is_suspect: bool = False  # it may be lost: its connection is broken or its reports stay out
-    outstanding_prefill_tokens: int = 0  # not computed yet, of its running and waiting sequences
+    is_suspect: bool = False  # it may be lost: its connection is broken or its reports are overdue
+    outstanding_prefill_tokens: int = 0  # tokens of running and waiting sequences that are not computed yet
     num_decodes: int = 0  # sequences that have a token already
     cached_tokens: int = 0  # leading tokens of the request's prompt whose KV blocks it has
 
@@ -39,9 +39,9 @@ def choose(
     """Returns the name of the usable engine with the lowest score; None if no engine is usable.
 
     `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
-    another decode in a step, in units of the time of a prefill token. Engines with equal scores: the first of them in
-    the rendezvous order of `tie_key`, so that equal keys meet at one engine, and an engine that leaves moves only the
-    keys that it had.
+    another decode in a step, in units of the time of a prefill token. Of engines with equal scores, the first in the
+    rendezvous order of `tie_key` is chosen. So equal keys meet at one engine, and when an engine leaves, only its keys
+    move.
     """
     lowest = float("inf")
     tied: list[str] = []

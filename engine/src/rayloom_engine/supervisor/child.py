@@ -112,7 +112,7 @@ def cause_of(code: int) -> str:
 def _ignore_sigint() -> None:
     """Runs in the child process. Without it, a stop signal during the imports would print a KeyboardInterrupt trace.
 
-    The front sets its own handler once it can stop in order.
+    The front sets its own handler once it can end its requests.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -8,7 +8,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.text.tokenizer import Tokenizer
 
-MAX_SEQUENCES = 1000  # of all words together; a step compares each with the end of the answer
+MAX_SEQUENCES = 1000  # token sequences of all words; a step compares each with the end of the answer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -25,7 +25,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
             raise RequestError(f"bad_words has {shown(word)}, which has no tokens; leave it out", "bad_words")
         sequences[alone] = None
         after_blank = tuple(tokenizer.encode(f" {stripped}", add_special_tokens=False))
-        # If only a token for the blank was added in front, the sequence without it bans both.
+        # If the blank only adds a token in front, the sequence without this token bans both.
         if after_blank and after_blank[-len(alone) :] != alone:
             sequences[after_blank] = None
         if len(sequences) > MAX_SEQUENCES:

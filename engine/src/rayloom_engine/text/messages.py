@@ -48,7 +48,7 @@ def _plain_message(message: object, where: str) -> dict[str, Any]:
     if calls:
         plain["tool_calls"] = calls
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):  # templates know it under either name
+    if isinstance(reasoning, str):  # templates read the reasoning under either name
         plain["reasoning"] = plain["reasoning_content"] = reasoning
     plain["role"] = "system" if role == "developer" else role
     content = message.get("content")

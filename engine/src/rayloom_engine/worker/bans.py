@@ -1,6 +1,7 @@
 """Bans: the tokens of a slot that cannot be chosen next, by min_tokens, bad_words and allowed_token_ids.
 
-Bans never leave a slot without a token: if they would, only allowed_token_ids counts, and without it nothing is banned.
+Bans never leave a slot without a token. If they would, only allowed_token_ids counts; without allowed_token_ids,
+nothing is banned then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
 
-    Not for samplers of a slot with a mask of its form: `mask_slot` has taken them out of the mask.
+    Samplers do not need them for a slot with a mask: `mask_slot` has taken the banned tokens out of the mask.
     """
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
@@ -33,7 +34,8 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 
 
 def mask_slot(slot: Slot, vocab_size: int) -> None:
-    """Sets the tokens that the slot's form allows next, without banned ones, or the one that its thinking forces.
+    """Sets the slot's mask: the tokens that its form allows next, without banned tokens, or the token that its thinking
+    forces.
 
     A forced token may be a banned one. Raises GrammarFault with no mask set.
     """

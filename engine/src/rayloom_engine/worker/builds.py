@@ -45,10 +45,10 @@ class Builds:
         self._noted_at = 0.0  # time of the last wait that was counted
         # Waits are counted in slices: a process that was stopped for a while has waited one slice.
         self._num_waited = 0.0  # slices since the thread last finished a build
-        self._present: Build[Any] | None = None  # what the thread builds
+        self._present: Build[Any] | None = None  # the build that the thread makes now
 
     def start(self, make: Callable[[], _T]) -> Build[_T]:
-        """Returns the build of what `make` returns. The thread takes builds in the order of their starts."""
+        """Returns a build whose result is that of `make`. The thread takes builds in the order of their starts."""
         build = Build(make)
         self.begin(build)
         return build

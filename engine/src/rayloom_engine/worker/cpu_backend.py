@@ -33,7 +33,7 @@ class ModelOnCpu:
 
 @dataclass(frozen=True, slots=True)
 class LibraryChoice:
-    """`library`: None if torch computes the model. `problem`: then the reason, empty if a setting demands it."""
+    """`library`: None if torch computes the model. `problem`: the reason; empty if a setting demands torch."""
 
     library: CpuLibrary | None
     problem: str = ""

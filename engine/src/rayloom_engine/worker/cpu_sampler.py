@@ -1,8 +1,9 @@
 """CpuSampler: chooses the tokens of a step with one call of the C library, as worker/sampler.py defines the choice.
 
 The library needs no sorted vocabulary and no exact noise for most tokens; docs/design/engine-worker.md says why. Token
-ids equal the reference's, unless two scores are so close that the rounding of a logarithm decides, or several tokens
-have equal logits at the border of top_k or top_p: torch keeps any of them, the library those with the lowest ids.
+ids equal the reference's, with two exceptions. If two scores are very close, the rounding of a logarithm decides. If
+several tokens have equal logits at the border of top_k or top_p, torch keeps any of them, and the library those with
+the lowest ids.
 
 Legend: N rows, V vocabulary.
 """

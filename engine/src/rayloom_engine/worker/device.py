@@ -16,7 +16,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChoice:
     device: torch.device
-    dtype: torch.dtype  # weights are rounded to this type, and those that are quantised after that
+    dtype: torch.dtype  # weights are rounded to this type; quantised weights are rounded before they are quantised
     compute_dtype: torch.dtype  # activations are multiplied in this type; without the C library also stored weights
     reason: str
 

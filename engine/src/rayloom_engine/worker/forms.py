@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Ids = npt.NDArray[np.int64]
 
-# Kept for later sequences, the most recently used ones. A matcher's memory grows with the length of its grammar.
+# Limits of the most recently used grammars, which are kept for later sequences: their number, and their total length,
+# because a matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
 # Without a step for this time, a rank is idle. A client that waits for the server's readiness sends its first request
@@ -41,7 +42,8 @@ class Forms:
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
         self._builds = Builds()
-        # No grammar of a client makes it long, so only a machine without time for this process does.
+        # The time of this build depends on no client's grammar. Only a busy machine makes it long, so it is given up
+        # later than other builds.
         self._vocabulary = Build(load_vocabulary, patience=12)
         self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
         self._is_watched = False
@@ -55,8 +57,8 @@ class Forms:
     def load_when_idle(self, progress: Callable[[], object], quiet_s: float = QUIET_S) -> None:
         """Loads the vocabulary once `progress` has returned the same value for `quiet_s`. Only the first call counts.
 
-        Loading takes 0.15 s, in which no other Python code of the process runs: neither a start nor the streams of
-        others should wait for it.
+        Loading takes 0.15 s, in which no other Python code of the process runs. So it should delay neither a start nor
+        the streams of other sequences.
         """
         if self._is_watched:
             return
@@ -158,7 +160,7 @@ class Form:
         except GrammarFault as fault:
             self._fault = fault
             raise
-        except Exception as error:  # the library's own exceptions, even for a bug, concern this sequence alone
+        except Exception as error:  # an exception of the library, even a bug, must only end this sequence
             logger.exception("a grammar cannot be followed")
             self._fault = GrammarFault(f"the grammar library failed: {type(error).__name__}")
             raise self._fault from error
@@ -195,7 +197,9 @@ class Form:
 
 
 def _kept(kept: OrderedDict[str, Build[_T]], key: str, make: Callable[[], Build[_T]]) -> Build[_T]:
-    """Returns the build of `key`, made by `make` if there is none. Forgets the ones not used for the longest time."""
+    """Returns the build of `key`, made by `make` if there is none. Forgets the builds that were not used for the
+    longest time.
+    """
     build = kept.get(key)
     if build is None:
         build = kept[key] = make()

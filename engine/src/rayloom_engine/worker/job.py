@@ -1,4 +1,6 @@
-"""One rank of a job: the processes that an external launcher such as torchrun has started (executor external)."""
+"""Runs one rank of a job (executor external). An external launcher such as torchrun has started the processes of the
+job.
+"""
 
 from __future__ import annotations
 

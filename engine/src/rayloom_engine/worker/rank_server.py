@@ -251,7 +251,7 @@ class RankServer:
         match order:
             case Run(ticket, plan):
                 if self._runner is None:
-                    return None  # an earlier step failed here; the core sent this one before it knew
+                    return None  # an earlier step failed here; the core sent this order before it knew of the failure
                 self._progress("step", 0, 0, "")
                 result = self._runner.run(plan)
                 self._num_steps += 1

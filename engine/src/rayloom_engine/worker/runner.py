@@ -106,7 +106,7 @@ class Runner:
             forward_end = time.perf_counter()
             if logits_NV is not None:
                 steps_N = [batch.steps[row] for row in rows]
-                # After the call that starts the head: a GPU computes meanwhile.
+                # Set the masks after the call that starts the head, because a GPU computes the logits meanwhile.
                 masks = self._masks.set(steps_N, is_whole_step=len(rows) == len(batch.steps))
                 sampled = self._sample(logits_NV, steps_N, corrupt)
         without_token = corrupt | masks.postponed | masks.broken.keys()

@@ -1,4 +1,4 @@
-"""SlotTable: what a rank remembers of each running sequence between steps. Only StepPlans change it."""
+"""SlotTable: the state of each running sequence that a rank keeps between steps. Only StepPlans change it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Slot:
         self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
-        self.num_postponed = 0  # steps since its last mask in which it was to sample and had no mask
+        self.num_postponed = 0  # steps since its last mask in which it should have sampled, but had no mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
-        self._completed: tuple[int, ...] | None = None  # of the current end of token_ids; None: not computed yet
+        self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens

@@ -74,7 +74,7 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
     """Sets the size of this process's thread pool and returns it. Call before importing torch: OpenMP reads it once."""
     threads = config.threads or max(1, usable_cores() // ranks_on_host)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    # A thread of torch that waits for work must not spin for long on a core that another process needs, but waking a
+    # A thread of torch that waits for work must not spin for long on a core that another process needs. But waking a
     # thread up takes longer than a short spin. 2,000 rounds take about 50 us. The threads of the C library spin 20 us.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -154,7 +154,7 @@ def load_rank(
     loaded = load_model(
         resolved.path, shape, kernels, dtype=choice.dtype, quantization=quantization, part=part, progress=progress
     )
-    return_free_memory()  # that of the matrices as they were read
+    return_free_memory()  # frees the memory of the matrices as they were read
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
         _CPU_STEP_TOKENS if choice.device.type == "cpu" else _GPU_STEP_TOKENS

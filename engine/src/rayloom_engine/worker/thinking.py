@@ -37,9 +37,9 @@ class Thinking:
         self._num_kept = max(map(len, self._ends)) - 1
         self._waiting: list[int] = []  # ids that are not counted yet
         self._place = _Place.BEFORE if budget.start else _Place.INSIDE
-        self._text = b""  # before: the answer so far, without its first blanks; inside: the last bytes
-        self._num_tokens = 0  # of the reasoning, forced ones included
-        self._num_forced = 0  # of end_ids
+        self._text = b""  # before the reasoning: the answer without its first blanks; inside: the last bytes
+        self._num_tokens = 0  # tokens of the reasoning, forced ones included
+        self._num_forced = 0  # tokens of end_ids that were generated so far
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Adds generated ids."""

@@ -17,7 +17,7 @@ from rayloom_operator.decide.rollout.planner import Step, next_step
 from rayloom_operator.names import group_name
 
 BEGIN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-_NUM_REQUESTS = 3  # in flight in an available engine; a draining engine finishes one each second
+_NUM_REQUESTS = 3  # requests in flight in an available engine; a draining engine finishes one each second
 _DELETION_S = 5
 
 Verb: TypeAlias = Literal["undrain", "route_on", "make", "route_off", "drain", "delete"]

@@ -64,7 +64,7 @@ class Inspection:
     """The result of `inspect`."""
 
     facts: ModelFacts | None = None  # None while they are unknown
-    model: InspectedModel | None = None  # for the status to store
+    model: InspectedModel | None = None  # the model in the form that the status stores
     verdict: Verdict | None = None  # why the facts are unknown
     wanted: tuple[Manifest, ...] = ()  # objects to create now
     look_again_s: float | None = None  # seconds until the result may change without an event
@@ -105,7 +105,7 @@ class _Ended:
     """An attempt that failed."""
 
     verdict: Verdict
-    at: datetime  # its end
+    at: datetime  # end of the attempt
 
 
 def inspect(
@@ -120,8 +120,8 @@ def inspect(
     """Returns the facts of the service's model, or the Job to create and the verdict on the attempts so far.
 
     `stored` is the service's status as last written. If the model's stored facts have no costs and the service has to
-    be sized, the model is inspected again, unless an inspection with this image is known to give no costs. If the
-    stored sizing is still valid, the model is inspected again only with `may_refresh`.
+    be sized, the model is inspected again. It is not inspected again if an inspection with this image is known to give
+    no costs. If the stored sizing is still valid, the model is inspected again only with `may_refresh`.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:

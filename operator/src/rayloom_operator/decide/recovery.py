@@ -46,7 +46,7 @@ Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in 
 class Place:
     """A place for one engine replica: the replica that holds it, if any, and the failures in it so far."""
 
-    name: str  # of the replica, or of the replica to create
+    name: str  # name of the replica, or of the replica to create
     replica: EngineReplica | None
     restarts: int = 0
     failure: Failure | None = None
@@ -64,7 +64,7 @@ class Need:
     """The number of engine replicas of one revision that the rollout wants."""
 
     revision: str
-    number: int  # of places; if more replicas exist, there is a place for each existing replica
+    number: int  # number of places; if more replicas exist, there is a place for each existing replica
     # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
     # written yet: then the places in the status stay, and no place is added.
     num_new: int | None

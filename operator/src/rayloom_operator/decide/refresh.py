@@ -13,7 +13,7 @@ from enum import Enum, auto
 from rayloom_operator.names import ServiceKey
 from rayloom_operator.objects.inspect_job import DEADLINE_SECONDS
 
-MOST_JOBS = 4  # of second inspections, at once
+MOST_JOBS = 4  # second inspections at once
 
 
 class Refresh(Enum):

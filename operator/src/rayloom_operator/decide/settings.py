@@ -13,15 +13,15 @@ from rayloom_operator.resolve.resolved import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Read once, at the start of the operator process."""
+    """The settings. Read once, at the start of the operator process."""
 
-    engine_image: str  # for services whose spec names no image
+    engine_image: str  # image of services whose spec names none
     operator_key: bytes  # admin tokens are derived from it
     previous_key: bytes = b""  # the operator key that was used before the present one; empty if there was none
-    namespace: str = ""  # of the operator's own pods; empty for an operator outside the cluster
+    namespace: str = ""  # namespace of the operator's own pods; empty for an operator outside the cluster
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)
-    windows: Windows = field(default_factory=Windows)  # of the scaler
+    windows: Windows = field(default_factory=Windows)  # windows of the scaler
 
     def admin_tokens(self, namespace: str, service_uid: str, replica: str) -> tuple[str, str]:
         """Returns the tokens of an engine replica's admin port, derived from the current and from the previous key.

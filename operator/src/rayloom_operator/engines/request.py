@@ -78,7 +78,7 @@ class _Exchange(asyncio.Protocol):
         self._received = bytearray()
         self._body_at: int | None = None  # offset of the body, once the headers are complete
         self._end: int | None = None  # offset of the response's end, if its headers give a length
-        self._max_bytes = MAX_BYTES  # of the response; complete headers may raise it to MAX_FULL_BYTES
+        self._max_bytes = MAX_BYTES  # limit of the response; complete headers may raise it to MAX_FULL_BYTES
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

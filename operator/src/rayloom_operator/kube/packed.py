@@ -20,9 +20,9 @@ _MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
 # A document compresses badly if its packed size is more than this share of its text.
 _LITTLE = 0.3
 _LEVEL = 1
-_RAW = -zlib.MAX_WBITS  # without header and checksum, which would be a tenth of the size
+_RAW = -zlib.MAX_WBITS  # compressed data without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# How many unpacked documents are kept, because a reconcile reads the objects of its service several times. The number
+# The number of unpacked documents that are kept, because a reconcile reads the objects of its service several times. It
 # is enough for some objects of each running reconcile.
 _NUM_READ = 64
 

@@ -52,7 +52,7 @@ class Drift:
 
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
         self._on_change = on_change
-        self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
+        self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or in the first list
         # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
         self._seen: dict[ServiceKey, dict[str, str]] = {}
         self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, until somebody else changes it

@@ -1,4 +1,4 @@
-"""The nodes that are not ready, the nodes that are being emptied, and the labels of nodes with accelerators."""
+"""The nodes that are not ready, the cordoned nodes, and the labels of nodes with accelerators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accelerators_of(node: Manifest) -> AcceleratorNode | None:
 
 
 def is_cordoned(node: Manifest) -> bool:
-    """Returns whether the node is being emptied: cordoned by hand or `kubectl drain`, or tainted by an autoscaler."""
+    """Returns whether the node is marked unschedulable, or has a taint by which an autoscaler announces evictions."""
     spec = node.get("spec", {})
     return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
 
@@ -46,15 +46,15 @@ def is_cordoned(node: Manifest) -> bool:
 class Nodes:
     """Not thread-safe: the caller runs `reflector` in the event loop that calls the methods.
 
-    `on_change` is called with the name of a node whose readiness changed, or whose emptying began or ended. Without the
-    right to list nodes, every node counts as ready.
+    `on_change` is called with the name of a node that was cordoned or uncordoned, or whose readiness changed. Without
+    the right to list nodes, every node counts as ready.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self.unready: dict[str, datetime] = {}  # name of a node -> time at which it ceased to be ready
         self._accelerators: dict[str, AcceleratorNode] = {}
-        self.cordoned: set[str] = set()  # names of nodes that are being emptied
+        self.cordoned: set[str] = set()  # names of cordoned nodes
         watched = Watched(api_version="v1", kind="Node", selector={}, key_of=_key, slim=_slim)
         self.reflector = Reflector(kube, watched, self._changed)
 

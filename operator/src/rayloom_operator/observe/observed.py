@@ -54,7 +54,7 @@ class Pod:
     owner_uid: str  # uid of its RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for any other
     fault: Verdict | None
-    stays_when_cordoned: bool = False  # tolerates a node that is being emptied
+    stays_when_cordoned: bool = False  # tolerates a cordoned node
     was_starved: bool = False  # a container was killed for lack of memory (OOMKilled), and may have been restarted
 
     @property
@@ -89,8 +89,8 @@ class EngineReplica:
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound
     is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
-    is_cordoned: bool = False  # one of its pods is on a node that is being emptied, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on such a node and tolerates it; a new pod may get that node again
+    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
+    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving is no use
     is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
     is_head_evicted: bool = False  # its head pod was deleted or evicted from outside, on a node that is ready
 
@@ -124,4 +124,4 @@ class Observed:
     terminating_pods: tuple[Pod, ...] = ()  # terminating pods of all RayClusters
     lost_nodes: frozenset[str] = frozenset()  # nodes that have not been ready for `recovery.nodeLossSeconds`
     waits: tuple[datetime, ...] = ()  # times at which other nodes that are not ready will count as lost
-    knows_nodes: bool = True  # the watch of nodes works, so nodes that are being emptied are noticed
+    knows_nodes: bool = True  # the watch of nodes works; without it, no node counts as cordoned

@@ -52,7 +52,7 @@ class Target(NamedTuple):
     """The address of an engine, and the identity of its pod, because another pod may get the address later."""
 
     ip: str
-    token: str  # of the engine's admin port
+    token: str  # token of the engine's admin port
     pod_uid: str
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
@@ -172,7 +172,7 @@ class EnginePoller:
                     await engine.is_nudged.wait()
 
     async def _read(self, engine: _PolledEngine, before: Reading) -> Reading:
-        """Returns the reading after one more request. Raises nothing, so that the polling goes on after any answer."""
+        """Returns the reading after one more request. Raises nothing, so that polling continues after any answer."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         try:
@@ -229,7 +229,7 @@ def _is_serving(status: EngineStatus | None) -> bool:
 
 
 def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
-    """Returns whether the engine serves, or its start has made progress. A phase that takes longer is no progress."""
+    """Returns whether the engine serves, or its start has made progress. More time in the same phase is no progress."""
     return _is_serving(status) or _start_of(status) != _start_of(before)
 
 

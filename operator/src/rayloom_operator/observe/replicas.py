@@ -21,7 +21,7 @@ class Documents:
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
     pods: Sequence[Manifest] = ()  # pods that carry the service's label
     slices: Sequence[Manifest] = ()  # EndpointSlices of the service
-    cordoned: Set[str] = frozenset()  # names of nodes that are being emptied
+    cordoned: Set[str] = frozenset()  # names of cordoned nodes
     mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
     num_new_pods: Mapping[str, int] = field(default_factory=dict)  # uid of a RayCluster -> pods created lately
     evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods were deleted or evicted from outside
@@ -30,7 +30,7 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    terminating_pods: tuple[Pod, ...]  # of any RayCluster
+    terminating_pods: tuple[Pod, ...]  # terminating pods of any RayCluster
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 

@@ -35,7 +35,7 @@ class RuntimeSettings:
     """The settings of one operator process."""
 
     settings: Settings
-    namespaces: tuple[str, ...]  # those whose LLMServices are served; empty for all namespaces
+    namespaces: tuple[str, ...]  # namespaces whose LLMServices are served; empty for all namespaces
     health_port: int
     lease_namespace: str
     lease_name: str

@@ -21,7 +21,7 @@ class Question:
     """All inputs of a sizing."""
 
     shape: ModelShape  # the model's shape
-    dtype: str  # of weights and KV cache
+    dtype: str  # type of weights and KV cache
     per_node: int | None  # accelerators per node; None on CPU
     memory: int | None  # bytes of an accelerator, or on CPU of a pod; None if unknown
     tensor: int | None  # None: to be computed

@@ -42,9 +42,9 @@ class Resolved:
     tensor: int
     pipeline: int
     stages_per_pod: int = 1  # divides `pipeline`
-    commit: str = ""  # of a hub's model; empty for other sources
+    commit: str = ""  # commit of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None leaves it to the engine
-    checkpoint_bytes: int | None = None  # of the stored weights; None while the model is not inspected
+    checkpoint_bytes: int | None = None  # bytes of the stored weights; None while the model is not inspected
     sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
 

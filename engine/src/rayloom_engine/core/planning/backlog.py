@@ -35,7 +35,7 @@ class Backlog:
 
     @property
     def size(self) -> int:
-        """The number of prompts, measured in the longest: 1 for a long and a tiny one, 3 for three of one length."""
+        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny prompt, 3 for three equal."""
         num_tokens = [prompt.num_tokens for prompt in self.prompts]
         return int(sum(num_tokens) / max(num_tokens) + 0.5)
 
@@ -45,7 +45,7 @@ class Backlog:
         return self.num_streams == 0 or self.size >= max(2, self.num_streams)
 
     def seconds(self, costs: StepSeconds) -> float | None:
-        """Returns by how much prompts may make the step longer; None: by as much as the token budget allows."""
+        """Returns by how many seconds prompts may lengthen the step; None: only the token budget limits them."""
         if self.is_crowd:
             return None
         decode_s = costs.decode_s(self.num_decodes)
@@ -58,9 +58,9 @@ class Backlog:
     def leaves_last_tokens(self, budget: int) -> bool:
         """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
 
-        This is so in a crowd if at least two prompts stay for later steps: a stream that begins in this step would
-        stand still after its first token. It is not so if a prompt that stays is longer than the `budget`: then the
-        stream would stand still for several steps, whether it begins in this one or in the next one.
+        True in a crowd if at least two prompts stay for later steps, because a stream that begins in this step would
+        stand still after its first token. False if a prompt that stays is longer than the `budget`, because the stream
+        would then stand still for several steps in either case.
         """
         if not self.is_crowd:
             return False

@@ -15,10 +15,10 @@ class PromptTime:
     """The time of one step that is left for tokens of prompts. Pure: the costs come in as numbers."""
 
     def __init__(self, costs: StepSeconds, seconds: float, window: int | None = None) -> None:
-        """`seconds`: by how much prompts may make the step longer (backlog.py). `window`: as in StepWork."""
+        """`seconds`: by how many seconds prompts may lengthen the step (backlog.py). `window`: as in StepWork."""
         self._costs = costs
         self._left_s = seconds
-        self._num_tokens = 0  # of prompts in the step
+        self._num_tokens = 0  # tokens of prompts in the step so far
         self._window = window
 
     def most(self, start: int) -> int:

@@ -130,7 +130,7 @@ class RunningSequences:
         return True
 
     def planned(self, sequences: Iterable[Sequence]) -> None:
-        """Takes note of a plan that computes tokens of these sequences. Tokens of plans in flight count as computed.
+        """Records a plan that computes tokens of these sequences. Tokens of plans in flight count as computed.
 
         A sequence costs work here only if the plan fills one of its blocks, or moves its sliding window.
         """

@@ -74,8 +74,8 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
-        # when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
+        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that the ranks
+        # have when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {

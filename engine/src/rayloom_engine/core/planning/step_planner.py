@@ -81,7 +81,7 @@ class StepPlanner:
     def wake_one(self) -> bool:
         """Lets `fill` schedule the first sequence that waits for its grammar. Returns False if none waits.
 
-        For a step in which nothing else can be computed. Its result says which sequences wait no longer.
+        For a step in which nothing else can be computed. The step's result tells which sequences no longer wait.
         """
         for sequence in self._running:
             if sequence.waits_for_form and self._is_allowed(sequence):

@@ -28,7 +28,7 @@ class WaitingQueue:
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
-        self.num_tokens = 0  # of all waiting sequences; they change only while a sequence runs
+        self.num_tokens = 0  # tokens of all waiting sequences; their number changes only while a sequence runs
 
     def __len__(self) -> int:
         return self._size
@@ -96,9 +96,9 @@ class WaitingQueue:
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
     """True if a tenant that has `num_own` of the `num_waiting` waiting sequences may queue one more.
 
-    It may if the queue has more free places than the tenant occupies. A single tenant can thus fill half of the queue,
-    and when k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences that
-    fit the free slots are not counted, because they run in the next step.
+    The tenant may if the queue has more free places than the tenant occupies. A single tenant can thus fill half of the
+    queue, and when k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences
+    that fit the free slots are not counted, because they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

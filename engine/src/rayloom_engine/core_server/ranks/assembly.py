@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _BLAME_SECONDS = 0.2  # wait after a loss, so that all connections that the dead rank broke are seen as closed
-_MEET_SECONDS = 60.0  # for all ranks to form a process group, or to allocate memory and run a warm-up step
+_MEET_SECONDS = 60.0  # limit for all ranks to form a process group, or to allocate memory and warm up
 _LATE_SECONDS = 5.0  # once one rank has reported a failure, all others must answer within this time
 _STUCK_SECONDS = 120.0  # in a rebuild, a rank whose loading makes no progress for this time counts as lost
 _MISSING_SECONDS = 30.0  # in a rebuild, a rank that does not connect for this time is fenced and started again

@@ -19,8 +19,8 @@ class Late:
 class Loading:
     """Watches all ranks until they have loaded their weights.
 
-    At the first start no rank counts as late: its node may have no room yet, or its download may take hours, and the
-    status shows this to the user. In a rebuild, all ranks had loaded before.
+    At the first start no rank counts as late: a rank may wait for a node with room, or download for hours. The status
+    shows both to the user. In a rebuild, all ranks had loaded before.
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:

@@ -211,7 +211,7 @@ class RankPool:
         if incarnation is not None:
             self._fences[rank] = fence
         if self._launcher is not None:
-            with contextlib.suppress(ChannelClosed):  # sent again when a launcher connects
+            with contextlib.suppress(ChannelClosed):  # the fence is sent again when a launcher connects
                 self._launcher.send(fence)
 
     def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:

@@ -11,9 +11,9 @@ from rayloom_engine.protocol.ranks import Beat
 def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """Returns the rank to blame if no rank makes progress.
 
-    A rank that waits for a peer is blamed only if all do, because the peer is the one that hangs. Of the others, a rank
-    that computes is blamed, else one that has not begun the step. If there are several, the one with the least progress
-    is blamed.
+    A rank that computes is blamed first, then one that has not begun the step. A rank that waits for a peer is blamed
+    only if all ranks wait, because otherwise the peer hangs. Among ranks of the same kind, the one with the least
+    progress is blamed.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 
@@ -23,7 +23,7 @@ class Standstill:
 
     def __init__(self) -> None:
         self._ranks: dict[int, Stillness] = {}
-        self.quiet_s: float | None = None  # seconds since a computing rank last showed work; None while none computes
+        self.quiet_s: float | None = None  # since a computing rank progressed or used CPU time; None if none computes
 
     def reset(self) -> None:
         """Forgets all beats, because no answer is due."""

@@ -1,7 +1,7 @@
 """Strangers: connections at the rank port whose peer has not yet proved that it has the token.
 
-For each stranger a thread waits for its greeting. Their number is bounded: a new one beyond the limit disconnects the
-oldest. A rank greets within milliseconds, so a stranger that is older than many others is no rank.
+For each stranger a thread waits for its greeting. The number of strangers is bounded: a new stranger beyond the limit
+disconnects the oldest. A rank greets within milliseconds, so a stranger that is older than many others is no rank.
 """
 
 from __future__ import annotations

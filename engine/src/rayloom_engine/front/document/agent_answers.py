@@ -1,4 +1,4 @@
-"""The answers of Responses and Messages as pydantic models. They describe; handlers write dicts without them."""
+"""The answers of Responses and Messages as pydantic models. Only the OpenAPI document uses them."""
 
 from __future__ import annotations
 

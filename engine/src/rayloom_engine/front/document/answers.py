@@ -1,4 +1,4 @@
-"""The answers of chat and completions as pydantic models. They describe; handlers write dicts without them.
+"""The answers of chat and completions as pydantic models. Only the OpenAPI document uses them.
 
 A test checks the handlers' answers against the schemas of these models.
 """
@@ -14,7 +14,9 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class AnswerModel(BaseModel):
-    """Base of all answers. A model without a default is always present. Models are built when the document is."""
+    """Base of all answers. A field without a default is always present. pydantic builds the models only when the
+    OpenAPI document is made.
+    """
 
     model_config = ConfigDict(defer_build=True, protected_namespaces=())
 

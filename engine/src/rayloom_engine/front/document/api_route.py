@@ -17,7 +17,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """A path, a method and its handler. The other fields only describe; nothing is checked against them."""
+    """A path, a method and its handler. The other fields describe the endpoint; nothing is checked against them."""
 
     method: str
     path: str
@@ -28,11 +28,11 @@ class ApiRoute:
     request: type[BaseModel] | None = None  # body of a request; None if it has none
     answer: type[BaseModel] | None = None  # JSON body with status 200
     events: type[BaseModel] | None = None  # the `data:` of each event, if the answer can be a stream
-    last_event: str = "[DONE]"  # of a stream, in words
+    last_event: str = "[DONE]"  # last event of a stream, in words
     errors: type[BaseModel] = ErrorAnswer  # body of an answer with a status of 400 or more
     text: str = ""  # media type of an answer that is not JSON
-    statuses: frozenset[int] = frozenset()  # of errors, besides those that every path has
-    needs_key: bool = False  # if API keys are set
+    statuses: frozenset[int] = frozenset()  # statuses of errors, besides those that every path has
+    needs_key: bool = False  # if the server has API keys, a request needs one
     is_generation: bool = False  # errors count as failed requests in the metrics
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request
     parameters: tuple[Mapping[str, Any], ...] = ()  # query parameters, as OpenAPI writes them

@@ -13,7 +13,7 @@ from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
 MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
-MAX_LOGPROBS = MAX_PROMPT_LOGPROBS  # the same for the answer's own tokens, if they have many alternatives
+MAX_LOGPROBS = MAX_PROMPT_LOGPROBS  # limit for the answer's own tokens, if they have many alternatives
 FEW_ALTERNATIVES = 20  # OpenAI's limit, with which an answer may have any length
 
 

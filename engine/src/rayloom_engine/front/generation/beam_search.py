@@ -152,7 +152,7 @@ class BeamSearch(Generation):
         )
 
     async def _begin_step(self) -> dict[int, TokenLogprobs | None]:
-        """Submits a sequence for each live beam of the open searches. Returns a dict of their lanes, for results."""
+        """Submits a sequence for each live beam of the open searches. Returns a dict for the results, by lane."""
         prompts = [
             (*prompt, *beam.token_ids)
             for prompt, search in zip(self.prompts, self._searches, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.step import TokenLogprobs
 
-# A continuation of a live beam by a token: (its log-probability, the beam's place, the token's place in the entry)
+# A continuation of a live beam by a token: (its log-probability, index of the beam, index of the token in the entry)
 _Step = tuple[float, int, int]
 
 
@@ -38,7 +38,7 @@ class Beam:
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # sum over the tokens
-    entries: tuple[TokenLogprobs, ...] = ()  # of the tokens, if the request wants them
+    entries: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the tokens, if the request wants them
     stop_id: int | None = None  # the last token, if it ended the answer
 
 
@@ -62,8 +62,8 @@ class PromptSearch:
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
         """Continues the live beams. `entries`: for each of them, the most likely next tokens.
 
-        Only continuations that stay get token ids of their own: a wide search has 100,000 possible ones in a step, and
-        each would be a copy of its whole beam.
+        Only the continuations that are kept get token ids of their own. A wide search has 100,000 possible
+        continuations in a step, and the token ids of each are a copy of its whole beam.
         """
         settings = self.settings
         open_ones: list[_Step] = []
@@ -71,12 +71,12 @@ class PromptSearch:
         for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
             may_end = len(beam.token_ids) >= settings.min_tokens
             num_open = 0
-            # An answer that shows more alternatives has the same beams.
+            # An entry has more tokens if the answer shows more alternatives. These do not change the beams.
             for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
                 if token_id in settings.stop_ids:
                     if may_end:
                         ended.append((beam.logprob + logprob, place, rank))
-                elif num_open < settings.width:  # of equally long ones, a beam's further continuations are worse
+                elif num_open < settings.width:  # at most `width` continuations of one beam can be kept
                     num_open += 1
                     open_ones.append((beam.logprob + logprob, place, rank))
         self.finished = self._best([*self.finished, *self._continued(ended, entries)])
@@ -115,7 +115,7 @@ class PromptSearch:
 
     def _best_possible(self) -> float:
         """Returns a score that no continuation of a live beam can exceed: its further tokens would cost nothing."""
-        first = self.live[0]  # of all live beams, which are equally long, the most likely one
+        first = self.live[0]  # the most likely live beam; all live beams are equally long
         return first.logprob / max(
             self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)
         )

@@ -70,7 +70,7 @@ class Generation:
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
-        self._form_warnings: tuple[str, ...] = ()  # what of the answer's form cannot be enforced
+        self._form_warnings: tuple[str, ...] = ()  # parts of the answer's form that cannot be enforced
         self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
@@ -373,7 +373,7 @@ class Generation:
 
 
 def continuation_headers(generation: Generation) -> dict[str, str]:
-    """Returns the header of an answer that is not sure to be the one of a single engine.
+    """Returns the header of an answer that may differ from the answer of a single engine.
 
     A stream has it only if the engine changed before the stream began; later changes are in `warnings`.
     """

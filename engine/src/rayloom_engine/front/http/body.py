@@ -22,7 +22,7 @@ MAX_CONTAINERS = 2**16
 MAX_STRINGS = 2**16  # including keys
 MAX_VALUES = 2**20 + 2**17  # the token ids of the longest /detokenize request, with some margin
 THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not stall
-MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # of all requests together, see BodyBudget
+MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # limit of all requests' bodies together, see BodyBudget
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-REQUEST_ID = r"[\x21-\x7e]{1,128}"  # of an X-Request-Id header or a request_id field: visible ASCII
+REQUEST_ID = r"[\x21-\x7e]{1,128}"  # form of an X-Request-Id header or a request_id field: visible ASCII
 
 
 def bearer_token(authorization: str) -> bytes:

@@ -35,7 +35,7 @@ class HttpLimits:
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
     head_s: float = 10.0  # until the last header, from the start of the connection or the first byte of a later request
-    body_s: float = 30.0  # for the next part of a body; for the whole body: this + its size / body_bytes_per_s
+    body_s: float = 30.0  # time for the next part of a body; for the whole body: this + its size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # so a body of 8 MiB may take 62 s
 
 

@@ -58,9 +58,9 @@ class Turns:
             line = self._lines.pop(tenant)
             waiter = line.popleft()
             if line:
-                self._lines[tenant] = line  # to the end of the line
+                self._lines[tenant] = line  # the tenant goes to the end of the line
             if waiter.done():
-                continue  # its task was cancelled, but has not run since
+                continue  # the waiter's task was cancelled, but has not run since
             waiter.set_result(None)
             return
         self._is_held = False

@@ -1,7 +1,7 @@
 """OpenAI's endpoints.
 
-completions  POST /v1/completions; chat/ the same of chats; tokens, models
-fields/      the request types, and what is said about a wrong field
+completions  POST /v1/completions; chat/ POST /v1/chat/completions; tokens, models
+fields/      the request types, and the messages about wrong fields
 prompts      messages and texts as token ids
 answers/     whole answers, streams, log-probabilities, usage
 """

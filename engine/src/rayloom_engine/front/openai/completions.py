@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
             ids = prompt
         kept = tuple(wire.cut_prompt(ids, params, text.model.max_model_len))
         if len(kept) < len(ids):
-            given[number] = ids = kept  # echoed as the ids that remain
+            given[number] = ids = kept  # `echo` returns the ids that remain
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)

@@ -1,4 +1,4 @@
-"""Lifecycle: whether the front accepts requests, why not if it does not, and how many are in flight."""
+"""Lifecycle: tells whether the front accepts requests, the reason if not, and how many requests are in flight."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Waits:
     """Time limits on the HTTP side, in seconds."""
 
     ping_s: float = 10.0  # without an event for this long, a stream gets an SSE comment, so that proxies keep it open
-    # A stream without an output for this long gets its status line. Until the status line is sent, a refusal for a full
-    # queue can still become a 429.
+    # If a stream has no output for this long, its status line is sent. Before that, a refusal because of a full queue
+    # can still become a 429.
     accept_s: float = 1.0
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 
@@ -62,7 +62,7 @@ class Service:
         start: FrontStart | None = None,
         rules: PoolRules | None = None,
     ) -> None:
-        """`cores`: the addresses of engines by name. The front inside an engine has one, and no `rules`."""
+        """`cores`: the addresses of engines by name. The front inside an engine has one address, and no `rules`."""
         start = start or FrontStart()
         is_restart = start.number > 1
         self.config = config
@@ -80,7 +80,7 @@ class Service:
         # Uptime uses the monotonic clock, which cannot jump. It counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
-        self.files: TextFiles | None = None  # of the model, once they are read
+        self.files: TextFiles | None = None  # files of the model, once they are read
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
             cores,

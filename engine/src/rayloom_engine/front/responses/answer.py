@@ -42,7 +42,7 @@ class ResponsesAnswer:
         self._wants_logprobs = LOGPROBS in (request.include or ())
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=False)
         self._num_events = 0
-        self._num_tokens = 0  # in all deltas so far
+        self._num_tokens = 0  # tokens in all deltas so far
         self._is_cut = False
 
     def opening(self) -> list[dict[str, Any]]:

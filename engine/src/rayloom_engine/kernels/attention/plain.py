@@ -3,7 +3,7 @@ scaled_dot_product_attention.
 
 Two measurements on CPU led to this form. Indexing `pages[block_table]` is ten times slower than index_select into a
 buffer that is kept. `enable_gqa` with one query token is far slower than treating the query heads of one key head as
-rows of one matrix. Which blocks to gather and what to mask is the same for all layers, so the plan holds both.
+rows of one matrix. The blocks to gather and the masks are the same for all layers, so the plan holds both.
 
 Legend: T tokens of the step, H query heads, K key/value heads, G = H / K query heads for each of them, D head size,
 R sequences of a decode bucket (a padded batch), L gathered positions, n tokens of one prefill chunk.
@@ -34,7 +34,7 @@ class _Gathered:
     block_ids: torch.Tensor  # int64 [blocks]
     blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type; every call overwrites it
     keys: torch.Tensor  # 4-dimensional view of `blocks` for SDPA; the last two dimensions are [L, D]
-    values: torch.Tensor  # as `keys`
+    values: torch.Tensor  # view of `blocks`, as `keys`
 
     def fill(self, pages: torch.Tensor) -> None:
         if pages.dtype == self.blocks.dtype:
@@ -56,7 +56,7 @@ class _Decode:
 class _Prefill:
     """A sequence with several new tokens."""
 
-    rows_n: slice  # its rows in T
+    rows_n: slice  # the chunk's rows in T
     gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share it without a copy
     mask_nL: torch.Tensor | None  # None if the chunk is the whole sequence, for which SDPA's causal mask suffices
 
@@ -129,7 +129,7 @@ class _Form:
     pages: torch.Tensor
     num_heads: int
     window: int | None
-    dtype: torch.dtype  # of the gathered blocks and the masks
+    dtype: torch.dtype  # type of the gathered blocks and the masks
 
     @property
     def block_size(self) -> int:

@@ -25,7 +25,7 @@ class Int8Scheme:
     __slots__ = ("bias", "_dtype", "_library", "_matrix", "_plain", "_spec")
 
     def __init__(self, spec: LinearSpec, library: CpuLibrary, dtype: torch.dtype) -> None:
-        """`dtype`: type to which the checkpoint's weights are rounded before they are quantised, and of the bias."""
+        """`dtype`: type of the bias. The checkpoint's weights are rounded to it, too, before they are quantised."""
         assert spec.num_inputs % INT8_GROUP == 0, f"{spec.num_inputs} inputs cannot be cut into groups"
         self._spec = spec
         self._library = library

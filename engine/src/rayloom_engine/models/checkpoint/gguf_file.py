@@ -27,7 +27,7 @@ _ALIGNMENT = 32  # alignment of files without general.alignment
 _MAX_HEADER_BYTES = 512 << 20
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 16
-_MAX_ELEMENTS = 1 << 23  # in all arrays together; a tokenizer of 256,000 tokens has 1.3 million
+_MAX_ELEMENTS = 1 << 23  # elements of all arrays together; a tokenizer of 256,000 tokens has 1.3 million
 _MAX_DIMENSIONS = 2
 # The fewest bytes of a metadata entry (empty name, type, one byte) and of a tensor's description (empty name, one size,
 # type, offset).

@@ -21,8 +21,8 @@ class Item:
 
     index: int  # counted from 0
     kind: Kind
-    call_id: str = ""  # of a tool call
-    name: str = ""  # of a tool call
+    call_id: str = ""  # id of a tool call
+    name: str = ""  # name of a tool call
     pieces: list[str] = field(default_factory=list)
 
     @property

@@ -65,7 +65,9 @@ class TextParser:
 
     @property
     def reasoning_end(self) -> int | None:
-        """Number of characters of the text that belong to the reasoning, tags included; None while it goes on."""
+        """Number of characters of the text that belong to the reasoning, tags included; None while the reasoning
+        continues.
+        """
         return self._reader.reasoning_end
 
 

@@ -1,4 +1,4 @@
-"""PartSink: takes what readers find, and makes the parts of a message."""
+"""PartSink: takes the texts and calls that readers find, and makes the parts of a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """The request's part in the parsing of tool calls."""
+    """The properties of a request that decide how tool calls are parsed."""
 
     schemas: Mapping[str, Mapping[str, Any]]  # function name -> JSON schema of its arguments
     call_id: Callable[[int], str]  # number of a call -> its id

@@ -23,7 +23,7 @@ class ToolFormat:
     name: str
     syntax: CallSyntax
     openers: tuple[str, ...] = ()  # tags before one or several calls, anywhere in the content
-    bare_openers: tuple[str, ...] = ()  # the same, but the text is the beginning of the call itself
+    bare_openers: tuple[str, ...] = ()  # as `openers`, but the text is the beginning of the call itself
     first_openers: tuple[str, ...] = ()  # beginnings of a call that count only where the content begins
     closers: tuple[str, ...] = ()  # tags after the calls, which a model may leave out
     separators: tuple[str, ...] = ()  # between calls of one opener, outside lists

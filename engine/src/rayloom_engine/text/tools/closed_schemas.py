@@ -10,7 +10,7 @@ _OF_SCHEMAS = ("properties", "$defs", "definitions")  # keywords with an object 
 _LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords with a list of schemas
 _SINGLE = ("items", "additionalProperties")  # keywords with a schema
 _ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")  # no grammar needs them
-MAX_DEPTH = 64  # of schemas in each other; deeper ones are left as they are
+MAX_DEPTH = 64  # schemas inside each other; deeper ones are left as they are
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:

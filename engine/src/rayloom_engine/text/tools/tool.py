@@ -21,11 +21,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools of a request. Of a mode other than "none", there is at least one tool."""
+    """The tools of a request. With a mode other than "none" there is at least one tool."""
 
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = "none"  # "named": the model calls the only tool in `callable`
-    callable: tuple[Tool, ...] = ()  # those of `tools` that the model may call
+    callable: tuple[Tool, ...] = ()  # the tools that the model may call
     is_parallel: bool = True  # the model may call several at once
 
     @property

@@ -22,7 +22,7 @@ def written_messages(
     of tools become messages of the user. If the template has no system message, the first message gets its text.
     """
     result: list[dict[str, Any]] = []
-    responses: list[str] = []  # of consecutive tools
+    responses: list[str] = []  # results of consecutive tool messages
     for message in messages:
         if message["role"] == "tool":
             responses.append(f"<tool_response>\n{message['content']}\n</tool_response>")

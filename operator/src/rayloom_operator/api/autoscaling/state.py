@@ -31,12 +31,12 @@ class ScalingReason(StrEnum):
 class ScalingInputs:
     """The figures of the last change, all engines together."""
 
-    engines: int = 0  # that reported their load
+    engines: int = 0  # engines that reported their load
     queued_tokens: int = 0
     running_tokens: int = 0
-    held_tokens: int = 0  # of requests that a gateway holds
+    held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
-    tokens_per_second: int = 0  # of prompts
+    tokens_per_second: int = 0  # prompt tokens that the engines compute a second
     needed_engines: str = "0"  # with two decimals, as text: the status has no fractions
 
 
@@ -49,5 +49,5 @@ class ScalingState:
     inputs: ScalingInputs = field(default_factory=ScalingInputs)
     last_scale_time: str = ""  # time of the last change of replicas
     starting_since: str = ""  # time at which engines were last added; empty once all serve
-    start_seconds: int = 0  # from the last addition of engines until all served; 0 = not measured yet
+    start_seconds: int = 0  # time from the last addition of engines until all served; 0 = not measured yet
     idle_since: str = ""  # since this time no engine has had a request

@@ -46,7 +46,7 @@ class RolloutFailure:
 class RolloutState:
     """The state of a service's rollouts. Each decision of the planner is stored here before it is carried out."""
 
-    current_revision: str = ""  # the last revision whose rollout succeeded, or the first one
+    current_revision: str = ""  # the last revision whose rollout succeeded, or the first revision
     update_revision: str = ""  # the spec's revision; empty before the first reconcile
     has_served: bool = False  # an engine of the current revision has served
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis

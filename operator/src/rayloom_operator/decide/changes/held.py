@@ -39,7 +39,7 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
         wanted=(
             service_account(service),
             client_service(service),
-            # This budget holds no eviction, because no replica is created that could replace an evicted one.
+            # This budget blocks no eviction, because no replica is created that could replace an evicted one.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
         ),

@@ -43,7 +43,7 @@ class Drain:
 
     replica: str  # name of the engine replica
     ip: str
-    token: str  # of the engine's admin port
+    token: str  # token of the engine's admin port
     wanted: bool  # True: take no more requests
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
@@ -52,7 +52,7 @@ class Drain:
 class ScaleWrite:
     """A new number of engine replicas, which the scaler writes into the LLMService."""
 
-    path: str  # of the LLMService
+    path: str  # path of the LLMService
     uid: str
     before: int  # spec.replicas, on which the decision depends
     after: int
@@ -112,7 +112,7 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
 
 
 def _open_budget(situation: Situation) -> tuple[Manifest, ...]:
-    """Returns the disruption budget that holds no eviction: no replica can be created to replace an evicted one."""
+    """Returns the disruption budget that blocks no eviction: no replica can be created to replace an evicted one."""
     if situation.service is None or not situation.observed.replicas:
         return ()
     return (disruption_budget(situation.service),)

@@ -72,8 +72,8 @@ def problem(
     new = since(window.new, new)
     old = since(window.old, old)
     least = analysis.min_requests
-    # Both rates are taken over at least minRequests requests: 1 failure in 5 may yet become 1 in 20, and a single
-    # failed request of the old revision must not excuse failures of the new one.
+    # Errors are divided by at least minRequests requests, for two reasons. 1 failure in 5 requests may yet become 1 in
+    # 20. And a single failed request of the old revision must not excuse failures of the new revision.
     percent = 100 * new.errors / max(new.requests, least)
     old_percent = 100 * old.errors / max(old.requests, least)
     if percent > analysis.max_error_percent + old_percent:

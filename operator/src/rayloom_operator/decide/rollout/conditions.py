@@ -16,7 +16,7 @@ from rayloom_operator.observe.observed import Verdict
 # A rollout stays in one of these steps until the spec changes.
 _AT_REST = (RolloutStep.COMPLETE, RolloutStep.ROLLED_BACK, RolloutStep.PAUSED, RolloutStep.HALTED)
 
-# Type, whether it holds, and why.
+# Type, whether the condition holds, and the verdict with its reason and message.
 RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 
 

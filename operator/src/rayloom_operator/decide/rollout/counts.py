@@ -61,7 +61,7 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
             most_others = min(most_others, num_others)
         return _Split(of_target=replicas, most_others=most_others, least_others=0)
     # At first a single engine has to prove the target revision. More than one may run if the spec went back to a
-    # revision of which engines still exist.
+    # revision that still has engines.
     of_target = min(max(num_decided, 1), replicas)
     # With maxSurge 0 one old engine makes room for the new one. With a larger maxSurge all old engines stay.
     most_others = min(replicas, desired.max_engines - of_target)

@@ -71,7 +71,7 @@ class View:
     # The number of failures of the spec's revision, without those of engines that have served for 10 minutes since.
     # Failures caused by a node do not count.
     num_crashes: int = 0
-    cause: str = ""  # of the first of these failures, as a sentence
+    cause: str = ""  # the first of these failures, as a sentence
     knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
 
     def of(self, revision: str) -> list[ReplicaView]:

@@ -43,7 +43,7 @@ class _Trial:
     """The update revision's trial up to now."""
 
     desired: Desired
-    state: RolloutState  # before the judgement
+    state: RolloutState  # the state before the judgement
     view: View
     wall: datetime
     num_available: int  # available engines of the update revision
@@ -136,8 +136,8 @@ def _failed(trial: _Trial, reason: FailureReason, message: str) -> RolloutState:
 
 
 def _deadline_start_time(desired: Desired, state: RolloutState, view: View, wall: datetime) -> str:
-    """Returns the time from which the deadline runs; empty while the rollout waits for something else than the start of
-    new engines.
+    """Returns the time from which the deadline runs; empty while the rollout waits for something other than the start
+    of new engines.
     """
     if _waits_for_others(desired, state, view):
         return ""

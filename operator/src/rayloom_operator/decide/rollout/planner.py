@@ -69,7 +69,7 @@ class Step:
 
     state: RolloutState
     is_stored: bool  # `state` is already in the status; if not, it is written first and there are no changes
-    message: str  # of the condition Progressing, whose reason is `state.step`
+    message: str  # message of the condition Progressing, whose reason is `state.step`
     make: dict[str, int] = field(default_factory=dict)  # revision -> number of engines to create
     undrain: tuple[str, ...] = ()
     route_on: tuple[str, ...] = ()

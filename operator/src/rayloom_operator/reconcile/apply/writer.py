@@ -40,8 +40,8 @@ class ObjectWriter:
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
         """Creates or applies an object.
 
-        `is_new`: the revision of a stored spec is new, so an existing object of its name was left over. Other kinds
-        ignore `is_new`.
+        `is_new`: used only for stored specs (ControllerRevisions). The revision is new, so an existing object of its
+        name is a leftover.
 
         Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
         """

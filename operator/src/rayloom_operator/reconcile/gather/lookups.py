@@ -1,4 +1,4 @@
-"""Reads from the API server what a rollout needs beyond the watches, and asks the planner for the next step."""
+"""Reads old specs and EndpointSlices from the API server for a rollout, and asks the planner for the next step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _MAX_WRITER = 128  # characters
 
 @dataclass(slots=True)
 class _History:
-    uid: str  # of the service
+    uid: str  # uid of the service
     replicas: int  # spec.replicas at the time of the samples
     samples: deque[Sample] = field(default_factory=deque)
 

@@ -24,7 +24,7 @@ class EventWriter(Protocol):
     """The part of streaming that differs between endpoints. Every event is one JSON document."""
 
     has_event_names: bool  # each event has a line `event:` with the document's `type`
-    ping: bytes  # sent when nothing arrives for a while
+    ping: bytes  # sent when no delta arrives for `Waits.ping_s` seconds (front/operations/service.py)
     end: bytes  # sent after the last event of a complete answer
 
     def opening(self) -> list[dict[str, Any]]:

@@ -102,8 +102,8 @@ def _constrained(
 ) -> SamplingParams:
     """Returns the parameters with the grammar of forced or strict calls, if there are any.
 
-    If the request has a JSON form of the answer, too, the grammar allows calls instead of it where they are not forced.
-    Every form begins after the reasoning.
+    If the request also asks for a JSON form of the answer, and calls are not forced, the grammar allows either calls or
+    the form. Every form begins after the reasoning.
     """
     after = parsing.reasoning.end if parsing.reasoning is not None and parsing.is_open else ""
     form = params.structured_outputs

@@ -41,7 +41,7 @@ class ChatAnswer(Answer):
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
-        self._messages: list[Message] = []  # of a whole answer
+        self._messages: list[Message] = []  # messages of a whole answer
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         chunks = []

@@ -13,7 +13,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
 MAX_TOOLS = 128  # OpenAI's limit
-MAX_TOOL_BYTES = 256 * 1024  # of all tools together
+MAX_TOOL_BYTES = 256 * 1024  # bytes of all tools together
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MODES = ("none", "auto", "required")
 

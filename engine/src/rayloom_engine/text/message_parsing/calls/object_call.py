@@ -16,8 +16,8 @@ _NAME = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 def object_call(incoming: IncomingText, sink: PartSink, *, needs_known_name: bool) -> Reading[None]:
     """Reads a call; its keys may have any order. Other keys are ignored.
 
-    A call without arguments has an empty object. With `needs_known_name`, an object without arguments, or whose name is
-    no function of the request, is not a call.
+    A call without arguments has an empty object. With `needs_known_name`, an object is a call only if it has arguments
+    and its name is a function of the request.
     """
     if (yield from blanks(incoming)) != "{":
         raise NoCall

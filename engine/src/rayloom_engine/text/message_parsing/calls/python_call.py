@@ -11,7 +11,7 @@ from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, R
 from rayloom_engine.text.message_parsing.sink import PartSink
 
 MAX_CALL_CHARS = 65536  # of one call; parsing takes 100 ms for so many characters of nothing but brackets and commas
-MAX_DEPTH = 32  # of brackets in each other
+MAX_DEPTH = 32  # brackets inside each other
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
 _STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
@@ -49,7 +49,7 @@ class _EndFinder:
     def __init__(self, at: int) -> None:
         self.at = at
         self._depth = 1
-        self._quote = ""  # that ends the open string; empty outside strings
+        self._quote = ""  # quote that ends the open string; empty outside strings
         self._is_escaped = False
 
     def find(self, text: str) -> bool:
