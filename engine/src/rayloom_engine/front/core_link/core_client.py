@@ -79,7 +79,6 @@ class CoreClient:
         self._on_change = on_change
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
-        self._usable: set[str] = set()  # names of the engines that were usable at the last change
         self._was_serving = False
         self._is_draining: bool | None = None  # the last message about it; None: none was sent
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
@@ -207,7 +206,6 @@ class CoreClient:
         self._note_usable(link, waiting)
 
     def disconnected(self, link: EngineLink, problem: str, *, is_loss: bool = True) -> None:
-        self._usable.discard(link.name)
         orphans = self._placement.of(link)
         is_orderly = not is_loss or link.is_draining or link.is_leaving
         level = logging.INFO if is_orderly else logging.WARNING
@@ -259,14 +257,9 @@ class CoreClient:
             self._placement.move_away(link)
 
     def _note_usable(self, link: EngineLink, waiting: list[ClientSequence]) -> None:
-        """Gives `waiting` sequences to engines when `link` has become usable."""
-        was_usable = link.name in self._usable
+        """Gives `waiting` sequences to engines if `link` is usable."""
         if is_usable(link, self.rules):
-            self._usable.add(link.name)
-            if not was_usable:
-                self._placement.place_again(waiting)
-        else:
-            self._usable.discard(link.name)
+            self._placement.place_again(waiting)
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         for output in message.outputs:
@@ -292,8 +285,8 @@ class CoreClient:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
+        link.estimate.refused(sequence.sequence_id)
         if message.reason != "queue_full":
-            link.estimate.ended(sequence.sequence_id)
             self._placement.fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence)
@@ -310,7 +303,6 @@ class CoreClient:
     def _let_leave(self) -> None:
         """Moves the sequences of engines that are no longer in the list, and forgets each engine that has none."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
-            self._usable.discard(link.name)
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):
                     sequence.place.last_loss_s = -math.inf  # no other engine may wait for this one
@@ -320,7 +312,6 @@ class CoreClient:
 
     def _remove(self, link: EngineLink) -> None:
         self.pool.remove(link)
-        self._usable.discard(link.name)
         if link.is_connected:
             link.is_connected = link.is_serving = False
             self.disconnected(link, "it is no longer in the list", is_loss=False)
