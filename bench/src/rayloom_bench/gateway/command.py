@@ -49,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     settings = LoadSettings(num_streams=args.streams, window_s=args.seconds, num_probes=args.probes)
     try:
         with running_servers(args.engines, args.rate) as servers:
-            figures = measure(
-                servers, settings, args.rounds, lambda line: print(line, file=sys.stderr, flush=True)
-            )
+            figures = measure(servers, settings, args.rounds, lambda line: print(line, file=sys.stderr, flush=True))
     except LoadFailed as failure:
         print(f"rayloom-engine bench gateway: {failure}", file=sys.stderr)
         return 1

@@ -111,7 +111,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rayloom-bench-") as folder:
         listener = socket.create_server(("127.0.0.1", args.port))
         io = CoreIo(
-            f"unix:{folder}/core.sock", args.key, inbox, lambda: _status(model), gateways=GatewayPort(listener, args.key)
+            f"unix:{folder}/core.sock",
+            args.key,
+            inbox,
+            lambda: _status(model),
+            gateways=GatewayPort(listener, args.key),
         )
         io.start()
         _run(Generator(io), inbox, args.rate)

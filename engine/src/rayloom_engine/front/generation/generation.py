@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.request_mailbox import Items, Mailbox
 from rayloom_engine.front.core_link.sequences import ClientSequence, Place
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
@@ -30,8 +30,20 @@ from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
 LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
+OUTPUTS_AT_ONCE = 64  # decoded and written (in 1 ms) in one callback; tokens that waited for a slow client are more
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
+
+
+class DeltaSink(Protocol):
+    """Takes deltas at once, in a callback of the event loop."""
+
+    @property
+    def is_open(self) -> bool:
+        """False if deltas must wait now, because the client reads too slowly or is gone."""
+
+    def write(self, deltas: list[ChoiceDelta]) -> None:
+        """Writes the deltas. Called only while `is_open`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +86,7 @@ class Generation:
         self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
+        self.sink: DeltaSink | None = None  # gets small deltas instead of the reader of `deltas`
         self._is_submitted = False
 
     @classmethod
@@ -149,12 +162,14 @@ class Generation:
         """Yields lists of deltas until every choice is finished. Yields an empty list whenever nothing arrives for
         `wait_s`.
 
-        `first_wait_s` replaces `wait_s` for the first list. Raises the error that ended the request: QueueFull,
-        RequestError, EngineDead or ClientGone.
+        `first_wait_s` replaces `wait_s` for the first list. Small deltas go to `sink` and are not yielded. Raises the
+        error that ended the request: QueueFull, RequestError, EngineDead or ClientGone.
         """
         this_wait_s = wait_s if first_wait_s is None else first_wait_s
         while self._unfinished:
-            yield self._decode(await self._mailbox.take(this_wait_s))
+            items = await self._mailbox.take(this_wait_s, None if self.sink is None else self._feed_sink)
+            if items or self._unfinished:
+                yield self._decode(items)
             this_wait_s = wait_s
 
     async def collect(self) -> list[ChoiceResult]:
@@ -291,7 +306,24 @@ class Generation:
             for sequence in part:
                 sequence.is_accepted = True  # before the core can refuse it
 
-    def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
+    def _feed_sink(self, items: Items) -> bool:
+        """Decodes outputs for the sink. Returns False, without any effect, if it cannot take them in a callback.
+
+        The first delta of a choice and log-probabilities may be long; these are encoded in parts.
+        """
+        assert self.sink is not None
+        lanes = self._lanes
+        is_small = (
+            len(items) <= OUTPUTS_AT_ONCE and self.params.logprobs is None and self.params.prompt_logprobs is None
+        )
+        if not is_small or not self.sink.is_open or not all(lanes[index].has_begun for index, _ in items):
+            return False
+        self.sink.write(self._decode(items))
+        if not self._unfinished:
+            self._mailbox.wake()
+        return True
+
+    def _decode(self, items: Items) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
         by_lane, self._early = self._early, {}
         for index, output in items:
