@@ -75,9 +75,9 @@ def page(conditions: str, workload: str, figures: Sequence[ServerFigures]) -> st
         figures_table(figures),
         "\n".join(f"- {sentence}" for sentence in verdicts(figures)),
         "## What each server does",
-        "The gateway gets token ids from simulated engines, which speak the protocol of real ones. It keeps the ids for "
-        "a continuation, turns them into text, looks for stop strings and the parts of a message, and writes events. "
-        "The proxies copy finished events from a plain server. CPU time is that of the server's process alone, user and "
-        "system; the kernel charges the delivery of a loopback packet to its sender.",
+        "The gateway gets token ids from simulated engines, which speak the protocol of real ones. It keeps the ids "
+        "for a continuation, turns them into text, looks for stop strings and the parts of a message, and writes "
+        "events. The proxies copy finished events from a plain server. CPU time is that of the server's process "
+        "alone, user and system; the kernel charges the delivery of a loopback packet to its sender.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-WORDS = tuple(" the quick brown fox jumps over a lazy dog and then it rests near some old stone wall".split(" ")[1:])
+_TEXT = "the quick brown fox jumps over a lazy dog and then it rests near some old stone wall"
+WORDS = tuple(_TEXT.split(" "))
 FIRST_WORD_ID = 256  # the ids before it are the bytes
 END = FIRST_WORD_ID + len(WORDS)
 VOCAB_SIZE = END + 1

@@ -281,7 +281,7 @@ class CoreClient:
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token
             place.num_losses = 0
-            sequence.generated_ids.extend(whole.token_ids)
+            sequence.generated_ids += whole.token_ids
             if whole.finish_reason is not None:
                 link.estimate.ended(sequence.sequence_id)
                 del self._sequences[whole.sequence_id]

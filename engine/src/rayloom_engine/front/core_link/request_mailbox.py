@@ -85,7 +85,7 @@ class Mailbox:
             return
         try:
             is_taken = self._failure is None and self._reader(self._items)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - `take` raises it
             self.fail(error)
             return
         if is_taken:

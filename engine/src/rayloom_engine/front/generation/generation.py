@@ -86,6 +86,7 @@ class Generation:
         self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
+        self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self.sink: DeltaSink | None = None  # gets small deltas instead of the reader of `deltas`
         self._is_submitted = False
 
@@ -312,11 +313,9 @@ class Generation:
         The first delta of a choice and log-probabilities may be long; these are encoded in parts.
         """
         assert self.sink is not None
-        lanes = self._lanes
-        is_small = (
-            len(items) <= OUTPUTS_AT_ONCE and self.params.logprobs is None and self.params.prompt_logprobs is None
-        )
-        if not is_small or not self.sink.is_open or not all(lanes[index].has_begun for index, _ in items):
+        if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open:
+            return False
+        if not all(self._lanes[index].has_begun for index, _ in items):
             return False
         self.sink.write(self._decode(items))
         if not self._unfinished:
@@ -325,10 +324,13 @@ class Generation:
 
     def _decode(self, items: Items) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
+        now_s = time.monotonic()
+        if len(items) == 1 and self.params.prompt_logprobs is None:  # as almost always in a stream
+            index, output = items[0]
+            return [self._delta(index, [output], now_s)] if index in self._unfinished else []
         by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
-        now_s = time.monotonic()
         deltas = []
         for index in sorted(by_lane):  # a prompt's first choice comes before its others
             if index not in self._unfinished:
@@ -366,12 +368,15 @@ class Generation:
         lane.has_begun = True
         self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
         num_before = lane.decoder.num_tokens
-        delta = lane.decoder.add(
-            [token_id for output in outputs for token_id in output.token_ids],
-            [entry for output in outputs for entry in output.logprobs],
-            last.finish_reason,
-            last.stop_token_id,
-        )
+        if len(outputs) == 1:
+            delta = lane.decoder.add(last.token_ids, last.logprobs, last.finish_reason, last.stop_token_id)
+        else:
+            delta = lane.decoder.add(
+                [token_id for output in outputs for token_id in output.token_ids],
+                [entry for output in outputs for entry in output.logprobs],
+                last.finish_reason,
+                last.stop_token_id,
+            )
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)

@@ -89,6 +89,11 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
     A suffix that may be the beginning of a marker is held back.
     """
     while True:
+        if not incoming.is_ended and not markers.may_begin(incoming.text, incoming.at):  # as in most texts
+            emit(incoming.text[incoming.at :])
+            incoming.at = len(incoming.text)
+            yield
+            continue
         held_at = len(incoming.text) if incoming.is_ended else markers.open_at(incoming.text, incoming.at)
         found = markers.pattern.search(incoming.text, incoming.at)
         if found is not None and found.start() <= held_at:
@@ -111,6 +116,12 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._beginnings = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._max_chars = max(map(len, self._beginnings), default=0)
+        first_chars = "".join(re.escape(char) for char in sorted({text[0] for text in self.texts}))
+        self._first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)")
+
+    def may_begin(self, text: str, at: int) -> bool:
+        """True if a marker may begin in `text` from position `at` on: it has the first character of one."""
+        return self._first_char.search(text, at) is not None
 
     def open_at(self, text: str, at: int) -> int:
         """Returns the position of the longest suffix that is the beginning of a marker; len(text) if there is none."""

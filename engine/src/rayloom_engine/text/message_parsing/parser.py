@@ -70,6 +70,8 @@ class TextParser:
 
 
 def _joined(parts: list[MessagePart]) -> list[MessagePart]:
+    if len(parts) <= 1:
+        return parts
     joined: list[MessagePart] = []
     for part in parts:
         last = joined[-1] if joined else None

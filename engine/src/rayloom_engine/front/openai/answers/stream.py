@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+Event = dict[str, Any] | bytes  # a JSON document, or one that is encoded already
 PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
 
 
@@ -31,8 +32,8 @@ class EventWriter(Protocol):
     def opening(self) -> list[dict[str, Any]]:
         """Returns the events before the first delta. They are sent even if no delta has arrived yet."""
 
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """Returns the events for one delta."""
+    def chunks(self, delta: ChoiceDelta) -> Sequence[Event]:
+        """Returns the events for one delta. None of them is encoded if events have names."""
 
     def closing(self) -> list[dict[str, Any]]:
         """Returns the events after the last delta."""
@@ -53,9 +54,11 @@ class DirectStream:
         return self._body.is_open
 
     def write(self, deltas: list[ChoiceDelta]) -> None:
-        data = b"".join(_pieces(self._writer, (event for delta in deltas for event in self._writer.chunks(delta))))
-        if data:
-            self._body.write(data)
+        events = [event for delta in deltas for event in self._writer.chunks(delta)]
+        if len(events) == 1 and isinstance(events[0], bytes):  # one token, as almost always
+            self._body.write(b"data: %b\n\n" % events[0])
+        elif events:
+            self._body.write(b"".join(_pieces(self._writer, events)))
 
 
 class EventStream(Response):
@@ -127,7 +130,7 @@ class EventStream(Response):
         """Yields the events of `deltas`, as one part if they are small."""
         return self._parts(event for delta in deltas for event in self._writer.chunks(delta))
 
-    def _parts(self, events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    def _parts(self, events: Iterable[Event]) -> Iterator[bytes]:
         held: list[bytes] = []
         num_bytes = 0
         for piece in _pieces(self._writer, events):
@@ -141,9 +144,12 @@ class EventStream(Response):
             yield b"".join(held)
 
 
-def _pieces(writer: EventWriter, events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+def _pieces(writer: EventWriter, events: Iterable[Event]) -> Iterator[bytes]:
     """Yields the text of events."""
     for event in events:
+        if isinstance(event, bytes):
+            yield b"data: %b\n\n" % event
+            continue
         if writer.has_event_names:
             yield f"event: {event['type']}\n".encode()
         yield b"data: "
