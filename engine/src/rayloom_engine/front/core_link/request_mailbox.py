@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from rayloom_engine.protocol.messages import SequenceOutput
@@ -19,7 +20,8 @@ class Mailbox:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reader: Reader | None = None  # only while `take` waits
-        self._is_reader_due = False  # a call of the reader is scheduled
+        self._is_reader_due = False  # `put` has asked for a call of `read`
+        self._clock = time.monotonic  # loop time
         self._idle_since_s = 0.0  # loop time at which the reader last took items, or `take` began to wait
 
     @property
@@ -27,13 +29,16 @@ class Mailbox:
         """The error that ended the request. It is set at once, even if earlier outputs are still to be taken."""
         return self._failure
 
-    def put(self, lane: int, output: SequenceOutput) -> None:
+    def put(self, lane: int, output: SequenceOutput) -> bool:
+        """Adds an output. Returns True if the caller must call `read` soon; once for all outputs until then."""
         self._items.append((lane, output))
         if self._reader is None:
             self.wake()
-        elif not self._is_reader_due:
-            self._is_reader_due = True
-            asyncio.get_running_loop().call_soon(self._read)
+            return False
+        if self._is_reader_due:
+            return False
+        self._is_reader_due = True
+        return True
 
     def fail(self, error: Exception) -> None:
         """Ends the request: the reader gets all earlier outputs, then `error`. Only the first call has an effect."""
@@ -50,7 +55,7 @@ class Mailbox:
         """Returns all (lane, output) pairs since the last call. Waits for the first one; returns an empty list after
         `timeout_s`.
 
-        With `reader`, pairs that arrive during the wait go there first, in a callback of the event loop. If it returns
+        With `reader`, pairs that arrive during the wait go there first, in calls of `read`. If it returns
         True, it has taken them, and the wait begins again, without waking the waiting task: that would cost more than
         the rest of a token's way. It must not keep the list. Raises the request's failure once all earlier outputs are
         taken; an error of `reader` is such a failure.
@@ -61,6 +66,7 @@ class Mailbox:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             self._reader = reader
+            self._clock = loop.time
             self._idle_since_s = loop.time()
             timer = _IdleTimer(self, timeout_s)
             try:
@@ -78,7 +84,7 @@ class Mailbox:
         """Seconds, at the loop time `now_s`, since something arrived during the wait of `take`, or since it began."""
         return 0.0 if self._is_reader_due else now_s - self._idle_since_s
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Gives new items to the reader, if `take` still waits and has not got them."""
         self._is_reader_due = False
         if self._reader is None or not self._items:
@@ -90,7 +96,7 @@ class Mailbox:
             return
         if is_taken:
             self._items.clear()
-            self._idle_since_s = asyncio.get_running_loop().time()
+            self._idle_since_s = self._clock()
         else:
             self.wake()
 

@@ -38,7 +38,6 @@ ROUNDED = "another engine, whose results may differ by rounding, computed a part
 class DeltaSink(Protocol):
     """Takes deltas at once, in a callback of the event loop."""
 
-    @property
     def is_open(self) -> bool:
         """False if deltas must wait now, because the client reads too slowly or is gone."""
 
@@ -313,11 +312,14 @@ class Generation:
         The first delta of a choice and log-probabilities may be long; these are encoded in parts.
         """
         assert self.sink is not None
-        if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open:
+        if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
             return False
-        if not all(self._lanes[index].has_begun for index, _ in items):
-            return False
-        self.sink.write(self._decode(items))
+        for index, _ in items:
+            if not self._lanes[index].has_begun:
+                return False
+        deltas = self._decode(items)
+        if deltas:
+            self.sink.write(deltas)
         if not self._unfinished:
             self._mailbox.wake()
         return True
@@ -391,7 +393,7 @@ class Generation:
         metrics = self._service.metrics
         if num_tokens == 0:
             return
-        metrics.generation_tokens.add(num_tokens)
+        metrics.generation_tokens.count(num_tokens)
         if self._is_silent:
             self._is_silent = False
             metrics.request_first_token_s.observe(now_s - self._started_s)

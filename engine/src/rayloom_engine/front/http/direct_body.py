@@ -21,20 +21,14 @@ class DirectBody:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
-    @property
     def is_open(self) -> bool:
         """True if a part may be written now: the answer has begun, the client is there and reads what it gets.
 
         If the client reads too slowly, `send` waits until it has caught up.
         """
         cycle = self._cycle
-        return (
-            cycle.response_started
-            and cycle.chunked_encoding is True
-            and not cycle.response_complete
-            and not cycle.disconnected
-            and not cycle.flow.write_paused
-        )
+        has_begun = cycle.chunked_encoding  # known when the status line is written
+        return has_begun is True and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def write(self, data: bytes) -> None:
         """Writes a part, which must not be empty, while `is_open`."""

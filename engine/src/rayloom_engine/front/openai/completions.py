@@ -16,6 +16,7 @@ from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.answers.stream import Event
 from rayloom_engine.front.openai.fields.request_reading import read_request
@@ -107,13 +108,7 @@ class CompletionAnswer(Answer):
         self.count(delta)
         text = delta.text
         if not delta.is_first and self._is_plain and text.finish_reason is None and self.is_chunk_fixed:
-            if not text.text:
-                return []
-
-            def document(shown: str) -> dict[str, Any]:
-                return self.chunk(_choice(delta.index, shown))
-
-            return [self._templates.filled(delta.index, text.text, document)]
+            return [self._text_chunk(delta.index, text.text)] if text.text else []
         is_echoed = delta.is_first and bool(self._echoes)
         logprobs = None
         if self._wants_logprobs and (text.logprobs or is_echoed):
@@ -133,6 +128,13 @@ class CompletionAnswer(Answer):
         if has_prompt:
             choice["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
         return [self.chunk(choice)]
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        key = (index, str)
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = ChunkTemplate(lambda shown: self.chunk(_choice(index, shown)))
+        return template.filled(text)
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
         is_echoed = bool(self._echoes)

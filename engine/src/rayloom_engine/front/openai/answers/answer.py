@@ -19,7 +19,7 @@ from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
 from rayloom_engine.front.model_text import ModelText
-from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplates
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.fingerprint import fingerprint
 from rayloom_engine.front.openai.answers.stream import DONE, PING, Event, EventStream, EventWriter
 from rayloom_engine.front.openai.answers.whole import WholeAnswer
@@ -60,7 +60,8 @@ class Answer(ABC):
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
-        self._templates = ChunkTemplates()
+        # Of the chunks that differ in their text alone: by choice and by kind of text.
+        self._templates: dict[tuple[int, type], ChunkTemplate] = {}
         self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
 

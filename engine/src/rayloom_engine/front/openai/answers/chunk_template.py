@@ -6,7 +6,7 @@ Most chunks of a stream differ only there. To encode the text alone costs a tent
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,17 +27,3 @@ class ChunkTemplate:
     def filled(self, text: str) -> bytes:
         """Returns the same bytes as the encoded document for `text`."""
         return _encode(text).join(self._pieces)
-
-
-class ChunkTemplates:
-    """The templates of one answer, by choice and kind of text. Each is made when it is first needed."""
-
-    def __init__(self) -> None:
-        self._templates: dict[Hashable, ChunkTemplate] = {}
-
-    def filled(self, key: Hashable, text: str, document: Callable[[str], dict[str, Any]]) -> bytes:
-        """Returns the JSON of `document(text)`. For one `key`, documents must differ in the text alone."""
-        template = self._templates.get(key)
-        if template is None:
-            template = self._templates[key] = ChunkTemplate(document)
-        return template.filled(text)

@@ -49,9 +49,8 @@ class DirectStream:
         self._writer = writer
         self._body = body
 
-    @property
     def is_open(self) -> bool:
-        return self._body.is_open
+        return self._body.is_open()
 
     def write(self, deltas: list[ChoiceDelta]) -> None:
         events = [event for delta in deltas for event in self._writer.chunks(delta)]

@@ -11,6 +11,7 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.answers.stream import Event
 from rayloom_engine.front.openai.chat.call import ChatCall, prepare_chat
@@ -79,12 +80,13 @@ class ChatAnswer(Answer):
         return chunks
 
     def _text_chunk(self, index: int, part: Content | Reasoning) -> bytes:
-        kind = type(part)
-
-        def document(text: str) -> dict[str, Any]:
-            return self.chunk(_choice(index, *message_deltas([kind(text)])))
-
-        return self._templates.filled((index, kind), part.text, document)
+        key = (index, type(part))
+        template = self._templates.get(key)
+        if template is None:
+            kind = type(part)
+            template = ChunkTemplate(lambda text: self.chunk(_choice(index, *message_deltas([kind(text)]))))
+            self._templates[key] = template
+        return template.filled(part.text)
 
     def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Returns the choices of the chunks for one delta: one for each part of the message, at least one if there is
