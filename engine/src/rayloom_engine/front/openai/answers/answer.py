@@ -19,8 +19,9 @@ from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
 from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.fingerprint import fingerprint
-from rayloom_engine.front.openai.answers.stream import DONE, PING, EventStream, EventWriter
+from rayloom_engine.front.openai.answers.stream import DONE, PING, Event, EventStream, EventWriter
 from rayloom_engine.front.openai.answers.whole import WholeAnswer
 from rayloom_engine.front.openai.fields.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
@@ -59,11 +60,13 @@ class Answer(ABC):
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
+        # Of the chunks that differ in their text alone: by choice and by kind of text.
+        self._templates: dict[tuple[int, type], ChunkTemplate] = {}
         self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+    def chunks(self, delta: ChoiceDelta) -> list[Event]:
         """Returns the stream's chunks for one delta."""
 
     @abstractmethod
@@ -100,6 +103,11 @@ class Answer(ABC):
             document["warnings"] = list(warnings[self._num_warned :])
             self._num_warned = len(warnings)
         return document
+
+    @property
+    def is_chunk_fixed(self) -> bool:
+        """True if the next chunk has nothing beside its choice that changes: neither usage nor a new warning."""
+        return not self.continuous_usage and len(self.generation.warnings) == self._num_warned
 
     def count(self, delta: ChoiceDelta) -> None:
         """Counts the tokens of `delta` in the usage that chunks report."""
