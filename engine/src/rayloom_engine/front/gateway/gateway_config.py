@@ -20,7 +20,7 @@ FRONT_FIELDS = (
     *("served_model_name", "host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file"),
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
-    "log_level",
+    *("repeat_seconds", "log_level"),
 )
 
 

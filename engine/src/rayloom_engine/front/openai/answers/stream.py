@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rayloom_engine.front.generation.answer_headers import answer_headers, cold_start_comment
 from rayloom_engine.front.generation.deltas import ChoiceDelta
-from rayloom_engine.front.generation.generation import Generation, continuation_headers
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
@@ -56,7 +57,9 @@ class EventStream(Response):
         """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **continuation_headers(generation)})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **answer_headers(generation)})
+        self._told_held_s = generation.held_s()
+        self._is_waiting = True  # for the first delta
         self._generation = generation
         self._deltas = deltas
         self._first = first
@@ -105,7 +108,12 @@ class EventStream(Response):
 
     def _delta_parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
         """Yields the events of `deltas`, as one part if they are small."""
-        return self._parts(event for delta in deltas for event in self._writer.chunks(delta))
+        if deltas and self._is_waiting:
+            self._is_waiting = False
+            held_s = self._generation.held_s()
+            if held_s > self._told_held_s:
+                yield cold_start_comment(held_s)
+        yield from self._parts(event for delta in deltas for event in self._writer.chunks(delta))
 
     def _parts(self, events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
         held: list[bytes] = []
