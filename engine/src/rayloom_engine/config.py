@@ -219,6 +219,13 @@ class EngineConfig(BaseModel):
         strict=False,
         description="Seconds for which requests may finish after SIGTERM before they are aborted.",
     )
+    repeat_seconds: float = Field(
+        30.0,
+        ge=0,
+        strict=False,
+        description="Seconds for which an answer is kept, and still computed, for a client that repeats its request "
+        "after a broken connection; 0: not at all.",
+    )
     restart_budget: int = Field(
         5,
         ge=0,

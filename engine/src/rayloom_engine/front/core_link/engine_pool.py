@@ -87,6 +87,7 @@ class EnginePool:
             place = sequence.place
             if place.last_engine not in ("", link.name) and sequence.generated_ids:
                 self._note_continuation(sequence, link)
+            place.held_s = sequence.held_s(time.monotonic())
             place.engine = link.name
             place.waits_since_s = None
             place.fingerprint = link.fingerprint or place.fingerprint

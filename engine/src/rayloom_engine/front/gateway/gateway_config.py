@@ -21,7 +21,7 @@ FRONT_FIELDS = (
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("max_logprobs", "enable_force_include_usage"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
-    "log_level",
+    *("repeat_seconds", "log_level"),
 )
 
 

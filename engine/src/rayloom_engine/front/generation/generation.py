@@ -78,6 +78,7 @@ class Generation:
         self._early: dict[int, list[SequenceOutput]] = {}
         self._is_closed = False
         self.is_client_gone = False
+        self.has_failed = False  # the answer has begun and ended in an error
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
@@ -142,6 +143,11 @@ class Generation:
         """The sentences that the client must know about the answer."""
         return (*self._form_warnings, ROUNDED) if self.is_rounded else self._form_warnings
 
+    def held_s(self) -> float:
+        """Returns the seconds for which the request waited for an engine that could take it, before its first token."""
+        now_s = time.monotonic()
+        return max((lane.sequence.held_s(now_s) for lane in self._lanes), default=0.0)
+
     def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
@@ -204,6 +210,7 @@ class Generation:
 
     def failed(self, error: Exception) -> None:
         """Counts the request as failed: its answer had begun, then ended in `error`."""
+        self.has_failed = True
         self._service.metrics.observe_failure(error)
 
     def close(self) -> None:
@@ -409,14 +416,6 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
-
-
-def continuation_headers(generation: Generation) -> dict[str, str]:
-    """Returns the header of an answer that may differ from the answer of a single engine.
-
-    A stream has it only if the engine changed before the stream began; later changes are in `warnings`.
-    """
-    return {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:

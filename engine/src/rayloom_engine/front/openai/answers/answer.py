@@ -18,6 +18,7 @@ from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
+from rayloom_engine.front.idempotency.kept_answers import begin_computation, seed_of
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.fingerprint import fingerprint
@@ -166,12 +167,14 @@ async def answer(
         "caller": Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
     }
     penalty = wire.beam_length_penalty()
+    seed = seed_of(request)
     generation = (
-        await Generation.start(service, text, fresh_seed=secrets.randbits(63), **given)
+        await Generation.start(service, text, fresh_seed=secrets.randbits(63) if seed is None else seed, **given)
         if penalty is None
         else await BeamSearch.search(service, text, length_penalty=penalty, **given)
     )
     writer.generation = generation
+    begin_computation(request, generation)
     watcher = watch_client(request.receive, generation)
     is_handed_over = False
     try:

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rayloom_engine.front.generation.answer_headers import answer_headers, cold_start_comment
 from rayloom_engine.front.generation.deltas import ChoiceDelta
-from rayloom_engine.front.generation.generation import Generation, continuation_headers
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.direct_body import DirectBody, direct_body
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
@@ -76,7 +77,9 @@ class EventStream(Response):
         """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **continuation_headers(generation)})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **answer_headers(generation)})
+        self._told_held_s = generation.held_s()
+        self._is_waiting = True  # for the first delta
         self._generation = generation
         self._deltas = deltas
         self._first = first
@@ -101,13 +104,13 @@ class EventStream(Response):
             for part in chain(self._parts(self._writer.opening()), self._delta_parts(self._first)):
                 await send_part(part)
                 await asyncio.sleep(0)  # let other streams run before the next part is encoded
-            if body is not None:
-                self._generation.sink = DirectStream(self._writer, body)
+            self._write_directly(body)
             async for deltas in self._deltas:
                 for number, part in enumerate(self._delta_parts(deltas) if deltas else (self._writer.ping,)):
                     if number:
                         await asyncio.sleep(0)  # let other streams run before the next part is encoded
                     await send_part(part)
+                self._write_directly(body)
         except Exception as error:
             if isinstance(error, ClientGone):
                 raise
@@ -125,9 +128,19 @@ class EventStream(Response):
         await send_part(self._writer.end, is_last=True)
         self._generation.answered()
 
+    def _write_directly(self, body: DirectBody | None) -> None:
+        """From the second list of deltas on, small deltas need no task. A comment may have to precede the first."""
+        if body is not None and not self._is_waiting and self._generation.sink is None:
+            self._generation.sink = DirectStream(self._writer, body)
+
     def _delta_parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
         """Yields the events of `deltas`, as one part if they are small."""
-        return self._parts(event for delta in deltas for event in self._writer.chunks(delta))
+        if deltas and self._is_waiting:
+            self._is_waiting = False
+            held_s = self._generation.held_s()
+            if held_s > self._told_held_s:
+                yield cold_start_comment(held_s)
+        yield from self._parts(event for delta in deltas for event in self._writer.chunks(delta))
 
     def _parts(self, events: Iterable[Event]) -> Iterator[bytes]:
         held: list[bytes] = []
