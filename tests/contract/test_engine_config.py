@@ -8,6 +8,7 @@ from rayloom_operator.resolve.resolved import resolve
 
 # No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
 # secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).
+# The number of engines on a machine is known to whoever starts them.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -19,6 +20,7 @@ NOT_IN_MANIFESTS = {
     "front_host",
     "front_port",
     "front_key_file",
+    "engines_on_host",
     "heartbeat_seconds",
     "api_key_file",
     "admin_token_file",

@@ -46,6 +46,14 @@ def test_the_threads_are_shared_by_the_ranks_of_a_host_and_spin_briefly(environ:
     assert set_threads(EngineConfig(model="unused", threads=7), ranks_on_host=2) == 7
 
 
+def test_engines_on_one_host_share_its_cores(environ: pytest.MonkeyPatch) -> None:
+    environ.setattr("rayloom_engine.worker.start.usable_cores", lambda: 13)
+    assert set_threads(EngineConfig(model="unused", engines_on_host=3)) == 4
+    assert set_threads(EngineConfig(model="unused", engines_on_host=3), ranks_on_host=2) == 2
+    assert set_threads(EngineConfig(model="unused", engines_on_host=16)) == 1
+    assert set_threads(EngineConfig(model="unused", engines_on_host=3, threads=7)) == 7
+
+
 @pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "5"), ("OMP_WAIT_POLICY", "PASSIVE")])
 def test_what_the_environment_says_about_spinning_stands(environ: pytest.MonkeyPatch, name: str, value: str) -> None:
     environ.setenv(name, value)

@@ -1,4 +1,4 @@
-"""A fake `rayloom-engine` for tests of the operator: `rt_fake_engine.py serve --config FILE`.
+"""A fake `rayloom-engine` for tests of the operator: `rt_fake_engine.py serve --config FILE`, or `gateway`.
 
 It opens the two ports of its config, answers /status and one scripted chat stream, and misbehaves as the environment
 variable FAKE_ENGINE says:
@@ -12,7 +12,9 @@ variable FAKE_ENGINE says:
     bad_sample  answers a chat with an error event
     hangs       never comes further than starting
 
-FAKE_ENGINE_PIDS names a file that gets its process id and that of a child in the same session.
+A gateway does the same, and says that all its engines serve.
+
+FAKE_ENGINE_PIDS names a file that gets a line with its process id and that of a child in the same session.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 SCENARIO = os.environ.get("FAKE_ENGINE", "")
+CONFIG: dict[str, object] = {}
 ANSWER = ("The capital", " of France", " is Paris.")
 MODEL = {
     "name": "tiny",
@@ -78,6 +81,10 @@ class Handler(BaseHTTPRequestHandler):
     num_statuses = 0
 
     def do_GET(self) -> None:
+        if self.path == "/engines":
+            engines = [{"name": name, "state": "serving"} for name in CONFIG["engines"]]
+            self._send(200, json.dumps({"engines": engines}).encode())
+            return
         index = min(Handler.num_statuses, len(STARTUP) - 1)
         is_up = Handler.num_statuses >= len(STARTUP) and SCENARIO != "hangs"
         Handler.num_statuses += 1
@@ -119,7 +126,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    config = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    config = CONFIG
+    config.update(json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text()))
     MODEL["quantization"] = config.get("quantization", "none")
     print("config:", json.dumps(config, sort_keys=True), flush=True)
     if SCENARIO == "crash":
@@ -132,7 +140,8 @@ def main() -> None:
     if "FAKE_ENGINE_PIDS" in os.environ:
         # It outlives an engine that ends by itself, unless the whole group is killed.
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-        Path(os.environ["FAKE_ENGINE_PIDS"]).write_text(f"{os.getpid()} {child.pid}")
+        with Path(os.environ["FAKE_ENGINE_PIDS"]).open("a") as pids:
+            pids.write(f"{os.getpid()} {child.pid}\n")
     for host, port in ((config["host"], config["port"]), (config["admin_host"], config["admin_port"])):
         server = ThreadingHTTPServer((host, port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -34,6 +34,7 @@ last four and writes their pages.
 # name -> module
 SUBCOMMANDS = {
     "channel": "control_channel",
+    "gateway": "gateway.command",
     "pages": "pages",
     "parallel": "parallel.command",
     "peers": "peers.command",

@@ -138,6 +138,12 @@ class EngineConfig(BaseModel):
     threads: int | None = Field(
         None, ge=1, description="Compute threads. Default: the cores this process may use (affinity and cgroup quota)."
     )
+    engines_on_host: int = Field(
+        1,
+        ge=1,
+        description="Engines on this machine, this one included. Each takes its share of the cores, and on CPU of the "
+        "memory for KV blocks, where `threads` and kv_cache_memory_bytes are not set.",
+    )
 
     host: str = Field("127.0.0.1", description="Address of the API port.")
     port: int = Field(8000, ge=0, le=65535, description="API port; 0 picks a free one.")
@@ -212,6 +218,13 @@ class EngineConfig(BaseModel):
         ge=0,
         strict=False,
         description="Seconds for which requests may finish after SIGTERM before they are aborted.",
+    )
+    repeat_seconds: float = Field(
+        30.0,
+        ge=0,
+        strict=False,
+        description="Seconds for which an answer is kept, and still computed, for a client that repeats its request "
+        "after a broken connection; 0: not at all.",
     )
     restart_budget: int = Field(
         5,

@@ -57,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "local",
             help="serve a manifest on this machine, without a cluster",
-            description="Serves the LLMService in FILE on this machine by one rayloom-engine process, until Ctrl-C.",
+            description="Serves the LLMService in FILE on this machine, until Ctrl-C: by one engine, or by as many as "
+            "its `replicas` behind a gateway, which has the ports that are given here.",
         )
     )
     _add_plan_flags(

@@ -18,6 +18,7 @@ from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.gate import AwaitReady, Gate
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
+from rayloom_engine.front.idempotency.kept_answers import KeptAnswers, keep_limits
 from rayloom_engine.front.openai.fields.wire_schema import extensions
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
@@ -46,14 +47,21 @@ class ApiApplication(FastAPI):
         )
         self.state.service = service
         self._root = service.config.root_path
+        self._kept_answers = KeptAnswers(
+            keep_limits(service.config), service.config.max_body_bytes, lambda: service.lifecycle.drains
+        )
         for route in ROUTES:
-            handler = _counted(route.handler) if route.is_generation else route.handler
+            handler = _counted(self._repeatable(route.handler)) if route.is_generation else route.handler
             self.router.routes.append(Route(route.path, handler, methods=[route.method]))
         self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
         if service.config.has_ui:
             self.router.routes.extend(ui_routes())
         self._document: bytes | None = None
+
+    def _repeatable(self, handler: Handler) -> Handler:
+        """Returns the handler for clients that may repeat their requests after a broken connection."""
+        return lambda request: self._kept_answers.answer(request, handler)
 
     def build_middleware_stack(self) -> ASGIApp:
         return Starlette.build_middleware_stack(self)
@@ -108,7 +116,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
             allow_origins=list(origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Rayloom-Cold-Start", "Idempotent-Replayed"],
         )
         middleware.insert(0, cors)  # outermost, so that error answers carry CORS headers too and browsers can read them
     return ApiApplication(service, middleware)

@@ -8,7 +8,7 @@ neighbours, so a short window of the last tokens is decoded again with each new 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
@@ -40,26 +40,31 @@ def make_detokenizer(
     `kept_ids`: special tokens that are not skipped, because a parser reads them.
     """
 
-    def is_skipped(token_id: int) -> bool:
-        return skip_special_tokens and tokenizer.is_special(token_id) and token_id not in kept_ids
-
+    skipped_ids = tokenizer.special_ids.difference(kept_ids) if skip_special_tokens else frozenset()
     if tokenizer.is_byte_level:
-        return ByteDetokenizer(tokenizer, is_skipped)
-    return WindowDetokenizer(tokenizer, prompt_ids, is_skipped)
+        return ByteDetokenizer(tokenizer, skipped_ids)
+    return WindowDetokenizer(tokenizer, prompt_ids, skipped_ids)
 
 
 class ByteDetokenizer:
     """Decodes byte-level vocabularies. All pieces joined equal Tokenizer.decode of all ids."""
 
-    def __init__(self, tokenizer: Tokenizer, is_skipped: Callable[[int], bool]) -> None:
+    def __init__(self, tokenizer: Tokenizer, skipped_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._is_skipped = is_skipped
+        self._skipped_ids = skipped_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between = True  # between two characters: the decoder holds no bytes
 
     def add(self, token_id: int) -> str:
-        if self._is_skipped(token_id):
+        if token_id in self._skipped_ids:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        if self._is_between:
+            text = self._tokenizer.whole_text(token_id)
+            if text is not None:
+                return text
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        self._is_between = not self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -72,17 +77,17 @@ class WindowDetokenizer:
     window  [start, read) was returned already, [read, end) is held back
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], is_skipped: Callable[[int], bool]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._is_skipped = is_skipped
+        self._skipped_ids = skipped_ids
         # A SentencePiece decoder strips the blank before a text's first word, so let the window begin with the prompt's
         # last tokens.
-        self._window = [token_id for token_id in prompt_ids[-5:] if not is_skipped(token_id)]
+        self._window = [token_id for token_id in prompt_ids[-5:] if token_id not in skipped_ids]
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)
 
     def add(self, token_id: int) -> str:
-        if self._is_skipped(token_id):
+        if token_id in self._skipped_ids:
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.sampling_params import SamplingParams
@@ -12,8 +13,7 @@ from rayloom_engine.text.stop_strings import StopAutomaton, StopStrings
 from rayloom_engine.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):  # made for each token, in a tenth of a dataclass's time
     """The text of new tokens.
 
     It may be empty: half a character, the possible start of a stop string, a special token.
@@ -47,10 +47,9 @@ class OutputDecoder:
         self._detokenizer = make_detokenizer(
             tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens, kept_ids=kept_ids
         )
-        self._stops = StopStrings(
-            StopAutomaton(params.stop_strings) if stops is None else stops,
-            include_in_output=params.include_stop_str_in_output,
-        )
+        stops = StopAutomaton(params.stop_strings) if stops is None else stops
+        self._has_no_stops = stops.is_empty
+        self._stops = StopStrings(stops, include_in_output=params.include_stop_str_in_output)
         self.num_tokens = 0
         self.finish_reason: str | None = None
 
@@ -70,6 +69,11 @@ class OutputDecoder:
             # answer.
             self.finish_reason = "length" if finish_reason is not None else None
             return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
+        if len(token_ids) == 1 and self._has_no_stops and finish_reason is None:  # as almost always
+            self.num_tokens += 1
+            return TextDelta(
+                text=self._detokenizer.add(token_ids[0]), token_ids=tuple(token_ids), logprobs=tuple(logprobs)
+            )
         text = ""
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1

@@ -36,7 +36,7 @@ class Tokenizer:
         self.vocab_size = len(vocabulary)
         self.max_token_chars = max(map(len, vocabulary), default=1)  # characters in the longest token
         self.is_byte_level = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
-        self._special_ids = frozenset(
+        self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._bos_id = self._missing_bos_id()
@@ -89,7 +89,7 @@ class Tokenizer:
         return text
 
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
     def token(self, token_id: int) -> str | None:
         """Returns the vocabulary's own spelling of an id, such as "Ġthe"; None for an id outside the vocabulary."""
@@ -113,6 +113,14 @@ class Tokenizer:
         if token.startswith("\u2581"):  # SentencePiece's blank: decoding strips it at the start of a text
             return (" " + self.decode([token_id], skip_special_tokens=False).removeprefix(" ")).encode()
         return self.decode([token_id], skip_special_tokens=False).encode()
+
+    @functools.lru_cache(maxsize=65536)  # noqa: B019 - as above
+    def whole_text(self, token_id: int) -> str | None:
+        """Returns the text of a token whose bytes are whole characters; None for all other tokens."""
+        try:
+            return self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return None
 
     def _missing_bos_id(self) -> int | None:
         # Older Llama folders set add_bos_token, but their tokenizer.json does not add a BOS.

@@ -72,7 +72,7 @@ def part_of(config: EngineConfig, shape: ModelShape, rank: int) -> ModelPart:
 
 def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
     """Sets the size of this process's thread pool and returns it. Call before importing torch: OpenMP reads it once."""
-    threads = config.threads or max(1, usable_cores() // ranks_on_host)
+    threads = config.threads or max(1, usable_cores() // (ranks_on_host * config.engines_on_host))
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     # A thread of torch that waits for work must not spin for long on a core that another process needs. But waking a
     # thread up takes longer than a short spin. 2,000 rounds take about 50 us. The threads of the C library spin 20 us.
@@ -103,8 +103,8 @@ def load_rank(
 ) -> LoadedRank:
     """Loads the weights of a rank's part of the model, and plans its KV cache. `LoadedRank.runner` allocates the cache.
 
-    `ranks_on_host`: number of ranks that share this machine's cores and, on CPU, its memory. Raises ModelError or
-    ConfigError.
+    `ranks_on_host`: number of this engine's ranks that share this machine's cores and, on CPU, its memory. Raises
+    ModelError or ConfigError.
     """
     threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
@@ -188,11 +188,12 @@ def _plan_cache(
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
     )
+    num_sharing = ranks_on_host * config.engines_on_host
     memory = RankMemory(
-        free_bytes=free_memory_bytes() // ranks_on_host if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
+        free_bytes=free_memory_bytes() // num_sharing if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
         is_cpu=is_cpu,
         step_bytes=_step_bytes(model, choice, num_step_tokens, config.max_num_seqs),
-        ranks_on_host=ranks_on_host,
+        ranks_on_host=num_sharing,
     )
     return plan_kv_memory(demand, memory)
 

@@ -1,4 +1,7 @@
-"""HTTP requests to a local engine: /status, and a streamed chat. Uses the standard library alone, to import fast."""
+"""HTTP requests to a local engine or gateway: /status, /engines, and a streamed chat.
+
+Uses the standard library alone, to import fast.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,34 @@ def read_status(host: str, port: int) -> EngineStatus | None:
 
     Raises EngineUnavailable if the answer is not a status of version v1.
     """
+    answer = _get(host, port, "/status")
+    return None if answer is None else engine_status(*answer)
+
+
+def read_engines(host: str, port: int) -> dict[str, str] | None:
+    """Reads the state of each engine, by its name, from a gateway's admin port; None if the port does not answer.
+
+    Raises EngineUnavailable if the answer is not the document of a gateway.
+    """
+    answer = _get(host, port, "/engines")
+    if answer is None:
+        return None
+    try:
+        return {str(engine["name"]): str(engine["state"]) for engine in json.loads(answer[1])["engines"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineUnavailable(f"/engines answered {answer[0]}: {shown(answer[1])}") from error
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, bytes] | None:
     connection = http.client.HTTPConnection(connect_host(host), port, timeout=_STATUS_TIMEOUT_S)
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", path)
         response = connection.getresponse()
-        body = response.read()
+        return response.status, response.read()
     except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return engine_status(response.status, body)
 
 
 def stream_chat(

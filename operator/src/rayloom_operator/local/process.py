@@ -1,7 +1,8 @@
-"""Runs `rayloom-engine serve` as a child process in its own session, with its log in a file."""
+"""Runs `rayloom-engine serve` or `gateway` as a child process in its own session, with its log in a file."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -9,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rayloom_operator.errors import EngineEnded, EngineUnavailable
 
 COMMAND = "rayloom-engine"
+_LOG_LINES_SHOWN = 30
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
@@ -35,18 +37,19 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
     return Path(found)
 
 
-class EngineProcess:
-    """A running engine. It has its own session, so Ctrl-C in the terminal does not reach it: `stop` ends the engine.
+class LocalProcess:
+    """A running engine or gateway. It has its own session, so Ctrl-C in the terminal does not reach it.
 
-    Raises EngineUnavailable if `command` cannot be started.
+    Its output is appended to the file `log_path`. Raises EngineUnavailable if `arguments` cannot be started.
     """
 
-    def __init__(self, command: Path, config_path: Path, log_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
+        self.name = name  # in messages
         self.log_path = log_path
-        with log_path.open("wb") as log:
+        with log_path.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
-                    [command, "serve", "--config", config_path],
+                    arguments,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -55,32 +58,36 @@ class EngineProcess:
                     preexec_fn=_end_with_parent if sys.platform == "linux" else None,
                 )
             except OSError as error:
-                raise EngineUnavailable(f"cannot start {command}: {error.strerror}") from error
+                raise EngineUnavailable(f"cannot start {arguments[0]}: {error.strerror}") from error
 
     @property
     def has_exited(self) -> bool:
         return self._process.poll() is not None
 
     def wait(self, when: str) -> EngineEnded:
-        """Waits until the engine exits. Returns the error to raise; its message ends with `when`."""
+        """Waits until the process exits. Returns the error to raise; its message ends with `when`."""
         code = self._process.wait()
         if code < 0:
-            return EngineEnded(f"the engine was killed by {signal.Signals(-code).name} {when}", 128 - code)
-        return EngineEnded(f"the engine exited with code {code} {when}", code)
+            return EngineEnded(f"{self.name} was killed by {signal.Signals(-code).name} {when}", 128 - code)
+        return EngineEnded(f"{self.name} exited with code {code} {when}", code)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the process, unless it has exited."""
+        if not self.has_exited:
+            self._process.send_signal(number)
 
     def stop(self, grace_s: float) -> bool:
-        """Sends SIGINT, on which the engine stops its children, and waits up to `grace_s` seconds for its exit.
+        """Sends SIGINT, on which the process stops its children, and waits up to `grace_s` seconds for its exit.
 
-        Then kills the processes that are left in the engine's process group. Returns True if the engine exited in time.
+        Then kills the processes that are left in its process group. Returns True if the process exited in time.
         """
         deadline = time.monotonic() + grace_s
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
-        while self._process.poll() is None and time.monotonic() < deadline:
+        self.send(signal.SIGINT)
+        while not self.has_exited and time.monotonic() < deadline:
             time.sleep(0.02)
-        exited_in_time = self._process.poll() is not None
+        exited_in_time = self.has_exited
         try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # the engine leads its process group
+            os.killpg(self._process.pid, signal.SIGKILL)  # the process leads its process group
         except ProcessLookupError:
             pass  # No process of the group is left.
         except PermissionError:
@@ -90,11 +97,22 @@ class EngineProcess:
         self._process.wait()
         return exited_in_time
 
-    def log_tail(self, num_lines: int) -> list[str]:
-        """Returns the last `num_lines` lines of the engine's log."""
-        return self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+    def show_log(self) -> None:
+        """Prints the end of the log to stderr."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
+        print(f"The last {len(lines)} lines of {self.name}'s log ({self.log_path}):", file=sys.stderr)
+        # Names of single processes become a prefix; there is only one log of "the engine".
+        prefix = "  " if " " in self.name else f"  {self.name} | "
+        for line in lines:
+            print(f"{prefix}{line}", file=sys.stderr)
+
+
+def tell(text: str) -> None:
+    """Prints a line to stderr, if the terminal still exists."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _end_with_parent() -> None:
-    """Runs in the child process. Makes the kernel send the engine SIGINT if the parent dies without `stop`."""
+    """Runs in the child process. Makes the kernel send it SIGINT if the parent dies without `stop`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

@@ -3,55 +3,119 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 from rayloom_engine.protocol.messages import SequenceOutput
+
+Items = list[tuple[int, SequenceOutput]]
+Reader = Callable[[Items], bool]
 
 
 class Mailbox:
     """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
 
     def __init__(self) -> None:
-        self._items: list[tuple[int, SequenceOutput]] = []
+        self._items: Items = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._reader: Reader | None = None  # only while `take` waits
+        self._is_reader_due = False  # `put` has asked for a call of `read`
+        self._clock = time.monotonic  # loop time
+        self._idle_since_s = 0.0  # loop time at which the reader last took items, or `take` began to wait
 
     @property
     def failure(self) -> Exception | None:
         """The error that ended the request. It is set at once, even if earlier outputs are still to be taken."""
         return self._failure
 
-    def put(self, lane: int, output: SequenceOutput) -> None:
+    def put(self, lane: int, output: SequenceOutput) -> bool:
+        """Adds an output. Returns True if the caller must call `read` soon; once for all outputs until then."""
         self._items.append((lane, output))
-        self._wake()
+        if self._reader is None:
+            self.wake()
+            return False
+        if self._is_reader_due:
+            return False
+        self._is_reader_due = True
+        return True
 
     def fail(self, error: Exception) -> None:
         """Ends the request: the reader gets all earlier outputs, then `error`. Only the first call has an effect."""
         if self._failure is None:
             self._failure = error
-        self._wake()
+        self.wake()
 
-    async def take(self, timeout_s: float) -> list[tuple[int, SequenceOutput]]:
+    def wake(self) -> None:
+        """Ends the wait of `take`."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self, timeout_s: float, reader: Reader | None = None) -> Items:
         """Returns all (lane, output) pairs since the last call. Waits for the first one; returns an empty list after
         `timeout_s`.
 
-        Raises the request's failure once all earlier outputs are taken.
+        With `reader`, pairs that arrive during the wait go there first, in calls of `read`. If it returns
+        True, it has taken them, and the wait begins again, without waking the waiting task: that would cost more than
+        the rest of a token's way. It must not keep the list. Raises the request's failure once all earlier outputs are
+        taken; an error of `reader` is such a failure.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
             # much.
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(timeout_s, self._wake)
+            self._reader = reader
+            self._clock = loop.time
+            self._idle_since_s = loop.time()
+            timer = _IdleTimer(self, timeout_s)
             try:
                 await self._waiter
             finally:
                 timer.cancel()
                 self._waiter = None
+                self._reader = None
         items, self._items = self._items, []
         if not items and self._failure is not None:
             raise self._failure
         return items
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def idle_s(self, now_s: float) -> float:
+        """Seconds, at the loop time `now_s`, since something arrived during the wait of `take`, or since it began."""
+        return 0.0 if self._is_reader_due else now_s - self._idle_since_s
+
+    def read(self) -> None:
+        """Gives new items to the reader, if `take` still waits and has not got them."""
+        self._is_reader_due = False
+        if self._reader is None or not self._items:
+            return
+        try:
+            is_taken = self._failure is None and self._reader(self._items)
+        except Exception as error:  # noqa: BLE001 - `take` raises it
+            self.fail(error)
+            return
+        if is_taken:
+            self._items.clear()
+            self._idle_since_s = self._clock()
+        else:
+            self.wake()
+
+
+class _IdleTimer:
+    """Ends a wait in which nothing arrives. It is set again only when it fires too early, not for each arrival."""
+
+    def __init__(self, mailbox: Mailbox, timeout_s: float) -> None:
+        self._mailbox = mailbox
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(timeout_s, self._fire)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _fire(self) -> None:
+        left_s = self._timeout_s - self._mailbox.idle_s(self._loop.time())
+        if left_s > 0.0:
+            self._handle = self._loop.call_later(left_s, self._fire)
+        else:
+            self._mailbox.wake()

@@ -52,6 +52,11 @@ class ClientSequence:
         """Tokens of prompt and output at most, so the context that an engine must have."""
         return len(self.prompt_ids) + self.params.max_tokens
 
+    def held_s(self, now_s: float) -> float:
+        """Returns the seconds for which no engine had it before its first token. `now_s`: time.monotonic."""
+        since_s = None if self.generated_ids else self.place.waits_since_s
+        return self.place.held_s + (0.0 if since_s is None else now_s - since_s)
+
     def blocks(self, block_size: int) -> PromptBlocks:
         """Returns the blocks of the prompt, computed at the first call. `block_size` 0: unknown."""
         if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
@@ -76,6 +81,7 @@ class Place:
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of it
     waits_since_s: float | None = None  # time.monotonic since which no engine has it
+    held_s: float = 0.0  # earlier waits before the first token, in seconds
     refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
     num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
     last_engine: str = ""

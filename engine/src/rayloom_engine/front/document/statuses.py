@@ -14,6 +14,7 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
         408: "Headers or body did not arrive in time.",
         413: "The body is larger than the setting `max_body_bytes`.",
         415: "The body's Content-Type is not JSON.",
+        422: "The request has the Idempotency-Key of an earlier one and another body.",
         429: "The queue is full, or the key's share of it; `Retry-After` has the seconds to wait.",
         431: "The headers are larger than 64 KiB or have more than 256 lines.",
         500: "A fault of the engine. `code` is `poisonous_request`, `corrupt_logits` or null.",
@@ -24,4 +25,4 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
 OF_ALL = frozenset((400, 408, 431, 500, 503))  # the connection itself can answer most of these, whatever the path
 OF_BODIES = frozenset((413, 415))
 OF_MODEL_REQUESTS = OF_BODIES | {404}  # the body names a model
-OF_GENERATION = OF_MODEL_REQUESTS | {429}
+OF_GENERATION = OF_MODEL_REQUESTS | {422, 429}

@@ -72,6 +72,7 @@ class BeamSearch(Generation):
         self._num_steps = 0
         self._is_accepted = False
         self._num_output_tokens = 0
+        self._held_s = 0.0
 
     @classmethod
     async def search(
@@ -107,6 +108,10 @@ class BeamSearch(Generation):
     @property
     def num_output_tokens(self) -> int:
         return self._num_output_tokens
+
+    def held_s(self) -> float:
+        now_s = time.monotonic()
+        return max((each.held_s(now_s) for each in self._running.values()), default=self._held_s)
 
     def accept(self) -> None:
         if self._unfinished and self._mailbox.failure is not None:
@@ -189,7 +194,7 @@ class BeamSearch(Generation):
         for lane, output in items:
             if lane in self._running and output.logprobs:
                 entries[lane] = output.logprobs[0]
-                del self._running[lane]
+                self._held_s = max(self._held_s, self._running.pop(lane).place.held_s)
                 if self._num_steps == 1:
                     self.num_cached_tokens += output.num_cached_tokens
 

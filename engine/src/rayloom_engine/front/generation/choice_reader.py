@@ -35,7 +35,8 @@ class ChoiceReader:
         parts = self._parser.add(delta.text)
         if delta.finish_reason is not None:
             parts += self._parser.finish()
-        self._counter.add(delta.text, delta.token_ids, self._parser.reasoning_end)
+        if self._counter.is_counting:
+            self._counter.add(delta.text, delta.token_ids, self._parser.reasoning_end)
         if self._has_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
@@ -69,15 +70,15 @@ class ReasoningCounter:
         self._skips_special_tokens = skips_special_tokens
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
-        self._is_counting = True
+        self.is_counting = True  # the reasoning may not be over
         self.num_tokens = 0
 
     def add(self, text: str, token_ids: Sequence[int], end: int | None) -> None:
         """Counts the tokens of a delta. `end`: number of characters of the reasoning; None if it is not over."""
-        if not self._is_counting:
+        if not self.is_counting:
             return
         if end == 0:
-            self._is_counting = False
+            self.is_counting = False
             self.num_tokens = 0
             return
         self._pieces.append(text)
@@ -85,7 +86,7 @@ class ReasoningCounter:
         self.num_tokens = len(self._token_ids)
         if end is None:
             return
-        self._is_counting = False
+        self.is_counting = False
         num_left = len("".join(self._pieces)[:end].encode())
         for count, token_id in enumerate(self._token_ids):
             if num_left <= 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.text.output_decoder import TextDelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceDelta:
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The part of one choice that is new since its last delta."""
 
     index: int

@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.request_mailbox import Items, Mailbox
 from rayloom_engine.front.core_link.sequences import ClientSequence, Place
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
@@ -30,8 +30,19 @@ from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
 LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
+OUTPUTS_AT_ONCE = 64  # decoded and written (in 1 ms) in one callback; tokens that waited for a slow client are more
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
+
+
+class DeltaSink(Protocol):
+    """Takes deltas at once, in a callback of the event loop."""
+
+    def is_open(self) -> bool:
+        """False if deltas must wait now, because the client reads too slowly or is gone."""
+
+    def write(self, deltas: list[ChoiceDelta]) -> None:
+        """Writes the deltas. Called only while `is_open`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +78,7 @@ class Generation:
         self._early: dict[int, list[SequenceOutput]] = {}
         self._is_closed = False
         self.is_client_gone = False
+        self.has_failed = False  # the answer has begun and ended in an error
         self._is_silent = True  # no choice has a token yet
         self._started_s = time.monotonic()
         self.num_cached_tokens = 0
@@ -74,6 +86,8 @@ class Generation:
         self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
         self._lanes: list[_Lane] = []
         self._unfinished: set[int] = set()
+        self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        self.sink: DeltaSink | None = None  # gets small deltas instead of the reader of `deltas`
         self._is_submitted = False
 
     @classmethod
@@ -129,6 +143,11 @@ class Generation:
         """The sentences that the client must know about the answer."""
         return (*self._form_warnings, ROUNDED) if self.is_rounded else self._form_warnings
 
+    def held_s(self) -> float:
+        """Returns the seconds for which the request waited for an engine that could take it, before its first token."""
+        now_s = time.monotonic()
+        return max((lane.sequence.held_s(now_s) for lane in self._lanes), default=0.0)
+
     def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
         """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
@@ -149,12 +168,14 @@ class Generation:
         """Yields lists of deltas until every choice is finished. Yields an empty list whenever nothing arrives for
         `wait_s`.
 
-        `first_wait_s` replaces `wait_s` for the first list. Raises the error that ended the request: QueueFull,
-        RequestError, EngineDead or ClientGone.
+        `first_wait_s` replaces `wait_s` for the first list. Small deltas go to `sink` and are not yielded. Raises the
+        error that ended the request: QueueFull, RequestError, EngineDead or ClientGone.
         """
         this_wait_s = wait_s if first_wait_s is None else first_wait_s
         while self._unfinished:
-            yield self._decode(await self._mailbox.take(this_wait_s))
+            items = await self._mailbox.take(this_wait_s, None if self.sink is None else self._feed_sink)
+            if items or self._unfinished:
+                yield self._decode(items)
             this_wait_s = wait_s
 
     async def collect(self) -> list[ChoiceResult]:
@@ -189,6 +210,7 @@ class Generation:
 
     def failed(self, error: Exception) -> None:
         """Counts the request as failed: its answer had begun, then ended in `error`."""
+        self.has_failed = True
         self._service.metrics.observe_failure(error)
 
     def close(self) -> None:
@@ -291,12 +313,33 @@ class Generation:
             for sequence in part:
                 sequence.is_accepted = True  # before the core can refuse it
 
-    def _decode(self, items: list[tuple[int, SequenceOutput]]) -> list[ChoiceDelta]:
+    def _feed_sink(self, items: Items) -> bool:
+        """Decodes outputs for the sink. Returns False, without any effect, if it cannot take them in a callback.
+
+        The first delta of a choice and log-probabilities may be long; these are encoded in parts.
+        """
+        assert self.sink is not None
+        if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
+            return False
+        for index, _ in items:
+            if not self._lanes[index].has_begun:
+                return False
+        deltas = self._decode(items)
+        if deltas:
+            self.sink.write(deltas)
+        if not self._unfinished:
+            self._mailbox.wake()
+        return True
+
+    def _decode(self, items: Items) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
+        now_s = time.monotonic()
+        if len(items) == 1 and self.params.prompt_logprobs is None:  # as almost always in a stream
+            index, output = items[0]
+            return [self._delta(index, [output], now_s)] if index in self._unfinished else []
         by_lane, self._early = self._early, {}
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
-        now_s = time.monotonic()
         deltas = []
         for index in sorted(by_lane):  # a prompt's first choice comes before its others
             if index not in self._unfinished:
@@ -334,12 +377,15 @@ class Generation:
         lane.has_begun = True
         self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
         num_before = lane.decoder.num_tokens
-        delta = lane.decoder.add(
-            [token_id for output in outputs for token_id in output.token_ids],
-            [entry for output in outputs for entry in output.logprobs],
-            last.finish_reason,
-            last.stop_token_id,
-        )
+        if len(outputs) == 1:
+            delta = lane.decoder.add(last.token_ids, last.logprobs, last.finish_reason, last.stop_token_id)
+        else:
+            delta = lane.decoder.add(
+                [token_id for output in outputs for token_id in output.token_ids],
+                [entry for output in outputs for entry in output.logprobs],
+                last.finish_reason,
+                last.stop_token_id,
+            )
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
@@ -354,7 +400,7 @@ class Generation:
         metrics = self._service.metrics
         if num_tokens == 0:
             return
-        metrics.generation_tokens.add(num_tokens)
+        metrics.generation_tokens.count(num_tokens)
         if self._is_silent:
             self._is_silent = False
             metrics.request_first_token_s.observe(now_s - self._started_s)
@@ -370,14 +416,6 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
-
-
-def continuation_headers(generation: Generation) -> dict[str, str]:
-    """Returns the header of an answer that may differ from the answer of a single engine.
-
-    A stream has it only if the engine changed before the stream began; later changes are in `warnings`.
-    """
-    return {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}
 
 
 def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:

@@ -44,6 +44,13 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
             return await asyncio.to_thread(parse_object, body)
 
 
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Returns a request's body as it is. Raises as `read_json` does, except for the faults of its JSON."""
+    check_content_type(request.headers.get("content-type"))
+    with _BUDGET.share(request.state.tenant, 4 * max_bytes) as share:
+        return await read_body(request, max_bytes, share.take)
+
+
 def check_content_type(given: str | None) -> None:
     """Raises ApiError 415 for anything but JSON.
 

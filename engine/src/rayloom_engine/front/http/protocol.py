@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from rayloom_engine.front.http.connections import ConnectionTable
+from rayloom_engine.front.http.direct_body import offer
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
 PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so headers exceed their limit by at most this many bytes
@@ -140,6 +141,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_due = self.loop.time() + self._limits.body_s
         self._expect_by(self._limits.body_s)
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            offer(self.scope, self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1

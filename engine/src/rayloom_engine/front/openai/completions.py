@@ -16,7 +16,9 @@ from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.stream import Event
 from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.openai.fields.wire import CompletionRequest
 from rayloom_engine.front.openai.prompts import DECODE_IN_THREAD_ABOVE_TOKENS, parse_prompts, text_prompt
@@ -99,11 +101,14 @@ class CompletionAnswer(Answer):
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._streams = bool(wire.stream)
+        self._is_plain = not self._wants_logprobs and not self.returns_ids  # later chunks have nothing but text
         self._offsets: dict[int, int] = {}  # choice index -> offset of its next token in its text
 
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+    def chunks(self, delta: ChoiceDelta) -> list[Event]:
         self.count(delta)
         text = delta.text
+        if not delta.is_first and self._is_plain and text.finish_reason is None and self.is_chunk_fixed:
+            return [self._text_chunk(delta.index, text.text)] if text.text else []
         is_echoed = delta.is_first and bool(self._echoes)
         logprobs = None
         if self._wants_logprobs and (text.logprobs or is_echoed):
@@ -113,19 +118,23 @@ class CompletionAnswer(Answer):
         is_empty = not shown and logprobs is None and text.finish_reason is None
         if is_empty and not has_prompt and not self.returns_ids:
             return []
-        choice: dict[str, Any] = {
-            "index": delta.index,
-            "text": shown,
-            "logprobs": logprobs,
-            "finish_reason": text.finish_reason,
-            "stop_reason": text.stop_reason,
-        }
+        choice = _choice(delta.index, shown)
+        choice["logprobs"] = logprobs
+        choice["finish_reason"] = text.finish_reason
+        choice["stop_reason"] = text.stop_reason
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
             choice["prompt_token_ids"] = lazy_ids(self._prompt(delta.index)) if delta.is_first else None
         if has_prompt:
             choice["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
         return [self.chunk(choice)]
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        key = (index, str)
+        template = self._templates.get(key)
+        if template is None:
+            template = self._templates[key] = ChunkTemplate(lambda shown: self.chunk(_choice(index, shown)))
+        return template.filled(text)
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
         is_echoed = bool(self._echoes)
@@ -170,3 +179,7 @@ class CompletionAnswer(Answer):
 
     def _echo(self, index: int) -> Echo:
         return self._echoes[index // self.generation.params.n]
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}

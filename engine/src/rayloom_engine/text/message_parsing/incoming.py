@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class IncomingText:
         self.text = ""
         self.at = 0
         self.is_ended = False
+        self.wait: Wait | None = None  # set while `until` waits and all text so far is emitted
         self._mark: int | None = None
         self._num_forgotten = 0
 
@@ -37,6 +39,14 @@ class IncomingText:
             self.at = 0
         else:
             self.text += text
+
+    def pass_on(self, text: str) -> bool:
+        """Emits new text for the reader that waits in `until`. Returns False if the reader itself must read it."""
+        if self.wait is None or self._mark is not None or self.wait.markers.may_begin(text):
+            return False
+        self._num_forgotten += len(text)
+        self.wait.emit(text)
+        return True
 
     @property
     def position(self) -> int:
@@ -99,7 +109,9 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
         incoming.at = held_at
         if incoming.is_ended:
             return ""
+        incoming.wait = Wait(markers, emit) if held_at == len(incoming.text) else None
         yield
+        incoming.wait = None
 
 
 class Markers:
@@ -111,6 +123,12 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._beginnings = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._max_chars = max(map(len, self._beginnings), default=0)
+        first_chars = "".join(re.escape(char) for char in sorted({text[0] for text in self.texts}))
+        self._first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)")
+
+    def may_begin(self, text: str) -> bool:
+        """True if a marker may begin in `text`: it has the first character of one."""
+        return self._first_char.search(text) is not None
 
     def open_at(self, text: str, at: int) -> int:
         """Returns the position of the longest suffix that is the beginning of a marker; len(text) if there is none."""
@@ -118,3 +136,11 @@ class Markers:
             if text[start:] in self._beginnings:
                 return start
         return len(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What `until` waits for, and where it emits the text before it."""
+
+    markers: Markers
+    emit: Callable[[str], None]

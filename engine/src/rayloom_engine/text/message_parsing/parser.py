@@ -50,8 +50,9 @@ class TextParser:
         self._reading = self._reader.read()
 
     def add(self, text: str) -> list[MessagePart]:
-        self._incoming.append(text)
-        next(self._reading)
+        if not self._incoming.pass_on(text):
+            self._incoming.append(text)
+            next(self._reading)
         return _joined(self._sink.take())
 
     def finish(self) -> list[MessagePart]:
@@ -72,6 +73,8 @@ class TextParser:
 
 
 def _joined(parts: list[MessagePart]) -> list[MessagePart]:
+    if len(parts) <= 1:
+        return parts
     joined: list[MessagePart] = []
     for part in parts:
         last = joined[-1] if joined else None

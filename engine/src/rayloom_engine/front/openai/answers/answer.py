@@ -18,9 +18,11 @@ from rayloom_engine.front.generation.generation import Generation, watch_client
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
+from rayloom_engine.front.idempotency.kept_answers import begin_computation, seed_of
 from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.fingerprint import fingerprint
-from rayloom_engine.front.openai.answers.stream import DONE, PING, EventStream, EventWriter
+from rayloom_engine.front.openai.answers.stream import DONE, PING, Event, EventStream, EventWriter
 from rayloom_engine.front.openai.answers.whole import WholeAnswer
 from rayloom_engine.front.openai.fields.wire import GenerationRequest, StreamOptions
 from rayloom_engine.front.operations.service import Service
@@ -59,11 +61,13 @@ class Answer(ABC):
         self._model = service.config.api_model_name
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
+        # Of the chunks that differ in their text alone: by choice and by kind of text.
+        self._templates: dict[tuple[int, type], ChunkTemplate] = {}
         self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
 
     @abstractmethod
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+    def chunks(self, delta: ChoiceDelta) -> list[Event]:
         """Returns the stream's chunks for one delta."""
 
     @abstractmethod
@@ -100,6 +104,11 @@ class Answer(ABC):
             document["warnings"] = list(warnings[self._num_warned :])
             self._num_warned = len(warnings)
         return document
+
+    @property
+    def is_chunk_fixed(self) -> bool:
+        """True if the next chunk has nothing beside its choice that changes: neither usage nor a new warning."""
+        return not self.continuous_usage and len(self.generation.warnings) == self._num_warned
 
     def count(self, delta: ChoiceDelta) -> None:
         """Counts the tokens of `delta` in the usage that chunks report."""
@@ -158,12 +167,14 @@ async def answer(
         "caller": Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes),
     }
     penalty = wire.beam_length_penalty()
+    seed = seed_of(request)
     generation = (
-        await Generation.start(service, text, fresh_seed=secrets.randbits(63), **given)
+        await Generation.start(service, text, fresh_seed=secrets.randbits(63) if seed is None else seed, **given)
         if penalty is None
         else await BeamSearch.search(service, text, length_penalty=penalty, **given)
     )
     writer.generation = generation
+    begin_computation(request, generation)
     watcher = watch_client(request.receive, generation)
     is_handed_over = False
     try:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rayloom_engine.front.generation.answer_headers import answer_headers, cold_start_comment
 from rayloom_engine.front.generation.deltas import ChoiceDelta
-from rayloom_engine.front.generation.generation import Generation, continuation_headers
+from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.http.direct_body import DirectBody, direct_body
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+Event = dict[str, Any] | bytes  # a JSON document, or one that is encoded already
 PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
 
 
@@ -30,14 +33,32 @@ class EventWriter(Protocol):
     def opening(self) -> list[dict[str, Any]]:
         """Returns the events before the first delta. They are sent even if no delta has arrived yet."""
 
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """Returns the events for one delta."""
+    def chunks(self, delta: ChoiceDelta) -> Sequence[Event]:
+        """Returns the events for one delta. None of them is encoded if events have names."""
 
     def closing(self) -> list[dict[str, Any]]:
         """Returns the events after the last delta."""
 
     def failure(self, error: ApiError) -> list[dict[str, Any]]:
         """Returns the last events of a stream that ends in an error."""
+
+
+class DirectStream:
+    """A DeltaSink: writes the events of small deltas to the connection, without the stream's task."""
+
+    def __init__(self, writer: EventWriter, body: DirectBody) -> None:
+        self._writer = writer
+        self._body = body
+
+    def is_open(self) -> bool:
+        return self._body.is_open()
+
+    def write(self, deltas: list[ChoiceDelta]) -> None:
+        events = [event for delta in deltas for event in self._writer.chunks(delta)]
+        if len(events) == 1 and isinstance(events[0], bytes):  # one token, as almost always
+            self._body.write(b"data: %b\n\n" % events[0])
+        elif events:
+            self._body.write(b"".join(_pieces(self._writer, events)))
 
 
 class EventStream(Response):
@@ -56,7 +77,9 @@ class EventStream(Response):
         """`first`: the first list from `deltas`, which the caller has already taken."""
         self.status_code = 200
         self.background = None
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **continuation_headers(generation)})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **answer_headers(generation)})
+        self._told_held_s = generation.held_s()
+        self._is_waiting = True  # for the first delta
         self._generation = generation
         self._deltas = deltas
         self._first = first
@@ -66,14 +89,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_deltas(send)
+            await self._send_deltas(send, direct_body(scope))
         except ClientGone:
             return
         finally:
             self._watcher.cancel()
             self._generation.close()
 
-    async def _send_deltas(self, send: Send) -> None:
+    async def _send_deltas(self, send: Send, body: DirectBody | None) -> None:
         async def send_part(data: bytes, *, is_last: bool = False) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
@@ -81,11 +104,13 @@ class EventStream(Response):
             for part in chain(self._parts(self._writer.opening()), self._delta_parts(self._first)):
                 await send_part(part)
                 await asyncio.sleep(0)  # let other streams run before the next part is encoded
+            self._write_directly(body)
             async for deltas in self._deltas:
                 for number, part in enumerate(self._delta_parts(deltas) if deltas else (self._writer.ping,)):
                     if number:
                         await asyncio.sleep(0)  # let other streams run before the next part is encoded
                     await send_part(part)
+                self._write_directly(body)
         except Exception as error:
             if isinstance(error, ClientGone):
                 raise
@@ -103,26 +128,41 @@ class EventStream(Response):
         await send_part(self._writer.end, is_last=True)
         self._generation.answered()
 
+    def _write_directly(self, body: DirectBody | None) -> None:
+        """From the second list of deltas on, small deltas need no task. A comment may have to precede the first."""
+        if body is not None and not self._is_waiting and self._generation.sink is None:
+            self._generation.sink = DirectStream(self._writer, body)
+
     def _delta_parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
         """Yields the events of `deltas`, as one part if they are small."""
-        return self._parts(event for delta in deltas for event in self._writer.chunks(delta))
+        if deltas and self._is_waiting:
+            self._is_waiting = False
+            held_s = self._generation.held_s()
+            if held_s > self._told_held_s:
+                yield cold_start_comment(held_s)
+        yield from self._parts(event for delta in deltas for event in self._writer.chunks(delta))
 
-    def _parts(self, events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    def _parts(self, events: Iterable[Event]) -> Iterator[bytes]:
         held: list[bytes] = []
         num_bytes = 0
-        for event in events:
-            for piece in self._event_pieces(event):
-                held.append(piece)
-                num_bytes += len(piece)
-                if num_bytes > PART_BYTES:
-                    yield b"".join(held)
-                    held = []
-                    num_bytes = 0
+        for piece in _pieces(self._writer, events):
+            held.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > PART_BYTES:
+                yield b"".join(held)
+                held = []
+                num_bytes = 0
         if held:
             yield b"".join(held)
 
-    def _event_pieces(self, event: dict[str, Any]) -> Iterator[bytes]:
-        if self._writer.has_event_names:
+
+def _pieces(writer: EventWriter, events: Iterable[Event]) -> Iterator[bytes]:
+    """Yields the text of events."""
+    for event in events:
+        if isinstance(event, bytes):
+            yield b"data: %b\n\n" % event
+            continue
+        if writer.has_event_names:
             yield f"event: {event['type']}\n".encode()
         yield b"data: "
         yield from pieces(event)

@@ -8,7 +8,8 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from rayloom_engine.front.generation.generation import Generation, continuation_headers
+from rayloom_engine.front.generation.answer_headers import answer_headers
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http import json_pieces
 
 PART_BYTES = 64 * 1024  # size of the parts of a large answer; each waits until most earlier ones are sent
@@ -28,7 +29,7 @@ class WholeAnswer(Response):
     def __init__(self, generation: Generation, document: dict[str, Any], watcher: asyncio.Task[None]) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(continuation_headers(generation))
+        self.init_headers(answer_headers(generation))
         self._generation = generation
         self._document = document
         self._watcher = watcher

@@ -11,13 +11,16 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
 from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
+from rayloom_engine.front.openai.answers.stream import Event
 from rayloom_engine.front.openai.chat.call import ChatCall, prepare_chat
 from rayloom_engine.front.openai.chat.message import message_deltas, message_document
 from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.openai.fields.wire import ChatRequest
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.text.message_parsing.message import Message
+from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning
 
 
 async def chat_completions(request: Request) -> Response:
@@ -40,11 +43,17 @@ class ChatAnswer(Answer):
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
+        self._is_plain = (
+            not self._wants_logprobs and not self.returns_ids
+        )  # chunks have nothing but parts of the message
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
         self._messages: list[Message] = []  # messages of a whole answer
 
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        chunks = []
+    def chunks(self, delta: ChoiceDelta) -> list[Event]:
+        if not delta.is_first and self._is_plain and delta.text.finish_reason is None and self.is_chunk_fixed:
+            self.count(delta)
+            return self._plain_chunks(delta.index, self._readers[delta.index].add(delta.text))
+        chunks: list[dict[str, Any]] = []
         if delta.is_first:
             opening: dict[str, Any] = {"index": delta.index, "delta": {"role": "assistant", "content": ""}}
             chunks.append(self.chunk({**opening, "logprobs": None, "finish_reason": None}))
@@ -57,7 +66,27 @@ class ChatAnswer(Answer):
                 chunks.append(self.chunk({**echo, "logprobs": None, "finish_reason": None}))
         self.count(delta)
         chunks += [self.chunk(choice) for choice in self._choices(delta)]
+        return [*chunks]
+
+    def _plain_chunks(self, index: int, parts: list[MessagePart]) -> list[Event]:
+        """Returns the chunks of parts without anything beside them. Those with text alone come from templates."""
+        chunks: list[Event] = []
+        for part in parts:
+            if isinstance(part, (Content, Reasoning)):
+                chunks.append(self._text_chunk(index, part))
+            else:
+                deltas = message_deltas([part], is_older=self._has_functions)
+                chunks += [self.chunk(_choice(index, delta)) for delta in deltas]
         return chunks
+
+    def _text_chunk(self, index: int, part: Content | Reasoning) -> bytes:
+        key = (index, type(part))
+        template = self._templates.get(key)
+        if template is None:
+            kind = type(part)
+            template = ChunkTemplate(lambda text: self.chunk(_choice(index, *message_deltas([kind(text)]))))
+            self._templates[key] = template
+        return template.filled(part.text)
 
     def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Returns the choices of the chunks for one delta: one for each part of the message, at least one if there is
@@ -73,9 +102,7 @@ class ChatAnswer(Answer):
             if logprobs is None and text.finish_reason is None and not self.returns_ids:
                 return []
             parts = [{}]
-        choices: list[dict[str, Any]] = [
-            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
-        ]
+        choices = [_choice(delta.index, part) for part in parts]
         choices[0]["logprobs"] = logprobs
         if text.finish_reason is not None:
             choices[-1]["finish_reason"] = self._finish_reason(delta.index, text.finish_reason)
@@ -114,3 +141,7 @@ class ChatAnswer(Answer):
             "stop_reason": result.stop_reason,
             "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
         }
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

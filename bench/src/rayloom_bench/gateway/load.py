@@ -1,0 +1,134 @@
+"""The clients of one measurement: many streams that are read as cheaply as Python can, and single short requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import uvloop
+
+PATH = "/v1/chat/completions"
+RAMP_S = 1.0  # streams are opened one after the other for so long
+START_S = 30.0  # within which each stream has its first event
+PROBE_S = 10.0  # within which a single request has its first event
+PAUSE_S = 0.013  # between single requests; no multiple of usual steps, so that these come at all times within a step
+_EVENT = b"data: {"
+
+
+class LoadFailed(Exception):
+    """A stream was refused, broken or too slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """The size of a measurement."""
+
+    num_streams: int
+    window_s: float  # in which CPU time and events are counted
+    num_probes: int  # single requests after the window, beside the streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What the clients of one server saw."""
+
+    num_events: int  # of all streams within the window
+    seconds: float
+    cpu_s: float  # of the server within the window
+    first_event_s: tuple[float, ...]  # for each single request: from the request to its first event
+
+
+def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]) -> LoadResult:
+    """Opens the streams, measures, and closes them. `cpu_seconds`: the server's CPU time so far. Raises LoadFailed."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_load(port, settings, cpu_seconds))
+
+
+class StreamClient(asyncio.Protocol):
+    """One connection with one request. Counts events that begin in a received part; that is all of them, or nearly."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._sent_s = 0.0
+        self.num_events = 0
+        self.problem = ""
+        self.first_event_s: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self._sent_s = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        count = data.count(_EVENT)
+        self.num_events += count
+        if not self.first_event_s.done():
+            if not data.startswith(b"HTTP/1.1 200") and not self.num_events:
+                self.problem = self.problem or data[:300].decode(errors="replace")
+            if count:
+                self.first_event_s.set_result(time.perf_counter() - self._sent_s)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.first_event_s.done():
+            self.first_event_s.set_exception(LoadFailed(self.problem or f"the connection ended early: {error}"))
+
+
+def request(num_tokens: int) -> bytes:
+    """A whole HTTP request for a stream of `num_tokens` tokens."""
+    document = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Tell me about the fox and the dog."}],
+        "max_tokens": num_tokens,
+        "stream": True,
+    }
+    body = json.dumps(document).encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]) -> LoadResult:
+    endless = request(100_000)
+    clients: list[StreamClient] = []
+    try:
+        for _ in range(settings.num_streams):
+            clients.append(await _connected(port, endless))
+            await asyncio.sleep(RAMP_S / settings.num_streams)
+        async with asyncio.timeout(START_S):
+            await asyncio.gather(*(client.first_event_s for client in clients))
+        await asyncio.sleep(RAMP_S)  # the last streams' openings are over, and their costs
+        before_s = cpu_seconds()
+        num_before = sum(client.num_events for client in clients)
+        began_s = time.perf_counter()
+        await asyncio.sleep(settings.window_s)
+        cpu_s = cpu_seconds() - before_s
+        num_events = sum(client.num_events for client in clients) - num_before
+        seconds = time.perf_counter() - began_s
+        first_event_s = [await _probe(port) for _ in range(settings.num_probes)]
+    except TimeoutError as error:
+        raise LoadFailed("a stream had no event in time") from error
+    finally:
+        for client in clients:
+            client.transport.abort()
+    return LoadResult(num_events=num_events, seconds=seconds, cpu_s=cpu_s, first_event_s=tuple(first_event_s))
+
+
+async def _probe(port: int) -> float:
+    """Seconds from a request to its first event."""
+    await asyncio.sleep(PAUSE_S)
+    client = await _connected(port, request(1))
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return await client.first_event_s
+    finally:
+        client.transport.abort()
+
+
+async def _connected(port: int, data: bytes) -> StreamClient:
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(lambda: StreamClient(data), "127.0.0.1", port)
+    return client

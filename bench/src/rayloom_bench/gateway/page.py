@@ -1,0 +1,83 @@
+"""Formats the figures of `bench gateway` as a table and as a page. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rayloom_bench.gateway.rounds import ServerFigures
+from rayloom_bench.gateway.servers import DIRECT, GATEWAY
+from rayloom_bench.markdown import NO_VALUE, table
+
+GOAL_US = 20.0  # CPU time of an event
+GOAL_MS = 3.0  # time to the first event that the gateway adds
+TOKENS_S = 50  # of a usual stream
+_HEADER = (
+    "server",
+    "CPU us per event",
+    f"streams of {TOKENS_S} tok/s per core",
+    "events/s in the run",
+    "first event, p50 ms",
+    "added, p50 ms",
+)
+
+
+def figures_table(figures: Sequence[ServerFigures]) -> str:
+    """A row for each server. `added` is the difference to the time without a proxy."""
+    direct = next((each for each in figures if each.name == DIRECT), None)
+    return table(_HEADER, (_row(each, direct) for each in figures))
+
+
+def _row(figures: ServerFigures, direct: ServerFigures | None) -> tuple[str, ...]:
+    title = f"{figures.name} {figures.version}".strip()
+    if not figures.rounds:
+        return (title, *[NO_VALUE] * (len(_HEADER) - 1))
+    first_ms = figures.first_event_ms
+    delivered = f"{statistics.median(figures.events_s):,.0f}"
+    if figures.name == DIRECT:
+        return (title, NO_VALUE, NO_VALUE, delivered, f"{first_ms:.2f}", NO_VALUE)
+    costs = sorted(figures.event_us)
+    cost = statistics.median(costs)
+    added = NO_VALUE if direct is None else f"{first_ms - direct.first_event_ms:.2f}"
+    return (
+        title,
+        f"{cost:.1f} ({costs[0]:.1f} to {costs[-1]:.1f})",
+        f"{1e6 / cost / TOKENS_S:,.0f}",
+        delivered,
+        f"{first_ms:.2f}",
+        added,
+    )
+
+
+def verdicts(figures: Sequence[ServerFigures]) -> list[str]:
+    """Whether the gateway reaches its goals, one sentence for each."""
+    by_name = {each.name: each for each in figures}
+    gateway = by_name[GATEWAY]
+    cost = statistics.median(gateway.event_us)
+    added = gateway.first_event_ms - by_name[DIRECT].first_event_ms
+    return [
+        f"Goal: at most {GOAL_US:g} us of CPU time for an event; {cost:.1f} us, {_verdict(cost <= GOAL_US)}.",
+        f"Goal: less than {GOAL_MS:g} ms added before the first event; {added:.2f} ms, {_verdict(added < GOAL_MS)}.",
+    ]
+
+
+def _verdict(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
+
+
+def page(conditions: str, workload: str, figures: Sequence[ServerFigures]) -> str:
+    """The whole page."""
+    parts = [
+        "# CPU time of the gateway for a streamed event",
+        "Written by `rayloom-engine bench gateway --page docs/benchmarks`.",
+        conditions,
+        workload,
+        figures_table(figures),
+        "\n".join(f"- {sentence}" for sentence in verdicts(figures)),
+        "## What each server does",
+        "The gateway gets token ids from simulated engines, which speak the protocol of real ones. It keeps the ids "
+        "for a continuation, turns them into text, looks for stop strings and the parts of a message, and writes "
+        "events. The proxies copy finished events from a plain server. CPU time is that of the server's process "
+        "alone, user and system; the kernel charges the delivery of a loopback packet to its sender.",
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,46 @@
+"""DirectBody: writes parts of an answer's body to its connection from a callback, without a task.
+
+An ASGI application awaits `send` for every part, which passes through each middleware. For a stream's tokens this costs
+more than the write itself. So BoundedProtocol offers a DirectBody as an extension of the scope. Status line, headers
+and the end of the body still go through `send`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+EXTENSION = "rayloom.direct_body"
+
+
+class DirectBody:
+    """The chunked body of one answer."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def is_open(self) -> bool:
+        """True if a part may be written now: the answer has begun, the client is there and reads what it gets.
+
+        If the client reads too slowly, `send` waits until it has caught up.
+        """
+        cycle = self._cycle
+        has_begun = cycle.chunked_encoding  # known when the status line is written
+        return has_begun is True and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def write(self, data: bytes) -> None:
+        """Writes a part, which must not be empty, while `is_open`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def offer(scope: Any, cycle: RequestResponseCycle) -> None:
+    """Adds the extension to the scope of a request."""
+    scope["extensions"] = {EXTENSION: DirectBody(cycle)}
+
+
+def direct_body(scope: Scope) -> DirectBody | None:
+    """Returns the DirectBody of a request; None if the server has none."""
+    found: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
+    return found

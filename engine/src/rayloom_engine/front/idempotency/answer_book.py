@@ -1,0 +1,172 @@
+"""AnswerBook: which answers are kept for a repeat, and for how long. Pure: the caller passes the time.
+
+An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
+released when this time is over, when the kept answers take too much memory, or when running answers without a reader
+take too much of the engine. A released answer cannot be found any more; without a reader, its computation must end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+A = TypeVar("A")
+
+
+class KeyReused(Exception):
+    """An Idempotency-Key came with another body than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepLimits:
+    """Bounds of all kept answers together."""
+
+    seconds: float = 30.0  # since the last reader left or the computation ended
+    max_answers: int = 1024
+    max_bytes: int = 64 * 1024 * 1024
+    max_detached_choices: int = 16  # sequences that are computed though nobody reads their answer
+    max_detached_tokens: int = 65536  # of the same sequences: tokens of the prompts and of the answers so far
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Entry(Generic[A]):
+    """A kept answer, as the book sees it."""
+
+    key: Hashable
+    digest: bytes  # of the request's body
+    tenant: str
+    is_strict: bool  # the key is an Idempotency-Key
+    answer: A
+    num_readers: int = 0
+    is_running: bool = True
+    is_kept: bool = True
+    num_bytes: int = 0
+    num_choices: int = 1
+    num_tokens: int = 0  # of the prompts and of the choices so far
+    idle_since_s: float | None = None  # set while it has no reader
+
+    @property
+    def is_detached(self) -> bool:
+        """True if it is computed though nobody reads it."""
+        return self.is_running and self.num_readers == 0
+
+
+class AnswerBook(Generic[A]):
+    """The kept answers by key, in order of arrival. Methods return the entries that they released, each once."""
+
+    def __init__(self, limits: KeepLimits) -> None:
+        self.limits = limits
+        self.num_bytes = 0
+        self._entries: dict[Hashable, Entry[A]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def has_idle(self) -> bool:
+        """True if an entry has no reader, so that time alone can release it."""
+        return any(entry.num_readers == 0 for entry in self._entries.values())
+
+    def detached(self) -> list[Entry[A]]:
+        """Returns the entries that are computed though nobody reads them, in the order in which their readers left."""
+        found = [entry for entry in self._entries.values() if entry.is_detached]
+        return sorted(found, key=lambda entry: entry.idle_since_s or 0.0)
+
+    def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
+        """Returns the entry that a request with this key and body shall read.
+
+        An answer by X-Request-Id is found only after its connection broke: several requests may share such an id.
+        Raises KeyReused if an Idempotency-Key came with another body.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.digest != digest:
+            raise KeyReused
+        return entry if entry.is_strict or entry.num_readers == 0 else None
+
+    def add(self, entry: Entry[A]) -> list[Entry[A]]:
+        """Keeps a new entry, which has a reader. An earlier one with the same key is released."""
+        released = self.release([self._entries[entry.key]]) if entry.key in self._entries else []
+        entry.num_readers = 1
+        self._entries[entry.key] = entry
+        return released + self._beyond_limits()
+
+    def join(self, entry: Entry[A]) -> None:
+        """Counts a further reader."""
+        entry.num_readers += 1
+        entry.idle_since_s = None
+
+    def leave(self, entry: Entry[A], now_s: float, *, is_whole: bool) -> list[Entry[A]]:
+        """Counts a reader less. `is_whole`: the whole answer was sent to it."""
+        entry.num_readers -= 1
+        if entry.num_readers or not entry.is_kept:
+            return []
+        if is_whole and not entry.is_strict:
+            return self.release([entry])
+        entry.idle_since_s = now_s
+        return self._beyond_limits()
+
+    def grow(self, entry: Entry[A], num_bytes: int) -> list[Entry[A]]:
+        """Counts bytes of an entry's answer."""
+        if not entry.is_kept:
+            return []
+        entry.num_bytes += num_bytes
+        self.num_bytes += num_bytes
+        return self._beyond_limits() if self.num_bytes > self.limits.max_bytes else []
+
+    def end(self, entry: Entry[A], now_s: float, *, is_good: bool) -> list[Entry[A]]:
+        """Records the end of the computation. Only a good answer stays: after a failure a repeat shall try again."""
+        entry.is_running = False
+        if not is_good and entry.is_kept:
+            return self.release([entry])
+        if entry.num_readers == 0:
+            entry.idle_since_s = now_s
+        return []
+
+    def expire(self, now_s: float) -> list[Entry[A]]:
+        """Releases what is too old. Call it regularly: it also compares the tokens with their limit."""
+        due = [
+            entry
+            for entry in self._entries.values()
+            if entry.idle_since_s is not None and now_s - entry.idle_since_s >= self.limits.seconds
+        ]
+        return self.release(due) + self._beyond_limits()
+
+    def release(self, entries: list[Entry[A]]) -> list[Entry[A]]:
+        """Releases these entries. Returns them."""
+        for entry in entries:
+            del self._entries[entry.key]
+            entry.is_kept = False
+            self.num_bytes -= entry.num_bytes
+        return entries
+
+    def _beyond_limits(self) -> list[Entry[A]]:
+        released: list[Entry[A]] = []
+        while self.num_bytes > self.limits.max_bytes or len(self._entries) > self.limits.max_answers:
+            released += self.release([min(self._entries.values(), key=_worth)])
+        detached = self.detached()
+        while self._takes_too_much(detached):
+            # The key with the most choices loses its oldest answer, so a crowd of one key's broken connections costs
+            # no other key a repeat.
+            num_choices: Counter[str] = Counter()
+            for entry in detached:
+                num_choices[entry.tenant] += entry.num_choices
+            (tenant, _), *_ = num_choices.most_common(1)
+            victim = next(entry for entry in detached if entry.tenant == tenant)
+            detached.remove(victim)
+            released += self.release([victim])
+        return released
+
+    def _takes_too_much(self, detached: list[Entry[A]]) -> bool:
+        return (
+            sum(entry.num_choices for entry in detached) > self.limits.max_detached_choices
+            or sum(entry.num_tokens for entry in detached) > self.limits.max_detached_tokens
+        )
+
+
+def _worth(entry: Entry[A]) -> tuple[bool, bool, float]:
+    """Orders entries by what a release costs: first those that wait for a repeat, the oldest first, then others."""
+    return entry.num_readers > 0, entry.is_running, entry.idle_since_s or 0.0

@@ -1,0 +1,138 @@
+"""The engines and the gateway of a service on one machine: their documents, ports and accelerators. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.objects.engine_config import engine_config
+
+LOOPBACK = "127.0.0.1"
+GATEWAY = "gateway"
+KEY_FILE = "key"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+# The fields of an engine's document that a gateway has, too.
+GATEWAY_FIELDS = (
+    "served_model_name",
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "cors_allowed_origins",
+    "ui",
+    "max_body_bytes",
+    "max_output_tokens",
+    "max_queued_requests",
+    "max_logprobs",
+    "enable_force_include_usage",
+    "enable_priority",
+    "generation_config",
+    "root_path",
+    "metrics_prefix",
+    "tool_parser",
+    "reasoning_parser",
+    "drain_seconds",
+    "log_level",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one process listens: numbers of ports. Only an engine has a port for gateways."""
+
+    host: str
+    port: int
+    admin_port: int
+    front_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """One process to start. Its document becomes its `--config`."""
+
+    name: str
+    command: str  # of rayloom-engine: serve or gateway
+    place: Place
+    document: Mapping[str, Any]
+    environment: Mapping[str, str]  # added to that of all processes
+
+
+def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[str, ...]:
+    """Returns the names of the accelerators that engines may use. `num_present`: of the machine.
+
+    As in CUDA, names in CUDA_VISIBLE_DEVICES count up to the first -1.
+    """
+    setting = environment.get(_DEVICES)
+    names = [str(index) for index in range(num_present)]
+    if setting is not None and num_present:
+        names = [name.strip() for name in setting.split(",") if name.strip()]
+    return tuple(names[: names.index("-1")] if "-1" in names else names)
+
+
+def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
+    """Returns the reason why a machine with `devices` cannot run the engines; None if it can."""
+    number = service.spec.replicas
+    if number == 0:
+        return "spec.replicas: 0 suspends the service; use 1 or more to serve it on this machine"
+    if number == 1 or not _uses_devices(service, devices):
+        return None
+    num_ranks = _num_ranks(service)
+    most = len(devices) // num_ranks
+    if number <= most:
+        return None
+    each = "an accelerator" if num_ranks == 1 else f"{num_ranks} accelerators"
+    cure = f"use at most {most} replicas" if most else "use a machine with more of them"
+    return (
+        f"spec.replicas: {number} engines need {each} each, and this machine has {len(devices)}; {cure}, or set "
+        "spec.engine.args.device to cpu"
+    )
+
+
+def plan_processes(
+    service: LLMService, *, folder: Path, gateway: Place, engines: Sequence[Place], devices: Sequence[str]
+) -> tuple[ProcessPlan, ...]:
+    """Returns the plans of the engines, then that of the gateway. `folder` has the key file and gets the tokenizer.
+
+    Each engine gets as many of the `devices` as it has ranks. Call only if there are enough: `replicas_problem`.
+    """
+    key = str(folder / KEY_FILE)
+    num_ranks = _num_ranks(service)
+    plans = []
+    for index, place in enumerate(engines):
+        own = devices[index * num_ranks : (index + 1) * num_ranks] if _uses_devices(service, devices) else ()
+        front = {"front_host": place.host, "front_port": place.front_port, "front_key_file": key}
+        plans.append(
+            ProcessPlan(
+                name=f"engine-{index}",
+                command="serve",
+                place=place,
+                document={**_engine_document(service, place), **front, "engines_on_host": len(engines)},
+                environment={_DEVICES: ",".join(own)} if own else {},
+            )
+        )
+    whole = _engine_document(service, gateway)
+    document: dict[str, Any] = {name: whole[name] for name in GATEWAY_FIELDS if name in whole}
+    document["engines"] = {plan.name: f"{plan.place.host}:{plan.place.front_port}" for plan in plans}
+    document |= {"key_file": key, "cache_dir": str(folder / "texts")}
+    hold_seconds = getattr(getattr(service.spec, "gateway", None), "hold_seconds", None)
+    if hold_seconds is not None:
+        document["hold_seconds"] = hold_seconds
+    own_plan = ProcessPlan(name=GATEWAY, command="gateway", place=gateway, document=document, environment={})
+    return (*plans, own_plan)
+
+
+def _engine_document(service: LLMService, place: Place) -> dict[str, Any]:
+    return dict(engine_config(service, host=place.host, port=place.port, admin_port=place.admin_port))
+
+
+def _num_ranks(service: LLMService) -> int:
+    return (service.spec.parallelism.tensor or 1) * (service.spec.parallelism.pipeline or 1)
+
+
+def _uses_devices(service: LLMService, devices: Sequence[str]) -> bool:
+    device = service.spec.engine.args.device
+    return device == "cuda" or (device != "cpu" and bool(devices))

@@ -1,0 +1,68 @@
+"""StopSignals: SIGINT, SIGTERM and SIGHUP end `rayloom-operator local`."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+# SIGHUP is one of them: an engine has its own session, so a closed terminal alone does not end it.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer.
+_REPEAT_S = 0.5
+
+
+class StopRequested(BaseException):
+    """A stop signal arrived. Not an Exception, so that no error handler catches it."""
+
+
+class StopSignals:
+    """Raises StopRequested inside `raising()` at the first stop signal, or on entry if the signal came earlier.
+
+    So no signal interrupts the start of a child process. After an interrupted start, the child could keep running.
+    Further signals raise nothing. A signal that is no repetition of the first one by a wrapper sets `is_urgent`.
+    """
+
+    def __init__(self) -> None:
+        self.is_urgent = False
+        self._first_at: float | None = None  # by time.monotonic
+        self._raises = False
+
+    def install(self) -> None:
+        for number in _SIGNALS:
+            # nohup sets SIGHUP to ignored. It stays ignored, so that the engine outlives the terminal.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            signal.signal(number, self._on_signal)
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Inside this context a stop signal raises StopRequested. An earlier signal raises it on entry."""
+        self._raises = True
+        try:
+            if self._first_at is not None:
+                raise StopRequested
+            yield
+        finally:
+            self._raises = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside this context, which is inside `raising()`, no signal raises. Afterwards an earlier one does."""
+        self._raises = False
+        yield
+        self._raises = True
+        if self._first_at is not None:
+            self._raises = False
+            raise StopRequested
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+        self.is_urgent = now - self._first_at > _REPEAT_S
+        if self._raises:
+            self._raises = False
+            raise StopRequested
