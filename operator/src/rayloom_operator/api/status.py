@@ -280,14 +280,14 @@ def stored_autoscaling(status: Mapping[str, Any]) -> ScalingState:
 def stored_gateway(status: Mapping[str, Any]) -> GatewayStatus | None:
     """Returns the gateway in a status document; None if there is none.
 
-    A gateway that cannot be read is returned without content: its objects may exist.
+    A gateway that cannot be read is returned with one pod, because objects of it may exist.
     """
     if "gateway" not in status:
         return None
     try:
         return GatewayStatus.model_validate(status["gateway"])
     except ValidationError:
-        return GatewayStatus()
+        return GatewayStatus(replicas=1)
 
 
 class Status(_StatusPart):
