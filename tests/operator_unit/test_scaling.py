@@ -60,13 +60,46 @@ def test_missing_figures_never_remove_an_engine():
     assert decided(make_fleet(3, 0.0, samples=gap)).write is None
 
 
-@pytest.mark.parametrize(
-    ("rollout", "reason"), [(RolloutActivity.ROLLING, "RollingOut"), (RolloutActivity.WAITING, "WaitingForCapacity")]
-)
 @pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0)])
-def test_a_rollout_is_not_disturbed(rollout, reason, replicas, load):
-    found = decided(make_fleet(replicas, load, rollout=rollout))
-    assert (found.write, found.state.reason) == (None, reason)
+def test_a_rollout_is_not_disturbed(replicas, load):
+    found = decided(make_fleet(replicas, load, rollout=RolloutActivity.ROLLING))
+    assert (found.write, found.state.reason) == (None, "RollingOut")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "load", "num_unschedulable", "after"),
+    [
+        (2, 9.0, 1, None),  # another engine would find no node either
+        (5, 2.0, 2, 4),  # four engines would be used to 50 %
+        (5, 2.4, 2, None),
+        (8, 0.0, 1, 4),
+        (3, 0.5, 2, 2),  # at most half at once
+    ],
+)
+def test_engines_that_find_no_node_are_given_up_by_the_load_only(replicas, load, num_unschedulable, after):
+    serving = replicas - num_unschedulable
+    fleet = make_fleet(
+        replicas,
+        load,
+        rollout=RolloutActivity.WAITING,
+        num_available=serving,
+        num_unschedulable=num_unschedulable,
+    )
+    found = decided(fleet)
+    assert found.write == after
+    assert found.state.reason == ("WaitingForCapacity" if after is None else "ScaledDown")
+    # Another engine starts, so it is not known yet whether the others are enough.
+    assert decided(replace(fleet, num_available=serving - 1)).write is None
+
+
+def test_a_stopped_rollout_counts_engines_without_requests_apart():
+    # Of three engines one is of a failed revision, and two serve. Two at 71 % become three.
+    stopped = make_fleet(3, 1.42, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
+    assert decided(stopped).write == 4
+    low = make_fleet(3, 0.5, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
+    assert decided(low).write == 2
+    # With a surge the failed engine is beyond `replicas` if `replicas` becomes less.
+    assert decided(replace(low, num_surge=1)).write == 1
 
 
 @pytest.mark.parametrize(("rollout", "write"), [(RolloutActivity.ROLLING, None), (RolloutActivity.WAITING, 8)])

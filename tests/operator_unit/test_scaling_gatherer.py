@@ -1,28 +1,37 @@
 """The samples of a load, and the decision about them: with a window of 10 s, a look each third of a second."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
-from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.rollout.planner import Planned, Step
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.engines.status import ReportedLoad
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.reconcile.gather.scaling import ScalingGatherer
+from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 from rt_fake_kube import FakeKube
-from rt_operator import CLOCK, make_reading, make_resolved, make_said, make_serving
+from rt_operator import CLOCK, NOW, make_reading, make_resolved, make_said, make_serving, settled
 from rt_world import service
 
 KEY = ("team", "chat")
-REST = Step(state=RolloutState(step="Complete"), is_stored=True, message="")
 SCALING = {"maxReplicas": 4}
 
 
-def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, **load):
+def planned(resolved, seen):
+    """A completed rollout."""
+    desired = desired_of(resolved, revision(resolved))
+    state = replace(settled(resolved), step="Complete")
+    step = Step(state=state, is_stored=True, message="")
+    return Planned(desired=desired, view=view_of(seen, {}, desired.revision, mono=NOW), step=step)
+
+
+def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, ttft_s=2, **load):
     """The decisions of so many looks, and the gatherer."""
     gatherer = gatherer or ScalingGatherer(kube or FakeKube(), Windows(10.0), lambda: 0.0)
-    resolved = make_resolved(replicas=replicas, autoscaling=SCALING)
+    resolved = make_resolved(replicas=replicas, autoscaling=SCALING | {"goal": {"ttftSeconds": ttft_s}})
     load = ReportedLoad(**{"max_running_tokens": 100, "prefill_tokens_per_second": 1000.0, **load})
     found = []
     for index in range(number):
@@ -31,7 +40,8 @@ def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=
         engines = tuple(make_serving(resolved, each, reading=make_reading(said, at=at)) for each in range(replicas))
         now = Now(CLOCK + timedelta(seconds=at), at)
         looked = document or service(replicas=replicas, autoscaling=SCALING)
-        found.append(asyncio.run(gatherer.next(KEY, looked, resolved, Observed(replicas=engines), REST, now)))
+        seen = Observed(replicas=engines)
+        found.append(asyncio.run(gatherer.next(KEY, looked, resolved.service.spec, seen, planned(resolved, seen), now)))
     return found, gatherer
 
 
@@ -56,6 +66,16 @@ def test_a_document_from_before_the_last_write_decides_nothing():
     stale = service(replicas=1, autoscaling=SCALING) | status
     found, _ = looks(3, kube=kube, document=stale, queued_tokens=5000)
     assert found == [None, None, None]
+
+
+def test_a_change_of_the_goal_keeps_the_samples_under_the_new_goal():
+    # 1000 tokens take a second, which is one engine with a goal of 2 s, and half of one with a goal of 4 s.
+    _, gatherer = looks(30, queued_tokens=1000, running_tokens=20)
+    before = [each.at for each in gatherer._histories[KEY].samples]
+    looks(1, gatherer=gatherer, begin=110.0, ttft_s=4, queued_tokens=1000, running_tokens=20)
+    samples = gatherer._histories[KEY].samples
+    assert [each.at for each in samples] == [*before, 110.0]
+    assert {round(each.engines, 6) for each in samples} == {0.7}
 
 
 def test_samples_before_a_gap_are_dropped():

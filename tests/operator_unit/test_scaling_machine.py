@@ -55,7 +55,7 @@ def test_whatever_happens(bounds, start_s, events):
             assert bounds.least <= after <= bounds.most, "within the bounds"
             if rollout is not RolloutActivity.SETTLED:
                 assert rollout is RolloutActivity.WAITING, "never in a rollout"
-                assert after == bounds.most < before, "without a node only down to the maximum"
+                assert after < before, "none is added while one finds no node"
             if after == 0:
                 assert bounds.least == 0, "zero only where it is allowed"
                 assert world.at - busy_at >= bounds.idle_s, "zero only after an idle time"

@@ -19,7 +19,7 @@ def make_load(number, *, is_complete=True, **inputs):
     """A load of so many fully used engines."""
     is_idle = is_complete and number == 0 and not inputs.get("held_requests")
     inputs = ScalingInputs(needed_engines=f"{number:.2f}", **inputs)
-    return ServiceLoad(engines=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
+    return ServiceLoad(engines=number, queue=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
 
 
 def steadily(load, *, seconds=120.0, until=1000.0, is_complete=True):
@@ -33,6 +33,7 @@ def make_fleet(replicas=2, load=1.0, **facts):
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
+        "num_for_load": replicas,
         "rollout": RolloutActivity.SETTLED,
         "load": make_load(load, is_complete=is_complete),
         "samples": steadily(load, is_complete=is_complete),
@@ -80,6 +81,7 @@ class ScaledWorld:
         fleet = Fleet(
             replicas=self.replicas,
             num_available=self.num_available,
+            num_for_load=self.replicas,
             rollout=rollout,
             load=make_load(load, is_complete=is_complete, held_requests=held.requests),
             samples=tuple(self.samples),

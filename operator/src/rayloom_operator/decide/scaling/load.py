@@ -53,6 +53,7 @@ NOTHING_HELD = Held()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
     engines: float  # number of fully used engines that the load takes
+    queue: float  # the part of it that waits, in inverse proportion to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
     is_idle: bool  # complete, and nothing waits, runs or is held
     inputs: ScalingInputs
@@ -66,13 +67,16 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> Service
     usual_per_s = sum(rates) / len(rates) if rates else 0.0
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)
-    number = sum(each.running_share + _queue_s(each, usual_per_s) / (_QUEUE_SHARE * ttft_s) for each in known)
+    seconds = sum(_queue_s(each, usual_per_s) for each in known)
     if usual_per_s:
-        number += held.tokens / usual_per_s / (_QUEUE_SHARE * ttft_s)
-    number = min(number, _MOST_ENGINES)  # an engine's report may make it infinite
+        seconds += held.tokens / usual_per_s
+    # An engine's report may make it infinite.
+    queue = min(seconds / (_QUEUE_SHARE * ttft_s), _MOST_ENGINES)
+    number = min(queue + sum(each.running_share for each in known), _MOST_ENGINES)
     is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
     return ServiceLoad(
         engines=number,
+        queue=queue,
         is_complete=is_complete,
         is_idle=is_complete and not (queued or running or held.tokens or held.requests),
         inputs=ScalingInputs(

@@ -4,8 +4,8 @@
 |---|---|
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request |
-| a rollout is not complete | unchanged |
-| an engine finds no node | unchanged, or `maxReplicas` if that is less |
+| a rollout replaces engines | unchanged |
+| an engine finds no node | unchanged, or less by one of the rules for less |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window takes twice as many engines | as many as it takes |
 | the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
@@ -50,7 +50,6 @@ class ScalingDecision:
     state: ScalingState  # to store
     seen: ScalingInputs  # the present figures
     write: int | None = None  # the new spec.replicas; None: it stays
-    sample_s: float = 2.0  # seconds until the next sample
 
 
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
@@ -125,18 +124,27 @@ def _reason_and_number(
     present = fleet.replicas
     if present == 0:
         return _woken(bounds, state, fleet)
-    bounded = min(max(present, max(bounds.least, 1)), bounds.most)
     if fleet.rollout is RolloutActivity.ROLLING:
         return ScalingReason.ROLLING_OUT, present
-    if fleet.rollout is RolloutActivity.WAITING and bounded >= present:
-        return ScalingReason.WAITING_FOR_CAPACITY, present
-    if bounded != present:
+    bounded = _bounded(bounds, fleet)
+    is_waiting = fleet.rollout is RolloutActivity.WAITING
+    if bounded < present or (bounded > present and not is_waiting):
         return ScalingReason.BOUNDED, bounded
+    if is_waiting:
+        # Another engine would wait, too. Engines that the load does not take are given up, those without a node first.
+        reason, number = _fewer(bounds, state, fleet, windows, now)
+        return (reason, number) if number < present else (ScalingReason.WAITING_FOR_CAPACITY, present)
     asked = _asked(state, fleet, windows, now)
     if asked > present:
         number = min(asked, bounds.most)
         return (ScalingReason.SCALED_UP, number) if number > present else (ScalingReason.AT_MAXIMUM, present)
     return _fewer(bounds, state, fleet, windows, now)
+
+
+def _bounded(bounds: Bounds, fleet: Fleet) -> int:
+    """Returns the number within the bounds. Unproven engines stay, so a smaller number would end the last other one."""
+    bounded = min(max(fleet.replicas, bounds.least, 1), bounds.most)
+    return max(bounded, min(fleet.replicas, fleet.replicas_for_fewer(1)))
 
 
 def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingReason, int]:
@@ -150,13 +158,16 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
     """Returns the number of engines that the load takes, if engines may be added now; else `replicas`."""
-    present = fleet.replicas
+    present = fleet.num_for_load
+    asked = present
     sudden = panic_mean(fleet.samples, windows, now.mono)
-    if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
-        return engines_for(sudden)
     # While engines start, the queue grows without showing whether they will be enough.
     usual = None if _is_starting(state, now.wall) else usual_mean(fleet.samples, windows, now.mono)
-    return max(present, engines_for(usual)) if usual is not None else present
+    if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
+        asked = engines_for(sudden)
+    elif usual is not None:
+        asked = engines_for(usual)
+    return fleet.replicas_for_more(asked) if asked > present else fleet.replicas
 
 
 def _is_starting(state: ScalingState, wall: datetime) -> bool:
@@ -172,11 +183,14 @@ def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, 
     if not fleet.load.is_complete and covers_window(fleet.samples, windows, now.mono):
         return ScalingReason.FIGURES_MISSING, present
     peak = stable_peak(fleet.samples, windows, state.start_seconds, now.mono)
-    if peak is None or not fleet.has_all:
+    if peak is None or not fleet.has_all_with_nodes:
         return ScalingReason.STEADY, present
     if state.idle_since and now.wall >= moment(state.idle_since) + timedelta(seconds=bounds.idle_s):
         return ScalingReason.SCALED_TO_ZERO, 0
-    number = max(engines_for(peak, _DOWN_SHARE), ceil(present / 2), bounds.least, 1)
+    number = max(engines_for(peak, _DOWN_SHARE), ceil(fleet.num_for_load / 2), 1)
+    if number >= fleet.num_for_load:
+        return ScalingReason.STEADY, present
+    number = max(fleet.replicas_for_fewer(number), bounds.least)
     return (ScalingReason.SCALED_DOWN, number) if number < present else (ScalingReason.STEADY, present)
 
 

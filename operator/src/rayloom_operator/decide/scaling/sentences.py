@@ -45,7 +45,8 @@ _OF_STATES = {
     ScalingReason.AT_MAXIMUM: "The load takes more engines than maxReplicas {most}: raise it, or send less.",
     ScalingReason.FIGURES_MISSING: "An engine does not report its load, so no engine is removed.",
     ScalingReason.ROLLING_OUT: "A rollout is not complete; replicas stays {replicas} until it is.",
-    ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node; replicas stays {replicas} until it does.",
+    ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node, so none is added. Engines that the load does not "
+    "take are removed.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",
     ScalingReason.SCALED_TO_ZERO: "No engine runs; the first request wakes the service.",

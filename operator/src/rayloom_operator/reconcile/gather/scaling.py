@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from rayloom_operator.api.spec import Spec
 from rayloom_operator.api.status import stored_autoscaling
-from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.rollout.view import view_of
-from rayloom_operator.decide.scaling.inputs import Fleet
+from rayloom_operator.decide.rollout.planner import Planned
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
 from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling
-from rayloom_operator.decide.scaling.view import activity_of, bounds_of, engine_loads, num_available
+from rayloom_operator.decide.scaling.view import bounds_of, engine_loads, fleet_of, staying_engines
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey, path_of
 from rayloom_operator.observe.observed import Observed
-from rayloom_operator.resolve.resolved import Resolved
-from rayloom_operator.resolve.revision import revision
 from rayloom_operator.texts import head, plain
 from rayloom_operator.times import Now
 
@@ -30,6 +27,7 @@ _MAX_WRITER = 128  # characters
 class _History:
     uid: str  # of the service
     replicas: int  # spec.replicas at the time of the samples
+    ttft_s: float  # the goal under which the loads of the samples were computed
     samples: deque[Sample] = field(default_factory=deque)
 
 
@@ -58,10 +56,9 @@ class ScalingGatherer:
         self._histories.pop(key, None)
 
     async def next(
-        self, key: ServiceKey, document: Manifest, resolved: Resolved, seen: Observed, step: Step, now: Now
+        self, key: ServiceKey, document: Manifest, spec: Spec, seen: Observed, planned: Planned, now: Now
     ) -> ScalingDecision | None:
         """Returns the decision; None without spec.autoscaling, or if the document is older than its last change."""
-        spec = resolved.service.spec
         if spec.autoscaling is None:
             self.forget(key)
             return None
@@ -73,42 +70,42 @@ class ScalingGatherer:
                 return None  # The event of the last change is still on its way.
             writer = writer_of(found)
         held = self._held(key)
-        load = load_of(engine_loads(seen, step, now.mono), held, spec.autoscaling.goal.ttft_seconds)
-        sample_s = max(self._windows.sample_s, self._interval_s())
-        sample = Sample(now.mono, load.engines, load.is_complete)
-        history = self._history(key, document["metadata"]["uid"], spec.replicas)
-        keep_s = self._windows.stable_s(stored.start_seconds) + 2 * sample_s
-        fleet = Fleet(
-            replicas=spec.replicas,
-            num_available=num_available(view_of(seen, {}, revision(resolved), mono=now.mono), step),
-            rollout=activity_of(step),
-            load=load,
-            held=held,
-            samples=self._sampled(history, sample, sample_s, keep_s),
-            writer=writer,
-        )
-        decision = decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
-        return replace(decision, sample_s=sample_s)
+        ttft_s = spec.autoscaling.goal.ttft_seconds
+        staying = staying_engines(planned)
+        load = load_of(engine_loads(seen, staying, now.mono), held, ttft_s)
+        sample = Sample(now.mono, load.engines, load.is_complete, load.queue)
+        history = self._history(key, document["metadata"]["uid"], spec.replicas, ttft_s)
+        samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
+        fleet = fleet_of(planned, load, held, samples, writer)
+        return decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
 
-    def _sampled(self, history: _History, sample: Sample, sample_s: float, keep_s: float) -> tuple[Sample, ...]:
+    def sample_s(self) -> float:
+        """Returns the seconds between two samples."""
+        return max(self._windows.sample_s, self._interval_s())
+
+    def _sampled(self, history: _History, sample: Sample, window_s: float) -> tuple[Sample, ...]:
         """Adds the sample, unless the last one is younger than half of the interval, and returns all.
 
-        Drops samples before the last `keep_s`, since thousands of services may have a history.
+        Drops samples before the last `window_s`, since thousands of services may have a history.
         """
+        sample_s = self.sample_s()
         samples = history.samples
         if samples and sample.at - samples[-1].at > self._windows.window_s / 2:
             samples.clear()  # a mean over a gap would be that of single samples
         if not samples or sample.at - samples[-1].at >= sample_s / 2:
             samples.append(sample)
-        while samples[0].at < sample.at - keep_s:
+        while samples[0].at < sample.at - window_s - 2 * sample_s:
             samples.popleft()
         return tuple(samples)
 
-    def _history(self, key: ServiceKey, uid: str, replicas: int) -> _History:
-        """Returns the samples since the last change of `replicas`."""
+    def _history(self, key: ServiceKey, uid: str, replicas: int, ttft_s: float) -> _History:
+        """Returns the samples since the last change of `replicas`, under the present goal."""
         history = self._histories.get(key)
         if history is None or history.replicas != replicas or history.uid != uid:
-            history = self._histories[key] = _History(uid, replicas)
+            history = self._histories[key] = _History(uid, replicas, ttft_s)
+        if history.ttft_s != ttft_s:
+            history.samples = deque(each.under(history.ttft_s, ttft_s) for each in history.samples)
+            history.ttft_s = ttft_s
         return history
 
 
