@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rayloom_operator.api.autoscaling.state import ScalingState
 from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet, make_load, settled, steadily
@@ -119,7 +120,7 @@ def test_an_added_engine_that_never_serves_stops_additions_for_ten_minutes_only(
     ("before", "replicas", "reason"), [(1, 3, "ScaledUp"), (3, 1, "ScaledDown"), (1, 0, "ScaledToZero")]
 )
 def test_a_change_whose_status_was_lost_is_the_scalers_own(before, replicas, reason):
-    state = decided(make_fleet(replicas, 0.6 * replicas, writer=SCALER), settled(before)).state
+    state = decided(make_fleet(replicas, 0.6 * replicas, writer=SCALER), settled(before), bounds=ZERO).state
     assert (state.desired, state.writer, state.reason) == (replicas, SCALER, reason)
 
 
@@ -169,6 +170,44 @@ def test_zero_needs_an_idle_time_and_a_held_request_wakes():
     assert decided(make_fleet(0, 0.0), asleep, bounds=ZERO).write is None
     found = decided(make_fleet(0, 2.0, held=Held(tokens=10, requests=1)), asleep, bounds=ZERO)
     assert (found.write, found.state.reason) == (3, "Woken")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Held(in_flight=1),
+        Held(had_requests=True),
+        Held(is_complete=False),  # a gateway pod is not ready, so it may have no tokenizer
+        Held(tokens=10, requests=1),
+        Held(num_blind=1),
+    ],
+)
+def test_a_service_with_requests_or_unknown_gateways_is_not_idle(held):
+    idle = settled(1, idle_since="2026-01-01T00:06:40Z")
+    found = decided(make_fleet(1, 0.0, held=held), idle, bounds=ZERO)
+    assert (found.write, found.state.idle_since) == (None, "")
+
+
+def test_a_gateway_without_a_tokenizer_wakes_a_service():
+    asleep = settled(0, reason="ScaledToZero")
+    found = decided(make_fleet(0, 0.0, held=Held(num_blind=1, is_complete=False)), asleep, bounds=ZERO)
+    assert (found.write, found.state.reason) == (1, "Woken")
+    assert found.state.message == (
+        "replicas 0 -> 1: a gateway pod has no tokenizer, or does not answer, so it needs an engine."
+    )
+    assert decided(make_fleet(0, 0.0, held=Held(is_complete=False)), asleep, bounds=ZERO).write is None
+
+
+def test_a_higher_minimum_wakes_a_service():
+    found = decided(make_fleet(0, 0.0), settled(0, reason="ScaledToZero"), bounds=Bounds(least=2, most=8, idle_s=600))
+    assert (found.write, found.state.reason) == (2, "Bounded")
+
+
+def test_a_zero_of_the_scaler_is_known_without_a_stored_state():
+    own = decided(make_fleet(0, 0.0, writer=SCALER), ScalingState(), bounds=ZERO)
+    assert (own.write, own.state.reason) == (None, "ScaledToZero")
+    users = decided(make_fleet(0, 0.0, writer="kubectl"), ScalingState(), bounds=ZERO)
+    assert (users.write, users.state.reason) == (None, "Suspended")
 
 
 def test_a_service_that_a_user_suspended_is_not_woken():

@@ -202,7 +202,7 @@ class EnginePoller:
         """Returns the seconds until the next request. After a first failure it follows soon, to see if it fails too."""
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
-        is_slow = _is_serving(reading.status)
+        is_slow = _is_serving(reading.status) or _is_gateway(reading.status)
         return serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
 
     async def _ask(self, engine: _PolledEngine) -> EngineStatus:
@@ -226,6 +226,11 @@ def _is_failing(reading: Reading) -> bool:
 
 def _is_serving(status: EngineStatus | None) -> bool:
     return status is not None and status.state == "serving" and status.has_token_within(TOKEN_AGE_LIMIT_S)
+
+
+def _is_gateway(status: EngineStatus | None) -> bool:
+    """Returns whether a gateway answered, and takes requests."""
+    return status is not None and status.state == "serving" and not status.ranks
 
 
 def _has_advanced(before: EngineStatus | None, status: EngineStatus) -> bool:
@@ -262,6 +267,7 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.has_token_within(TOKEN_AGE_LIMIT_S),
         # The rollout waits until a draining engine has no requests.
         status.state == "draining" and status.requests.in_flight == 0,
+        status.is_held,  # a service without engines is woken at once
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )

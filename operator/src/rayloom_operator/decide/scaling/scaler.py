@@ -3,13 +3,13 @@
 | rule, in this order | the number becomes |
 |---|---|
 | `replicas` is 0, and another client set it | 0: the service is suspended |
-| `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request |
+| `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
 | a rollout replaces engines | unchanged |
 | an engine finds no node | unchanged, or less by one of the rules for less |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window takes twice as many engines | as many as it takes |
 | the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
-| nothing ran for `idleSeconds`, and `minReplicas` is 0 | 0 |
+| no request for `idleSeconds`, and `minReplicas` is 0 | 0 |
 | the peak of the stable window takes fewer engines | as many as it takes, at least half |
 
 The windows are described in `windows.py`. The load of an engine should be 70 % of a full one, because waits grow fast
@@ -78,7 +78,7 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
     """Returns `stored` with the changes since: another writer, added engines that serve now, an idle service."""
     state = stored
     is_first = not stored.reason
-    if fleet.writer == SCALER and not is_first:
+    if fleet.writer == SCALER and (not is_first or fleet.replicas == 0):
         state = _own_change(bounds, state, fleet, wall)
     elif is_first or fleet.writer:
         is_more = fleet.replicas > stored.desired
@@ -151,9 +151,11 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
     """Returns the number for a service without engines. A service that another client suspended is not woken."""
     if state.reason != ScalingReason.SCALED_TO_ZERO:
         return ScalingReason.SUSPENDED, 0
-    if not (fleet.held.requests or fleet.held.tokens):
+    if bounds.least > 0:
+        return ScalingReason.BOUNDED, bounds.least
+    if not fleet.held.wakes:
         return ScalingReason.SCALED_TO_ZERO, 0
-    return ScalingReason.WOKEN, min(max(bounds.least, 1, engines_for(fleet.load.engines)), bounds.most)
+    return ScalingReason.WOKEN, min(max(1, engines_for(fleet.load.engines)), bounds.most)
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:

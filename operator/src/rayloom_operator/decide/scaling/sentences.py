@@ -19,6 +19,8 @@ def change_sentence(reason: ScalingReason, before: int, after: int, inputs: Scal
         return f"{change}: minReplicas {bounds.least} and maxReplicas {bounds.most} are the bounds."
     if reason is ScalingReason.SCALED_TO_ZERO:
         return f"{change}: no engine has had a request for {bounds.idle_s:g} s."
+    if reason is ScalingReason.WOKEN and not inputs.held_requests:
+        return f"{change}: a gateway pod has no tokenizer, or does not answer, so it needs an engine."
     held = f", {inputs.held_requests} requests held" if inputs.held_requests else ""
     limit = f" maxReplicas is {bounds.most}." if after == bounds.most and after > before else ""
     return (
@@ -49,5 +51,6 @@ _OF_STATES = {
     "take are removed.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",
-    ScalingReason.SCALED_TO_ZERO: "No engine runs; the first request wakes the service.",
+    ScalingReason.SCALED_TO_ZERO: "No engine runs. The gateway holds the first request, and the operator then starts "
+    "an engine.",
 }

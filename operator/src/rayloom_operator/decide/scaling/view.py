@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_operator.api.autoscaling.spec import Autoscaling
+from rayloom_operator.api.autoscaling.state import ScalingInputs
+from rayloom_operator.api.spec import Spec
 from rayloom_operator.decide.rollout.inputs import IDLE, ReplicaView, is_stopped, target_revision
 from rayloom_operator.decide.rollout.phases import RolloutStep
 from rayloom_operator.decide.rollout.planner import Planned
@@ -17,8 +19,18 @@ from rayloom_operator.observe.verdict import STALE_S
 _SETTLED = (RolloutStep.COMPLETE, RolloutStep.SCALING, RolloutStep.ROLLED_BACK)
 
 
+def may_be_empty(spec: Spec) -> bool:
+    """Returns whether the scaler may remove the last engine, so that the gateways are asked for their requests."""
+    return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
+
+
 def bounds_of(spec: Autoscaling) -> Bounds:
     return Bounds(least=spec.min_replicas, most=spec.max_replicas, idle_s=spec.idle_seconds)
+
+
+def earlier_rate(inputs: ScalingInputs) -> float:
+    """Returns the tokens of prompts per second of one engine at the last change of `replicas`; 0 if unknown."""
+    return inputs.tokens_per_second / max(inputs.engines, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from rayloom_operator.decide.recovery import Memory, remembered
 from rayloom_operator.decide.rollout.planner import Planned
 from rayloom_operator.decide.rollout.revisions import RevisionPlaces
 from rayloom_operator.decide.scaling.scaler import ScalingDecision
+from rayloom_operator.decide.scaling.view import may_be_empty
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.kube.client import Kube
@@ -123,7 +124,10 @@ class Gatherer:
         node_loss = _FOREVER
         if parsed.service is not None:
             node_loss = timedelta(seconds=parsed.service.spec.recovery.node_loss_seconds)
-        return await self._observer.observe(key, document["metadata"]["uid"], created, node_loss, now.wall)
+        polls_gateways = parsed.service is not None and may_be_empty(parsed.service.spec)
+        return await self._observer.observe(
+            key, document["metadata"]["uid"], created, node_loss, now.wall, polls_gateways=polls_gateways
+        )
 
     def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:
         """Returns the seconds that a pod has waited, perhaps for a volume; None if no pod waits."""

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from rayloom_operator.api.spec import Spec
 from rayloom_operator.api.status import stored_autoscaling
 from rayloom_operator.decide.rollout.planner import Planned
+from rayloom_operator.decide.scaling.gateways import ended_requests, held_in
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
 from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling
-from rayloom_operator.decide.scaling.view import bounds_of, engine_loads, fleet_of, staying_engines
+from rayloom_operator.decide.scaling.view import (
+    bounds_of,
+    earlier_rate,
+    engine_loads,
+    fleet_of,
+    may_be_empty,
+    staying_engines,
+)
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey, path_of
@@ -34,26 +42,20 @@ class _History:
 class ScalingGatherer:
     """Not thread-safe: used in one event loop.
 
-    `held` returns the requests that a service's gateway holds; no gateway exists yet. `interval_s` returns the
-    seconds between two answers of an engine.
+    `interval_s` returns the seconds between two answers of an engine.
     """
 
-    def __init__(
-        self,
-        kube: Kube,
-        windows: Windows,
-        interval_s: Callable[[], float],
-        held: Callable[[ServiceKey], Held] = lambda key: NOTHING_HELD,
-    ) -> None:
+    def __init__(self, kube: Kube, windows: Windows, interval_s: Callable[[], float]) -> None:
         self._kube = kube
         self._windows = windows
         self._interval_s = interval_s
-        self._held = held
         self._histories: dict[ServiceKey, _History] = {}
+        self._ended: dict[ServiceKey, dict[str, int]] = {}  # requests that had ended in the gateways at the last look
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the samples of a deleted service."""
         self._histories.pop(key, None)
+        self._ended.pop(key, None)
 
     async def next(
         self, key: ServiceKey, document: Manifest, spec: Spec, seen: Observed, planned: Planned, now: Now
@@ -64,20 +66,30 @@ class ScalingGatherer:
             return None
         stored = stored_autoscaling(document.get("status", {}))
         writer = ""
-        if stored.reason and stored.desired != spec.replicas:
+        # Without a stored state, a 0 may be the scaler's own, for example in a restored object.
+        if stored.desired != spec.replicas if stored.reason else spec.replicas == 0:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:
                 return None  # The event of the last change is still on its way.
             writer = writer_of(found)
-        held = self._held(key)
+        held = self._held(key, spec, seen, now.mono)
         ttft_s = spec.autoscaling.goal.ttft_seconds
         staying = staying_engines(planned)
-        load = load_of(engine_loads(seen, staying, now.mono), held, ttft_s)
+        load = load_of(engine_loads(seen, staying, now.mono), held, ttft_s, earlier_rate(stored.inputs))
         sample = Sample(now.mono, load.engines, load.is_complete, load.queue)
         history = self._history(key, document["metadata"]["uid"], spec.replicas, ttft_s)
         samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
         fleet = fleet_of(planned, load, held, samples, writer)
         return decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
+
+    def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
+        """Returns the requests in the gateways, and keeps their counts for the next look."""
+        if not may_be_empty(spec) or spec.gateway is None:
+            self._ended.pop(key, None)
+            return NOTHING_HELD
+        held = held_in(seen, spec.gateway.replicas, self._ended.get(key), mono)
+        self._ended[key] = ended_requests(seen)
+        return held
 
     def sample_s(self) -> float:
         """Returns the seconds between two samples."""
