@@ -13,7 +13,7 @@ from rayloom_operator.reconcile.gather.scaling import ScalingGatherer
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 from rt_fake_kube import FakeKube
-from rt_operator import CLOCK, NOW, make_reading, make_resolved, make_said, make_serving, settled
+from rt_operator import CLOCK, NOW, make_pod, make_reading, make_resolved, make_said, make_serving, settled
 from rt_world import service
 
 KEY = ("team", "chat")
@@ -49,6 +49,33 @@ def test_the_first_look_decides_nothing_and_the_second_one_may():
     found, _ = looks(2, queued_tokens=5000)
     assert [each.write for each in found] == [None, 4]
     assert found[0].seen.queued_tokens == 5000
+
+
+def test_held_requests_wake_a_service_at_the_rate_of_its_last_engine():
+    resolved = make_resolved(
+        replicas=0,
+        autoscaling={"minReplicas": 0, "maxReplicas": 8, "idleSeconds": 10},
+        gateway={"replicas": 1},
+    )
+    inputs = {"engines": 2, "tokensPerSecond": 2000}
+    status = {"autoscaling": {"desiredReplicas": 0, "reason": "ScaledToZero", "inputs": inputs}}
+    document = service(replicas=0) | {"status": status}
+    gatherer = ScalingGatherer(FakeKube(), Windows(10.0), lambda: 0.0)
+
+    def look(**requests):
+        said = make_said("recovering", nodes=(), token_age=None, **requests)
+        said = said.model_copy(update={"load": ReportedLoad(queued_tokens=1000 * requests.get("waiting", 0))})
+        pod = make_pod("gateway", is_head=False)
+        seen = Observed(gateways=(pod,), gateway_readings={pod.name: make_reading(said, at=NOW)})
+        now = Now(CLOCK, NOW)
+        return asyncio.run(gatherer.next(KEY, document, resolved.service.spec, seen, planned(resolved, seen), now))
+
+    assert look().write is None
+    # 3000 tokens take 3 s at 1000/s, and a queue may take 1 s. Three full engines are five at 70 %.
+    found = look(waiting=3)
+    assert (found.write, found.state.reason, found.state.inputs.held_requests) == (5, "Woken", 3)
+    # While the first engines start, the rate is still known.
+    assert found.state.inputs.tokens_per_second == 1000
 
 
 def test_samples_older_than_the_longest_window_are_dropped():

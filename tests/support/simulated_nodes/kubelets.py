@@ -16,10 +16,12 @@ from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
+from simulated_nodes.gateways import Gateway
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
 SERVICE_LABEL = "rayloom.dev/service"
+_GATEWAY = "rayloom.dev/gateway"
 _LABEL = "rayloom.dev/standin"
 # The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0
@@ -136,7 +138,9 @@ class Kubelets:
                 self._sent.pop(uid, None)
                 self._crashing_since.pop(uid, None)
                 self._well.discard(uid)
-                self._engines.by_ip.pop(self._ips.pop(uid, ""), None)
+                ip = self._ips.pop(uid, "")
+                self._engines.by_ip.pop(ip, None)
+                self._engines.gateways.pop(ip, None)
                 self._refresh_cluster(pod)
             else:
                 mates[uid] = None
@@ -185,7 +189,10 @@ class Kubelets:
         elif missing := await self._missing(uid, pod):
             # A kubelet retries the mount and reports the failure in an Event.
             play, delay = Play(mount_failure=missing), _RETRY_S
-        engine = self._engines.by_ip.get(ip)
+        if play.runs_engine and _GATEWAY in meta.get("labels", {}):
+            # The pod is looked at again until the gateway has a tokenizer.
+            delay = delay or await self._start_gateway(ip, pod)
+        engine = self._engines.by_ip.get(ip) or self._engines.gateways.get(ip)
         if self.skips_unready_pods and engine is not None and not engine.is_ready:
             return delay
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -207,6 +214,32 @@ class Kubelets:
                 self._well.add(uid)
             self._refresh_cluster(pod)
         return delay
+
+    async def _start_gateway(self, ip: str, pod: Document) -> float:
+        """Starts the gateway of a pod, which takes the tokenizer of any engine that serves.
+
+        Returns the seconds until the next attempt; 0 once the gateway has a tokenizer.
+        """
+        meta = pod["metadata"]
+        gateway = self._engines.gateways.get(ip)
+        if gateway is None:
+            sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
+            name = next(each["secret"]["name"] for each in sources if "secret" in each)
+            secret = await self._api.request("GET", f"/api/v1/namespaces/{meta['namespace']}/secrets/{name}")
+            token = base64.b64decode(secret["data"]["token"]).decode()
+            gateway = self._engines.gateways[ip] = Gateway(token=token)
+        if not gateway.has_text:
+            engines = self.engines(*_service_of(pod)).values()
+            gateway.has_text = any(each.said_state == "serving" for each in engines)
+        return 0.0 if gateway.has_text else _RETRY_S
+
+    def gateways(self, namespace: str, service: str) -> dict[str, Gateway]:
+        """Name of a pod -> gateway, for all of the service's gateways that run."""
+        return {
+            self._pods[uid]["metadata"]["name"]: gateway
+            for uid in self._of_service(namespace, service)
+            if (gateway := self._engines.gateways.get(self._ips.get(uid, ""))) is not None
+        }
 
     def _play_of(self, pod: Document) -> Play:
         meta = pod["metadata"]

@@ -137,7 +137,7 @@ class Observer:
         """Returns name of a gateway pod -> its address. All gateways of a service have one token."""
         token, old_token = self._admin_tokens(key[0], uid, gateway_name(key[1]))
         return {
-            each.name: Target(ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token)
+            each.name: Target(ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token, is_gateway=True)
             for each in gateways
             if each.ip
         }
