@@ -188,6 +188,20 @@ def test_a_service_with_requests_or_unknown_gateways_is_not_idle(held):
     assert (found.write, found.state.idle_since) == (None, "")
 
 
+def test_requests_now_and_then_write_no_status():
+    world = ScaledWorld(bounds=ZERO)
+    for _ in range(40):
+        world.turn(0.0)
+    assert world.stored.idle_since == "2026-01-01T00:00:02Z"
+    world.turn(0.0, held=Held(in_flight=1))
+    before = world.stored
+    assert before.idle_since == ""
+    for _ in range(20):
+        for held in (Held(), Held(), Held(had_requests=True)):
+            world.turn(0.0, held=held)
+            assert world.stored == before
+
+
 def test_a_gateway_without_a_tokenizer_wakes_a_service():
     asleep = settled(0, reason="ScaledToZero")
     found = decided(make_fleet(0, 0.0, held=Held(num_blind=1, is_complete=False)), asleep, bounds=ZERO)

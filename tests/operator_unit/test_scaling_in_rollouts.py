@@ -55,7 +55,7 @@ class Scaled:
         staying = staying_engines(planned)
         load = make_load(self.load, is_complete=not staying.others)
         self.samples.append(Sample(self.at, load.engines, load.is_complete))
-        fleet = fleet_of(planned, load, Held(), tuple(self.samples), "")
+        fleet = fleet_of(planned, load, Held(), tuple(self.samples))
         now = Now(BEGIN + timedelta(seconds=self.at), self.at)
         return decide_scaling(bounds, self.stored, fleet, WINDOWS, now)
 

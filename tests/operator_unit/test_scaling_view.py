@@ -107,9 +107,9 @@ def test_an_unproven_engine_is_apart_and_one_that_takes_requests_is_not():
         current_revision="a",
         counts={"a": 2, "b": 1},
     )
-    fleet = fleet_of(look, load_of((), Held(), 2.0), Held(), (), "")
+    fleet = fleet_of(look, load_of((), Held(), 2.0), Held(), ())
     assert (fleet.num_available, fleet.num_for_load, fleet.num_unproven, fleet.num_surge) == (1, 2, 1, 1)
     serving = replace(look, view=View(engines=(*engines[:2], engine("b-0"))))
-    fleet = fleet_of(serving, load_of((), Held(), 2.0), Held(), (), "")
+    fleet = fleet_of(serving, load_of((), Held(), 2.0), Held(), ())
     assert (fleet.num_available, fleet.num_unproven) == (2, 0)
     assert staying_engines(look).loaded == {"a-0", "a-1"}

@@ -1,5 +1,6 @@
 """Fleets and loads as the scaler sees them, and a small world in which its decisions have effects."""
 
+import math
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -68,6 +69,7 @@ class ScaledWorld:
     changes: list = field(default_factory=list)  # (time, before, after, reason)
     starting: list = field(default_factory=list)  # times at which engines will serve
     writer: str = ""
+    idle_at: float = math.inf
     windows: Windows = WINDOWS
 
     @property
@@ -79,12 +81,15 @@ class ScaledWorld:
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]
         self.samples.append(Sample(self.at, load, is_complete))
+        seen = make_load(load, is_complete=is_complete, held=held)
+        self.idle_at = min(self.idle_at, self.at) if seen.is_idle else math.inf
         fleet = Fleet(
             replicas=self.replicas,
             num_available=self.num_available,
             num_for_load=self.replicas,
             rollout=rollout,
-            load=make_load(load, is_complete=is_complete, held=held),
+            load=seen,
+            idle_s=max(0.0, self.at - self.idle_at),
             samples=tuple(self.samples),
             held=held,
             writer=self.writer,
@@ -108,3 +113,4 @@ class ScaledWorld:
     def restart(self):
         """The operator restarts, and its samples are gone."""
         self.samples = []
+        self.idle_at = math.inf

@@ -45,6 +45,7 @@ class Fleet:
     load: ServiceLoad
     samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
     held: Held = NOTHING_HELD
+    idle_s: float = 0.0  # seconds for which every look of this process has found the service idle
     writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
 
     @property

@@ -55,6 +55,7 @@ class ScalingDecision:
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
     """Returns the decision. `stored` is the last written state, or an empty one before the first reconcile."""
     state = _noted(bounds, stored, fleet, now.wall)
+    state = replace(state, idle_since=_idle_since(bounds, state, fleet, windows, now.wall))
     reason, number = _reason_and_number(bounds, state, fleet, windows, now)
     if number == fleet.replicas:
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
@@ -75,7 +76,7 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
 
 
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns `stored` with the changes since: another writer, added engines that serve now, an idle service."""
+    """Returns `stored` with the changes since: another writer, or added engines that serve now."""
     state = stored
     is_first = not stored.reason
     if fleet.writer == SCALER and (not is_first or fleet.replicas == 0):
@@ -96,9 +97,19 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
     if state.starting_since and fleet.has_all:
         took_s = min(max((wall - moment(state.starting_since)).total_seconds(), 1.0), _LONGEST_START_S)
         state = replace(state, starting_since="", start_seconds=round(took_s))
+    return state
+
+
+def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
+    """Returns the time since which the service is idle. It is stored only after a whole window.
+
+    So requests that come now and then cause no write of the status.
+    """
     if bounds.least > 0 or not fleet.load.is_idle:
-        return replace(state, idle_since="")
-    return replace(state, idle_since=state.idle_since or stamp(wall))
+        return ""
+    if state.idle_since or fleet.idle_s < windows.window_s:
+        return state.idle_since
+    return stamp(wall - timedelta(seconds=fleet.idle_s))
 
 
 def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:

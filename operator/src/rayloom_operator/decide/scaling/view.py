@@ -78,8 +78,8 @@ def activity_of(planned: Planned) -> RolloutActivity:
     return RolloutActivity.SETTLED if state.step in _SETTLED else RolloutActivity.ROLLING
 
 
-def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sample, ...], writer: str) -> Fleet:
-    """Returns the scaler's view. `load`: of the engines; `writer`: the field manager that set another `replicas`."""
+def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sample, ...]) -> Fleet:
+    """Returns the scaler's view of the engines, which have this load."""
     staying = staying_engines(planned)
     num_unproven = len(staying.unproven)
     replicas = planned.desired.replicas
@@ -94,7 +94,6 @@ def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sam
         load=load,
         samples=samples,
         held=held,
-        writer=writer,
     )
 
 

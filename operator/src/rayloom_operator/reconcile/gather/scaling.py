@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayloom_operator.api.spec import Spec
 from rayloom_operator.api.status import stored_autoscaling
@@ -50,11 +50,13 @@ class ScalingGatherer:
         self._windows = windows
         self._interval_s = interval_s
         self._histories: dict[ServiceKey, _History] = {}
+        self._idle_at: dict[ServiceKey, float] = {}  # time of the first look of a service that is idle since
         self._ended: dict[ServiceKey, dict[str, int]] = {}  # requests that had ended in the gateways at the last look
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the samples of a deleted service."""
         self._histories.pop(key, None)
+        self._idle_at.pop(key, None)
         self._ended.pop(key, None)
 
     async def next(
@@ -79,7 +81,8 @@ class ScalingGatherer:
         sample = Sample(now.mono, load.engines, load.is_complete, load.queue)
         history = self._history(key, document["metadata"]["uid"], spec.replicas, ttft_s)
         samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
-        fleet = fleet_of(planned, load, held, samples, writer)
+        idle_at = self._idle_at.setdefault(key, now.mono) if load.is_idle else self._idle_at.pop(key, now.mono)
+        fleet = replace(fleet_of(planned, load, held, samples), writer=writer, idle_s=now.mono - idle_at)
         return decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
 
     def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
