@@ -1,5 +1,5 @@
-"""Fleets in virtual time: the costs of steps, single engines with numbers to check by hand, failures, scalers, and the
-policies of routing side by side."""
+"""Fleets in virtual time: the costs of steps, single engines with numbers to check by hand, failures, and the policies
+of routing side by side."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from rayloom_bench.__main__ import main
-from rayloom_bench.fleet.arrivals import Arrival, Segment, best_hit_tokens
+from rayloom_bench.fleet.arrivals import Arrival, Segment
 from rayloom_bench.fleet.closed_loop import ClosedLoop
 from rayloom_bench.fleet.engine import EngineShape
 from rayloom_bench.fleet.outcome import FleetOutcome, LatencyGoal
 from rayloom_bench.fleet.policies import POLICIES
-from rayloom_bench.fleet.simulation import Fleet, FleetLoad, FleetSettings
-from rayloom_bench.fleet.step_cost import SMOLLM2_2_CORES, StepCost, decode_point, fit, points_of_page, prompt_point
+from rayloom_bench.fleet.simulation import Fleet, FleetSettings
+from rayloom_bench.fleet.step_cost import SMOLLM2_2_CORES, StepCost, decode_point, fit, prompt_point
 from rayloom_bench.fleet.traffic import TRAFFIC, SharedPrefixes, generate, generate_shared
 from rayloom_bench.workload import Workload
 from rayloom_engine.core.step import SlotStep
 from rayloom_engine.errors import ConfigError
+from rt_fleet import best_hit_tokens, points_of_page
 
 ROOT = Path(__file__).resolve().parents[2]
 # A step takes 10 ms, a token 1 ms, and nothing else takes time.
@@ -120,38 +121,6 @@ def test_a_lost_engine_loses_no_request_if_requests_resume_and_all_of_its_own_if
         assert len(lost.finished) + lost.num_lost == len(arrivals)
         wanted = sorted(arrival.num_output for arrival in arrivals)
         assert sorted(request.num_output for request in resumed.finished) == wanted
-
-
-def test_requests_are_held_while_no_engine_serves() -> None:
-    class Wakes:
-        """Wants an engine as soon as a request is held."""
-
-        def __call__(self, load: FleetLoad) -> int:
-            return 1 if load.held_tokens or load.num_wanted else 0
-
-    settings = FleetSettings(shape=PLAIN, num_engines=0, start_s=30.0, scaler=Wakes(), scaler_period_s=2.0)
-    outcome = run(settings, [prompt(1, 100, at_s=1.0)])
-
-    (request,) = outcome.finished
-    assert request.ttft_s == pytest.approx(1.0 + 30.0 + 0.110)  # decided at 2 s
-    assert outcome.engine_hours == pytest.approx((outcome.span_s - 2.0) / 3600)
-
-
-def test_a_scaler_adds_engines_and_drains_them_without_loss() -> None:
-    seen: list[int] = []
-
-    def follow(load: FleetLoad) -> int:
-        seen.append(load.num_wanted)
-        return 3 if 10.0 < load.now_s < 40.0 else 1
-
-    arrivals = [prompt(number, 200, at_s=0.25 * number, num_output=20) for number in range(240)]
-    settings = FleetSettings(shape=PLAIN, num_engines=1, start_s=3.0, scaler=follow)
-    outcome = run(settings, arrivals)
-
-    assert set(seen) == {1, 3}
-    assert (len(outcome.finished), outcome.num_lost) == (240, 0)
-    # One engine for 60 s, two more for 30 s each until they are drained.
-    assert outcome.engine_hours * 3600 == pytest.approx(60 + 2 * 30, abs=5)
 
 
 def test_a_full_queue_refuses() -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from rayloom_bench.figures import percentile
-from rayloom_bench.fleet.arrivals import Arrival, Segment, best_hit_tokens
+from rayloom_bench.fleet.arrivals import Arrival, Segment
 from rayloom_bench.fleet.trace_files import read_trace
 from rayloom_bench.fleet.traffic import TRAFFIC, SharedPrefixes, generate, generate_shared
 from rayloom_engine.errors import ConfigError
+from rt_fleet import best_hit_tokens
 
 # Folder with the traces. They are not part of the repository.
 TRACES = Path(os.environ.get("RAYLOOM_TRACES", "traces"))

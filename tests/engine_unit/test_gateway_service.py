@@ -15,6 +15,7 @@ from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.protocol.text_files import text_files
 from rt_byte_model import byte_model
+from rt_engine_pool import sequence
 from rt_fake_core import FINGERPRINT, TOKEN, FakeCore
 
 
@@ -72,6 +73,18 @@ def test_the_text_is_taken_once_and_serves_a_start_without_an_engine(tmp_path: P
             await until(lambda: service.lifecycle.accepts)
             assert rendered(service) == "first: Hi"
             assert service.state() == ("recovering", "waiting for the core")
+
+    asyncio.run(story())
+
+
+def test_the_status_has_the_sequences_that_wait_for_an_engine(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, {}) as service:
+            assert (service.status().requests.waiting, service.status().load.queued_tokens) == (0, 0)
+            service.client.submit([sequence("a", prompt_ids=(1, 2, 3)), sequence("b", prompt_ids=(4, 5))])
+            status = service.status()
+            assert (status.requests.waiting, status.load.queued_tokens) == (2, 5)
+            assert (status.state, status.ranks) == ("starting", [])
 
     asyncio.run(story())
 

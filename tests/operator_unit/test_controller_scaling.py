@@ -69,8 +69,9 @@ def test_another_writer_is_named_and_kept_within_the_bounds():
 
 def test_a_write_of_a_user_at_the_same_moment_wins():
     kube = FakeKube()
+    generation = kube.put(service(replicas=5))["metadata"]["generation"]
     kube.put(service(replicas=3))
-    late = ScaleWrite(path=SERVICE, uid="uid-1", before=5, after=2)
+    late = ScaleWrite(path=SERVICE, uid="uid-1", generation=generation, after=2)
     with pytest.raises(OperatorError, match="changed while the scaler decided"):
         asyncio.run(write_scale(kube, late))
     assert kube.objects[SERVICE]["spec"]["replicas"] == 3
@@ -78,10 +79,29 @@ def test_a_write_of_a_user_at_the_same_moment_wins():
 
 def test_a_policy_that_refuses_the_write_is_reported():
     kube = FakeKube()
-    kube.put(service(replicas=5))
+    generation = kube.put(service(replicas=5))["metadata"]["generation"]
     kube.refusals["patch", "/scale"] = KubeError(INVALID, "no more than five")
     with pytest.raises(KubeError, match="no more than five"):
-        asyncio.run(write_scale(kube, ScaleWrite(path=SERVICE, uid="uid-1", before=5, after=6)))
+        asyncio.run(write_scale(kube, ScaleWrite(path=SERVICE, uid="uid-1", generation=generation, after=6)))
+
+
+class EditedKube(FakeKube):
+    """A user removes `spec.autoscaling` in the moment before the scaler's patch arrives."""
+
+    async def scale(self, path, version, replicas, manager):
+        self.put(service(replicas=5))
+        await super().scale(path, version, replicas, manager)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_no_write_lands_after_a_user_removed_the_section(is_early):
+    kube = FakeKube() if is_early else EditedKube()
+    generation = kube.put(service(replicas=5, autoscaling=SCALING))["metadata"]["generation"]
+    if is_early:
+        kube.put(service(replicas=5))
+    with pytest.raises(OperatorError, match="changed while the scaler decided"):
+        asyncio.run(write_scale(kube, ScaleWrite(path=SERVICE, uid="uid-1", generation=generation, after=2)))
+    assert kube.objects[SERVICE]["spec"] == service(replicas=5)["spec"]
 
 
 def test_a_refused_write_is_in_no_status_event_or_metric():

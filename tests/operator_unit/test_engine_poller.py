@@ -113,6 +113,22 @@ def test_the_end_of_a_drain_is_an_event_and_fewer_requests_are_not(monkeypatch):
     asyncio.run(run())
 
 
+def test_a_gateway_that_begins_to_hold_requests_is_an_event_and_more_requests_are_not(monkeypatch):
+    async def run():
+        waits = [0, 0, 3, 4, 5]
+
+        def say(number):
+            waiting = waits[min(number, len(waits)) - 1]
+            return GOOD | {"state": "recovering", "ranks": [], "requests": {"waiting": waiting}}
+
+        gateway = Counted(say)
+        async with polled(monkeypatch, gateway.answer) as (_, news):
+            await until(lambda: gateway.num > len(waits) + 1)
+            assert news == [KEY, KEY]
+
+    asyncio.run(run())
+
+
 PHASE = {"name": "load", "seconds": 1.0, "done": 5, "total": 9, "unit": "B", "finished": False}
 STARTING = GOOD | {"state": "starting", "last_token_age_seconds": None, "startup": [PHASE]}
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rayloom_operator.api.autoscaling.state import ScalingState
 from rayloom_operator.decide.scaling.inputs import SCALER, Bounds, RolloutActivity
 from rayloom_operator.decide.scaling.load import Held
 from rt_scaling import BOUNDS, ScaledWorld, decided, make_fleet, make_load, settled, steadily
@@ -60,13 +61,46 @@ def test_missing_figures_never_remove_an_engine():
     assert decided(make_fleet(3, 0.0, samples=gap)).write is None
 
 
-@pytest.mark.parametrize(
-    ("rollout", "reason"), [(RolloutActivity.ROLLING, "RollingOut"), (RolloutActivity.WAITING, "WaitingForCapacity")]
-)
 @pytest.mark.parametrize(("replicas", "load"), [(2, 9.0), (8, 0.0), (2, 0.0)])
-def test_a_rollout_is_not_disturbed(rollout, reason, replicas, load):
-    found = decided(make_fleet(replicas, load, rollout=rollout))
-    assert (found.write, found.state.reason) == (None, reason)
+def test_a_rollout_is_not_disturbed(replicas, load):
+    found = decided(make_fleet(replicas, load, rollout=RolloutActivity.ROLLING))
+    assert (found.write, found.state.reason) == (None, "RollingOut")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "load", "num_unschedulable", "after"),
+    [
+        (2, 9.0, 1, None),  # another engine would find no node either
+        (5, 2.0, 2, 4),  # four engines would be used to 50 %
+        (5, 2.4, 2, None),
+        (8, 0.0, 1, 4),
+        (3, 0.5, 2, 2),  # at most half at once
+    ],
+)
+def test_engines_that_find_no_node_are_given_up_by_the_load_only(replicas, load, num_unschedulable, after):
+    serving = replicas - num_unschedulable
+    fleet = make_fleet(
+        replicas,
+        load,
+        rollout=RolloutActivity.WAITING,
+        num_available=serving,
+        num_unschedulable=num_unschedulable,
+    )
+    found = decided(fleet)
+    assert found.write == after
+    assert found.state.reason == ("WaitingForCapacity" if after is None else "ScaledDown")
+    # Another engine starts, so it is not known yet whether the others are enough.
+    assert decided(replace(fleet, num_available=serving - 1)).write is None
+
+
+def test_a_stopped_rollout_counts_engines_without_requests_apart():
+    # Of three engines one is of a failed revision, and two serve. Two at 71 % become three.
+    stopped = make_fleet(3, 1.42, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
+    assert decided(stopped).write == 4
+    low = make_fleet(3, 0.5, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
+    assert decided(low).write == 2
+    # With a surge the failed engine is beyond `replicas` if `replicas` becomes less.
+    assert decided(replace(low, num_surge=1)).write == 1
 
 
 @pytest.mark.parametrize(("rollout", "write"), [(RolloutActivity.ROLLING, None), (RolloutActivity.WAITING, 8)])
@@ -86,7 +120,7 @@ def test_an_added_engine_that_never_serves_stops_additions_for_ten_minutes_only(
     ("before", "replicas", "reason"), [(1, 3, "ScaledUp"), (3, 1, "ScaledDown"), (1, 0, "ScaledToZero")]
 )
 def test_a_change_whose_status_was_lost_is_the_scalers_own(before, replicas, reason):
-    state = decided(make_fleet(replicas, 0.6 * replicas, writer=SCALER), settled(before)).state
+    state = decided(make_fleet(replicas, 0.6 * replicas, writer=SCALER), settled(before), bounds=ZERO).state
     assert (state.desired, state.writer, state.reason) == (replicas, SCALER, reason)
 
 
@@ -136,6 +170,58 @@ def test_zero_needs_an_idle_time_and_a_held_request_wakes():
     assert decided(make_fleet(0, 0.0), asleep, bounds=ZERO).write is None
     found = decided(make_fleet(0, 2.0, held=Held(tokens=10, requests=1)), asleep, bounds=ZERO)
     assert (found.write, found.state.reason) == (3, "Woken")
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Held(in_flight=1),
+        Held(had_requests=True),
+        Held(is_complete=False),  # a gateway pod is not ready, so it may have no tokenizer
+        Held(tokens=10, requests=1),
+        Held(num_blind=1),
+    ],
+)
+def test_a_service_with_requests_or_unknown_gateways_is_not_idle(held):
+    idle = settled(1, idle_since="2026-01-01T00:06:40Z")
+    found = decided(make_fleet(1, 0.0, held=held), idle, bounds=ZERO)
+    assert (found.write, found.state.idle_since) == (None, "")
+
+
+def test_requests_now_and_then_write_no_status():
+    world = ScaledWorld(bounds=ZERO)
+    for _ in range(40):
+        world.turn(0.0)
+    assert world.stored.idle_since == "2026-01-01T00:00:02Z"
+    world.turn(0.0, held=Held(in_flight=1))
+    before = world.stored
+    assert before.idle_since == ""
+    for _ in range(20):
+        for held in (Held(), Held(), Held(had_requests=True)):
+            world.turn(0.0, held=held)
+            assert world.stored == before
+
+
+def test_a_gateway_without_a_tokenizer_wakes_a_service():
+    asleep = settled(0, reason="ScaledToZero")
+    found = decided(make_fleet(0, 0.0, held=Held(num_blind=1, is_complete=False)), asleep, bounds=ZERO)
+    assert (found.write, found.state.reason) == (1, "Woken")
+    assert found.state.message == (
+        "replicas 0 -> 1: a gateway pod has no tokenizer, or does not answer, so it needs an engine."
+    )
+    assert decided(make_fleet(0, 0.0, held=Held(is_complete=False)), asleep, bounds=ZERO).write is None
+
+
+def test_a_higher_minimum_wakes_a_service():
+    found = decided(make_fleet(0, 0.0), settled(0, reason="ScaledToZero"), bounds=Bounds(least=2, most=8, idle_s=600))
+    assert (found.write, found.state.reason) == (2, "Bounded")
+
+
+def test_a_zero_of_the_scaler_is_known_without_a_stored_state():
+    own = decided(make_fleet(0, 0.0, writer=SCALER), ScalingState(), bounds=ZERO)
+    assert (own.write, own.state.reason) == (None, "ScaledToZero")
+    users = decided(make_fleet(0, 0.0, writer="kubectl"), ScalingState(), bounds=ZERO)
+    assert (users.write, users.state.reason) == (None, "Suspended")
 
 
 def test_a_service_that_a_user_suspended_is_not_woken():

@@ -52,6 +52,13 @@ def test_held_requests_are_load_and_keep_a_service_from_being_idle():
     assert load_of([engine(is_known=False)], Held(), GOAL_S).is_idle is False
 
 
+def test_held_tokens_are_load_at_the_rate_of_engines_that_have_ended():
+    # 4000 tokens take 4 s at 1000/s, and a queue may take half of the goal.
+    asleep = load_of([], Held(tokens=4000, requests=3), GOAL_S, earlier_per_s=1000.0)
+    assert (asleep.engines, asleep.inputs.tokens_per_second) == (pytest.approx(4 / (GOAL_S / 2)), 1000)
+    assert load_of([], Held(tokens=4000, requests=3), GOAL_S).engines == 0
+
+
 def test_a_report_with_a_tiny_rate_is_a_large_load_and_no_error():
     engine = EngineLoad(is_known=True, queued_tokens=1 << 53, max_running_tokens=1, prefill_per_s=1e-300)
     assert load_of([engine] * 2, Held(), 1e-3).engines == 99_999

@@ -17,7 +17,7 @@ BOUNDED = st.tuples(st.integers(0, 4), st.integers(1, 8), st.sampled_from([20.0,
 # One event: (what, load, number of looks).
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["load", "load", "load", "silent", "roll", "wait", "user", "restart", "held"]),
+        st.sampled_from(["load", "load", "load", "silent", "roll", "wait", "user", "restart", "held", "blind", "away"]),
         LOADS,
         st.integers(1, 25),
     ),
@@ -34,7 +34,11 @@ def play(world, event):
         world.put(int(load), "kubectl")
     elif what == "restart":
         world.restart()
-    held = Held(tokens=int(load * 100), requests=1) if what == "held" else Held()
+    held = {
+        "held": Held(tokens=int(load * 100), requests=1),
+        "blind": Held(num_blind=1, is_complete=False),
+        "away": Held(is_complete=False),  # a gateway pod is not ready
+    }.get(what, Held())
     for _ in range(number):
         before = world.replicas
         yield before, rollout, what, load, world.turn(load, rollout=rollout, is_complete=what != "silent", held=held)
@@ -44,18 +48,25 @@ def play(world, event):
 @given(bounds=BOUNDED, start_s=st.sampled_from([2.0, 8.0, 30.0]), events=EVENTS)
 def test_whatever_happens(bounds, start_s, events):
     world = ScaledWorld(bounds=bounds, start_s=start_s, windows=Windows(20.0))
-    busy_at = 0.0
+    busy_at, is_suspended = 0.0, False
     for event in events:
         for before, rollout, what, load, found in play(world, event):
             after = found.write
-            if load > 0 or what in ("silent", "held"):
+            if load > 0 or what in ("silent", "held", "blind", "away"):
                 busy_at = world.at
+            if what == "user" and found.state.reason == "Suspended":
+                is_suspended = True
+            is_suspended = is_suspended and world.replicas == 0
+            if is_suspended:
+                assert after is None, "a service that a user suspended is never woken"
+            elif before == 0 and what in ("held", "blind") and bounds.least == 0:
+                assert after is not None, "a service with held requests is woken in the same look"
             if after is None:
                 continue
             assert bounds.least <= after <= bounds.most, "within the bounds"
             if rollout is not RolloutActivity.SETTLED:
                 assert rollout is RolloutActivity.WAITING, "never in a rollout"
-                assert after == bounds.most < before, "without a node only down to the maximum"
+                assert after < before, "none is added while one finds no node"
             if after == 0:
                 assert bounds.least == 0, "zero only where it is allowed"
                 assert world.at - busy_at >= bounds.idle_s, "zero only after an idle time"
@@ -63,7 +74,8 @@ def test_whatever_happens(bounds, start_s, events):
                 assert what != "silent", "missing figures remove nothing"
                 assert after >= before / 2, "at most half of the engines leave at once"
             if before == 0:
-                assert what == "held", "only a held request wakes a service"
+                is_asked = what in ("held", "blind") or bounds.least > 0
+                assert is_asked, "only requests, a gateway without a tokenizer or the minimum wake a service"
 
 
 @settings(max_examples=50, deadline=None)

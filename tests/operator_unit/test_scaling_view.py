@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from rayloom_operator.api.rollout.state import RolloutState
+from rayloom_operator.api.rollout.spec import Rollout
+from rayloom_operator.api.rollout.state import RolloutFailure, RolloutState
+from rayloom_operator.decide.rollout.inputs import ReplicaView, View
 from rayloom_operator.decide.rollout.phases import RolloutStep
-from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.rollout.planner import Planned, Step
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.scaling.inputs import RolloutActivity
-from rayloom_operator.decide.scaling.view import activity_of, engine_loads
+from rayloom_operator.decide.scaling.load import Held, load_of
+from rayloom_operator.decide.scaling.view import activity_of, engine_loads, fleet_of, staying_engines
 from rayloom_operator.engines.status import ReportedLoad
 from rayloom_operator.observe.observed import Observed
 from rt_operator import NOW, make_reading, make_resolved, make_said, make_serving
@@ -21,12 +25,22 @@ SAID = make_said(waiting=3).model_copy(
 )
 
 
-def step(name=RolloutStep.COMPLETE, **state):
-    return Step(state=RolloutState(step=name, **state), is_stored=True, message="")
+def planned(name=RolloutStep.COMPLETE, *, view=None, rollout=None, **state):
+    desired = replace(desired_of(SERVICE, "b"), rollout=Rollout.model_validate(rollout or {}))
+    state = {"current_revision": "b", "update_revision": "b", **state}
+    step = Step(state=RolloutState(step=name, **state), is_stored=True, message="")
+    return Planned(desired=desired, view=view or View(), step=step)
 
 
 def loads(reading, **state):
-    return engine_loads(Observed(replicas=(make_serving(SERVICE, reading=reading),)), step(**state), NOW)
+    seen = Observed(replicas=(make_serving(SERVICE, reading=reading),))
+    look = planned(view=view_of(seen, {}, "b", mono=NOW), **state)
+    return engine_loads(seen, staying_engines(look), NOW)
+
+
+def engine(name, state="well"):
+    is_well = state == "well"
+    return ReplicaView(name=name, revision=name[0], state=state, is_routed=is_well, is_listed=is_well)
 
 
 def test_an_engine_tells_its_load():
@@ -59,12 +73,43 @@ def test_an_engine_that_leaves_does_not_count():
 @pytest.mark.parametrize("name", RolloutStep)
 def test_only_a_planner_at_rest_may_be_disturbed(name):
     is_settled = name in ("Complete", "Scaling", "RolledBack")
-    wanted = (
-        RolloutActivity.SETTLED
-        if is_settled
-        else RolloutActivity.WAITING
-        if name == "WaitingForCapacity"
-        else RolloutActivity.ROLLING
+    wanted = RolloutActivity.SETTLED if is_settled else RolloutActivity.ROLLING
+    assert activity_of(planned(name)) is wanted
+    # Whatever the step is called, an engine that finds no node stops additions.
+    waiting = View(engines=(engine("b-0"), engine("b-1", "unschedulable")))
+    assert activity_of(planned(name, view=waiting)) is RolloutActivity.WAITING
+    leaving = planned(name, view=waiting, terminating={"b-1": ""})
+    assert activity_of(leaving) is wanted
+
+
+FAILED = RolloutFailure(revision="b", reason="EngineFailed", message="It ended.", time="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "state", "wanted"),
+    [
+        ({"paused": True}, {}, RolloutActivity.STOPPED),
+        ({"autoRollback": False}, {"failure": FAILED}, RolloutActivity.STOPPED),
+        ({}, {}, RolloutActivity.ROLLING),
+    ],
+)
+def test_only_a_paused_or_halted_rollout_is_stopped(rollout, state, wanted):
+    look = planned("Starting", current_revision="a", rollout=rollout, **state)
+    assert activity_of(look) is wanted
+
+
+def test_an_unproven_engine_is_apart_and_one_that_takes_requests_is_not():
+    engines = (engine("a-0"), engine("a-1", "ill"), engine("b-0", "starting"))
+    look = planned(
+        "Paused",
+        view=View(engines=engines),
+        rollout={"paused": True, "maxSurge": 1},
+        current_revision="a",
+        counts={"a": 2, "b": 1},
     )
-    assert activity_of(step(name)) is wanted
-    assert activity_of(replace(step(name), is_stored=False)) is wanted
+    fleet = fleet_of(look, load_of((), Held(), 2.0), Held(), ())
+    assert (fleet.num_available, fleet.num_for_load, fleet.num_unproven, fleet.num_surge) == (1, 2, 1, 1)
+    serving = replace(look, view=View(engines=(*engines[:2], engine("b-0"))))
+    fleet = fleet_of(serving, load_of((), Held(), 2.0), Held(), ())
+    assert (fleet.num_available, fleet.num_unproven) == (2, 0)
+    assert staying_engines(look).loaded == {"a-0", "a-1"}

@@ -133,15 +133,15 @@ class FakeKube:
         self.statuses.append(manifest["status"])
         return self.put(known | {"status": manifest["status"]})
 
-    async def scale(self, path, uid, *, before, after, manager):
+    async def scale(self, path, version, replicas, manager):
         self._note("patch", f"{path}/scale")
         known = self.objects[path]
-        if (known["metadata"]["uid"], known["spec"].get("replicas")) != (uid, before):
+        if known["metadata"]["resourceVersion"] != version:
             raise KubeError(INVALID, "the server rejected our request due to an error in our request")
         fields = {"manager": manager, "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
         known = copy.deepcopy(known)
         known["metadata"]["managedFields"] = [fields]
-        self.put(known | {"spec": known["spec"] | {"replicas": after}})
+        self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):
         """A merge patch of the first level, as far as anybody looks at it: of a Lease."""

@@ -1,11 +1,12 @@
 """Fleets and loads as the scaler sees them, and a small world in which its decisions have effects."""
 
+import math
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingState
 from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutActivity
-from rayloom_operator.decide.scaling.load import Held, ServiceLoad
+from rayloom_operator.decide.scaling.load import NOTHING_HELD, ServiceLoad
 from rayloom_operator.decide.scaling.scaler import decide_scaling
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.times import Now
@@ -15,11 +16,12 @@ BOUNDS = Bounds(least=1, most=8, idle_s=600.0)
 WINDOWS = Windows()
 
 
-def make_load(number, *, is_complete=True, **inputs):
+def make_load(number, *, is_complete=True, held=NOTHING_HELD, **inputs):
     """A load of so many fully used engines."""
-    is_idle = is_complete and number == 0 and not inputs.get("held_requests")
+    is_idle = is_complete and number == 0 and held.is_idle
+    inputs = {"held_tokens": held.tokens, "held_requests": held.requests, **inputs}
     inputs = ScalingInputs(needed_engines=f"{number:.2f}", **inputs)
-    return ServiceLoad(engines=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
+    return ServiceLoad(engines=number, queue=number, is_complete=is_complete, is_idle=is_idle, inputs=inputs)
 
 
 def steadily(load, *, seconds=120.0, until=1000.0, is_complete=True):
@@ -33,8 +35,9 @@ def make_fleet(replicas=2, load=1.0, **facts):
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
+        "num_for_load": replicas,
         "rollout": RolloutActivity.SETTLED,
-        "load": make_load(load, is_complete=is_complete),
+        "load": make_load(load, is_complete=is_complete, held=facts.get("held", NOTHING_HELD)),
         "samples": steadily(load, is_complete=is_complete),
         **facts,
     }
@@ -66,22 +69,27 @@ class ScaledWorld:
     changes: list = field(default_factory=list)  # (time, before, after, reason)
     starting: list = field(default_factory=list)  # times at which engines will serve
     writer: str = ""
+    idle_at: float = math.inf
     windows: Windows = WINDOWS
 
     @property
     def num_available(self):
         return self.replicas - sum(time > self.at for time in self.starting)
 
-    def turn(self, load, *, rollout=RolloutActivity.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
+    def turn(self, load, *, rollout=RolloutActivity.SETTLED, is_complete=True, held=NOTHING_HELD):
         """One look, two seconds after the one before."""
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]
         self.samples.append(Sample(self.at, load, is_complete))
+        seen = make_load(load, is_complete=is_complete, held=held)
+        self.idle_at = min(self.idle_at, self.at) if seen.is_idle else math.inf
         fleet = Fleet(
             replicas=self.replicas,
             num_available=self.num_available,
+            num_for_load=self.replicas,
             rollout=rollout,
-            load=make_load(load, is_complete=is_complete, held_requests=held.requests),
+            load=seen,
+            idle_s=max(0.0, self.at - self.idle_at),
             samples=tuple(self.samples),
             held=held,
             writer=self.writer,
@@ -105,3 +113,4 @@ class ScaledWorld:
     def restart(self):
         """The operator restarts, and its samples are gone."""
         self.samples = []
+        self.idle_at = math.inf

@@ -8,14 +8,25 @@ PYTHONPATH=tools .venv/bin/python -m scaling_replay --write    writes it into do
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
+from rayloom_bench.markdown import table
 from scaling_replay.fleet import Outcome, replay
 from scaling_replay.rules import Fixed, Kpa, Rule, Scaler
 from scaling_replay.traces import FILE, Shape, reduce, requests
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "autoscaling.md"
 BEGIN, END = "<!-- replay -->", "<!-- end -->"
+_HEADER = (
+    "trace",
+    "rule",
+    "seconds over the goal",
+    "requests over it",
+    "TTFT p50, p99",
+    "replica-hours",
+    "most engines",
+)
 MOST = 12
 TTFT_S = 2.0
 START_S = 60.0
@@ -36,18 +47,13 @@ def outcomes(name: str, seed: int = 1) -> list[Outcome]:
     return [replay(found, rule, start_s=START_S, ttft_s=TTFT_S) for rule in rules]
 
 
-def table() -> str:
-    lines = [
-        "| trace | rule | seconds over the goal | requests over it | TTFT p50, p99 | replica-hours | most engines |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def rows() -> Iterator[tuple[str, ...]]:
+    """Yields the cells of the table, for each trace and rule."""
     for name in CASES:
-        lines += [
-            f"| {name} | {each.rule} | {each.seconds_over} | {each.percent_over:.1f} % | "
-            f"{each.ttft_p50_s:.2f} s, {each.ttft_p99_s:.1f} s | {each.replica_hours:.2f} | {each.most} |"
-            for each in outcomes(name)
-        ]
-    return "\n".join(lines)
+        for each in outcomes(name):
+            ttft = f"{each.ttft_p50_s:.2f} s, {each.ttft_p99_s:.1f} s"
+            over = (str(each.seconds_over), f"{each.percent_over:.1f} %")
+            yield name, each.rule, *over, ttft, f"{each.replica_hours:.2f}", str(each.most)
 
 
 def main() -> None:
@@ -58,7 +64,7 @@ def main() -> None:
     if flags.reduce:
         pairs = (each.partition("=") for each in flags.reduce.split(","))
         FILE.write_text(reduce({name: Path(path) for name, _, path in pairs}), encoding="utf-8")
-    text = table()
+    text = table(_HEADER, rows())
     print(text)
     if flags.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayloom_bench.figures import percentile
 from scaling_replay.engine import SimulatedEngine
 from scaling_replay.rules import LOOK_S, Rule
 from scaling_replay.traces import Request
@@ -73,13 +74,13 @@ def _scaled(engines: list[SimulatedEngine], rule: Rule, now: float, start_s: flo
 
 def _outcome(name: str, engines: list[SimulatedEngine], ttft_s: float, replica_s: float, most: int) -> Outcome:
     found = [each for engine in engines for each in engine.first_tokens]
-    times = sorted(seconds for _, seconds in found)
+    times = [seconds for _, seconds in found]
     return Outcome(
         rule=name,
         seconds_over=len({int(at) for at, seconds in found if seconds > ttft_s}),
         percent_over=100 * sum(each > ttft_s for each in times) / len(times),
-        ttft_p50_s=times[len(times) // 2],
-        ttft_p99_s=times[int(0.99 * (len(times) - 1))],
+        ttft_p50_s=percentile(times, 0.5),
+        ttft_p99_s=percentile(times, 0.99),
         replica_hours=replica_s / 3600,
         most=most,
     )

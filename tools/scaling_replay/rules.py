@@ -89,6 +89,7 @@ class Scaler:
         self._samples.append(Sample(now, load.engines, load.is_complete))
         fleet = Fleet(
             replicas=len(engines),
+            num_for_load=len(engines),
             num_available=sum(each.ready_at <= now for each in engines),
             rollout=RolloutActivity.SETTLED,
             load=load,

@@ -7,17 +7,17 @@ that were fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTr
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import random
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
-from math import exp, log, pi, sin
+from math import log, pi, sin
 from pathlib import Path
 from typing import Any
+
+from rayloom_bench.fleet.trace_files import read_trace
+from rayloom_bench.fleet.traffic import Lengths
 
 FILE = Path(__file__).resolve().parent / "azure_2023.json"
 BIN_S = 10
@@ -48,21 +48,17 @@ def requests(shape: Shape, seed: int = 1) -> list[Request]:
     """Returns the requests by time of arrival; equal ones for equal seeds. Raises KeyError for an unknown trace."""
     trace: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["traces"][shape.trace]
     draw = random.Random(seed)
+    prompts, outputs = Lengths(**trace["prompt"]), Lengths(**trace["output"])
     found = []
     bins = trace["requests_per_10_s"] * shape.hours
     for index, number in enumerate(bins):
         kept = shape.night + (1 - shape.night) * sin(pi * index / len(bins))
         for _ in range(number * shape.factor):
             at = (index + draw.random()) * BIN_S
-            request = Request(at, _length(draw, trace["prompt"]), _length(draw, trace["output"]))
+            request = Request(at, prompts.draw(draw), outputs.draw(draw))
             if kept >= 1 or draw.random() < kept:
                 found.append(request)
     return sorted(found, key=lambda each: each.at)
-
-
-def _length(draw: random.Random, fitted: dict[str, float]) -> int:
-    tokens = exp(draw.gauss(fitted["mu"], fitted["sigma"]))
-    return int(min(max(tokens, 1), fitted["most"]))
 
 
 def reduce(paths: dict[str, Path]) -> str:
@@ -72,14 +68,12 @@ def reduce(paths: dict[str, Path]) -> str:
 
 
 def _reduced(path: Path) -> dict[str, Any]:
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
-    bins = Counter(int((each - times[0]) // BIN_S) for each in times)
+    found = read_trace(path)
+    bins = Counter(int(each.at_s // BIN_S) for each in found)
     return {
         "requests_per_10_s": [bins[index] for index in range(max(bins) + 1)],
-        "prompt": _fitted([int(row["ContextTokens"]) for row in rows]),
-        "output": _fitted([int(row["GeneratedTokens"]) for row in rows]),
+        "prompt": _fitted([each.num_prompt for each in found]),
+        "output": _fitted([each.num_output for each in found]),
     }
 
 

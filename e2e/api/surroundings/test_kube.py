@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from api.own_client import with_kube
 from rayloom_operator.kube.client import Kube, KubeError, Recreated
 from real_api_server.world import LLM, World
 
 Make = Callable[..., dict[str, Any]]
 
 _OTHER = "00000000-0000-0000-0000-000000000000"
-
-
-def _run(world: World, monkeypatch: pytest.MonkeyPatch, work: Callable[[Kube], Awaitable[None]]) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(world.kubeconfig))
-
-    async def run() -> None:
-        kube = Kube()
-        try:
-            await work(kube)
-        finally:
-            await kube.close()
-
-    asyncio.run(run())
 
 
 def test_a_service_gets_no_status_of_another_one_of_its_name(
@@ -57,7 +44,7 @@ def test_a_service_gets_no_status_of_another_one_of_its_name(
                 await write(kube, named["uid"], **{field: {}})
             assert refused.value.code == 422
 
-    _run(world, monkeypatch, work)
+    with_kube(world, monkeypatch, work)
     path = f"{LLM}/namespaces/{namespace}/llmservices/{named['name']}"
     assert world.request("GET", path)["status"]["progress"] == "second"
     world.delete(path)
@@ -67,7 +54,7 @@ def test_a_service_gets_no_status_of_another_one_of_its_name(
             await write(kube, named["uid"], progress="fourth")
         assert refused.value.code == 404
 
-    _run(world, monkeypatch, write_late)
+    with_kube(world, monkeypatch, write_late)
 
 
 def test_an_apply_with_a_uid_changes_that_very_object_alone(
@@ -100,4 +87,4 @@ def test_an_apply_with_a_uid_changes_that_very_object_alone(
         with pytest.raises(KubeError):
             await kube.get(path)
 
-    _run(world, monkeypatch, work)
+    with_kube(world, monkeypatch, work)

@@ -68,7 +68,7 @@ class Rank(_StatusPart):
 class Requests(_StatusPart):
     in_flight: int = Field(description="Accepted HTTP requests not yet answered in full.")
     running: int = Field(description="Sequences in the running batch.")
-    waiting: int = Field(description="Sequences in the core's queue.")
+    waiting: int = Field(description="Sequences in the core's queue; of a gateway, those that wait for an engine.")
     finished: int = Field(
         description="HTTP requests that ended, with or without an error, since the front started; without refused "
         "requests and those whose client disconnected."
@@ -93,7 +93,9 @@ class Load(_StatusPart):
     """The work that the engine has, and the rates that it has measured of itself. An autoscaler compares both."""
 
     queued_tokens: int = Field(
-        0, description="Tokens of prompts that are still to be computed, of waiting and of running sequences."
+        0,
+        description="Tokens of prompts that are still to be computed, of waiting and of running sequences; of a "
+        "gateway, the tokens of sequences that wait for an engine.",
     )
     running_tokens: int = Field(0, description="Tokens in the KV cache that running sequences hold.")
     max_running_tokens: int = Field(

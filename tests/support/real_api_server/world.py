@@ -28,6 +28,7 @@ from real_api_server.history import History
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
 from simulated_nodes.api_client import Api, ApiError, Document
 from simulated_nodes.engines import Engine, Engines
+from simulated_nodes.gateways import Gateway
 from simulated_nodes.kubelets import SERVICE_LABEL, Kubelets
 from simulated_nodes.pod_status import Play, Release
 
@@ -182,6 +183,10 @@ class World:
     def engines_of(self, namespace: str, service: str) -> dict[str, Engine]:
         """RayCluster -> running engine, for all of the service's engines."""
         return self.do(_called(lambda: self.kubelets.engines(namespace, service)))
+
+    def gateways_of(self, namespace: str, service: str) -> dict[str, Gateway]:
+        """Name of a pod -> running gateway, for all of the service's gateways."""
+        return self.do(_called(lambda: self.kubelets.gateways(namespace, service)))
 
     @contextlib.contextmanager
     def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulated_nodes.addresses import PORT, pod_ip_at
+from simulated_nodes.gateways import Gateway
 
 _MODEL = {
     "name": "simulated",
@@ -147,6 +148,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
+        self.gateways: dict[str, Gateway] = {}  # by address
         self.num_answers = 0
         # Called with the address of an engine for each request to drain, before the answer.
         self.on_drain: Callable[[str], None] = lambda ip: None
@@ -166,6 +168,8 @@ class Engines:
     def answer(self, address: str, method: str, path: str, token: str) -> tuple[int, object] | None:
         """HTTP status and document; None closes the connection without an answer."""
         ip = pod_ip_at(address)
+        if (gateway := self.gateways.get(ip)) is not None and (method, path) == ("GET", "/status"):
+            return (200, gateway.document()) if token == f"Bearer {gateway.token}" else (401, {})
         engine = self.by_ip.get(ip)
         if engine is None or engine.is_silent:
             return None

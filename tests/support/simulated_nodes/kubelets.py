@@ -16,6 +16,7 @@ from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
+from simulated_nodes.gateways import Gateway
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
@@ -137,7 +138,9 @@ class Kubelets:
                 self._sent.pop(uid, None)
                 self._crashing_since.pop(uid, None)
                 self._well.discard(uid)
-                self._engines.by_ip.pop(self._ips.pop(uid, ""), None)
+                ip = self._ips.pop(uid, "")
+                self._engines.by_ip.pop(ip, None)
+                self._engines.gateways.pop(ip, None)
                 self._refresh_cluster(pod)
             else:
                 mates[uid] = None
@@ -186,7 +189,10 @@ class Kubelets:
         elif missing := await self._missing(uid, pod):
             # A kubelet retries the mount and reports the failure in an Event.
             play, delay = Play(mount_failure=missing), _RETRY_S
-        engine = self._engines.by_ip.get(ip)
+        if play.runs_engine and _GATEWAY_LABEL in meta.get("labels", {}):
+            # The pod is looked at again until the gateway has a tokenizer.
+            delay = delay or await self._start_gateway(ip, pod)
+        engine = self._engines.by_ip.get(ip) or self._engines.gateways.get(ip)
         if self.skips_unready_pods and engine is not None and not engine.is_ready:
             return delay
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -208,6 +214,32 @@ class Kubelets:
                 self._well.add(uid)
             self._refresh_cluster(pod)
         return delay
+
+    async def _start_gateway(self, ip: str, pod: Document) -> float:
+        """Starts the gateway of a pod, which takes the tokenizer of any engine that serves.
+
+        Returns the seconds until the next attempt; 0 once the gateway has a tokenizer.
+        """
+        meta = pod["metadata"]
+        gateway = self._engines.gateways.get(ip)
+        if gateway is None:
+            sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
+            name = next(each["secret"]["name"] for each in sources if "secret" in each)
+            secret = await self._api.request("GET", f"/api/v1/namespaces/{meta['namespace']}/secrets/{name}")
+            token = base64.b64decode(secret["data"]["token"]).decode()
+            gateway = self._engines.gateways[ip] = Gateway(token=token)
+        if not gateway.has_text:
+            engines = self.engines(*_service_of(pod)).values()
+            gateway.has_text = any(each.said_state == "serving" for each in engines)
+        return 0.0 if gateway.has_text else _RETRY_S
+
+    def gateways(self, namespace: str, service: str) -> dict[str, Gateway]:
+        """Name of a pod -> gateway, for all of the service's gateways that run."""
+        return {
+            self._pods[uid]["metadata"]["name"]: gateway
+            for uid in self._of_service(namespace, service)
+            if (gateway := self._engines.gateways.get(self._ips.get(uid, ""))) is not None
+        }
 
     def _play_of(self, pod: Document) -> Play:
         meta = pod["metadata"]
@@ -232,24 +264,25 @@ class Kubelets:
             return ""
         base = f"/api/v1/namespaces/{meta['namespace']}"
         sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
-        found: Document = {"secret": {"data": {}}}
+        files: dict[str, str] = {}  # path in the volume -> content
         for source in sources:
             if "downwardAPI" in source:
                 continue
             kind = "configMap" if "configMap" in source else "secret"
             name = source[kind]["name"]
             try:
-                each = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
+                found = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
             except ApiError as error:
                 if error.code != 404:
                     raise
                 return f'MountVolume.SetUp failed for volume "config" : {kind.lower()} "{name}" not found'
-            found[kind] = {"data": found.get(kind, {}).get("data", {}) | each["data"]}
+            for item in source[kind]["items"]:
+                content = found["data"][item["key"]]
+                files[item["path"]] = content if kind == "configMap" else base64.b64decode(content).decode()
         if not is_head:
             return ""
-        config = json.loads(found["configMap"]["data"]["config.json"])
+        config = json.loads(files["config.json"])
         num_ranks = config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
-        token = base64.b64decode(found["secret"]["data"]["token"]).decode()
         cluster = meta["labels"]["ray.io/cluster"]
         num_pods = 1
         if num_ranks > 1:
@@ -258,7 +291,7 @@ class Kubelets:
             )
             num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
         self._engines.by_ip[self._next_ip(uid)] = Engine(
-            token=token,
+            token=files["admin/token"],
             num_ranks=num_ranks,
             ranks_per_pod=max(1, num_ranks // max(1, num_pods)),
             **self._release_of(pod).engine,

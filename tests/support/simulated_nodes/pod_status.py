@@ -75,7 +75,7 @@ def pod_status(
                 last, ready = {"terminated": ended}, False
         elif is_job:
             state, ready = {"terminated": _ended(0, "Completed", play.message, now)}, False
-        elif name == "engine":
+        elif name in ("engine", "gateway"):
             ready = is_ready and not play.is_never_ready
         elif play.is_never_ready:
             ready = False

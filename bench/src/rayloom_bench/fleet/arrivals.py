@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 # Ids of a segment are consecutive from its number times this, so different segments have no id in common.
@@ -37,19 +36,3 @@ class Arrival:
             first = segment.text * _MOST_TOKENS
             ids.extend(range(first, first + segment.num_tokens))
         return tuple(ids)
-
-
-def best_hit_tokens(arrivals: Iterable[Arrival], block_size: int) -> int:
-    """Returns how many prompt tokens one endless cache would have: each block is computed once."""
-    seen: set[int] = set()
-    num_hits = 0
-    for arrival in arrivals:
-        ids = arrival.prompt_ids()
-        content = 0
-        is_hit = True
-        for end in range(block_size, len(ids), block_size):  # the last token is always computed
-            content = hash((content, ids[end - block_size : end]))
-            is_hit = is_hit and content in seen
-            num_hits += block_size * is_hit
-            seen.add(content)
-    return num_hits

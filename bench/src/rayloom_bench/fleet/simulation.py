@@ -1,10 +1,10 @@
-"""Fleet: engines that start, fail, drain and end, and requests that find their way to them, in virtual time."""
+"""Fleet: engines that start, fail and end, and requests that find their way to them, in virtual time."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rayloom_bench.fleet.arrivals import Arrival
@@ -13,24 +13,10 @@ from rayloom_bench.fleet.outcome import FinishedRequest, FleetOutcome
 from rayloom_bench.fleet.policies import Policy, RoutedRequest
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.sequence import Origin, Sequence
 from rayloom_engine.protocol.messages import CoreMessage
 from rayloom_engine.routing.fairness import HeldRequest, in_turns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetLoad:
-    """The input of a scaler."""
-
-    now_s: float
-    num_wanted: int  # engines that serve or start
-    loads: tuple[SchedulerLoad, ...]  # of the engines that serve and do not drain
-    held_tokens: int  # tokens of requests that wait for an engine
-
-
-Scaler = Callable[[FleetLoad], int]  # returns the number of engines that should serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +26,6 @@ class FleetSettings:
     start_s: float = 30.0  # from the decision for an engine, or a failure, until the engine serves
     mean_s_between_failures: float | None = None  # of one engine; None: no engine fails
     resumes: bool = True  # requests of a lost engine continue on another one; False: they are lost
-    scaler: Scaler | None = None
-    scaler_period_s: float = 2.0
     seed: int = 0
 
 
@@ -61,8 +45,6 @@ class _Member:
 
     engine: SimulatedEngine
     since_s: float  # of the decision for it: its accelerators are in use from then on
-    is_serving: bool = False
-    is_draining: bool = False
     requests: dict[str, _Request] = field(default_factory=dict)
 
 
@@ -92,8 +74,6 @@ class Fleet(EngineListener):
         for _ in range(self._settings.num_engines):
             self._serve(self._add())
         self._next_arrival()
-        if self._settings.scaler is not None:
-            self._clock.after(self._settings.scaler_period_s, self._scale)
         num_events = 0
         while not (self._has_arrived and self._num_unfinished == 0) and self._clock.handle_next():
             num_events += 1
@@ -161,8 +141,6 @@ class Fleet(EngineListener):
                 del member.requests[output.sequence_id]
                 self._policy.ended(engine, output.sequence_id)
                 self._finish(request)
-        if member.is_draining and not member.requests:
-            self._remove(member)
 
     def refused(self, engine: str, sequence_id: str) -> None:
         del self._members[engine].requests[sequence_id]
@@ -185,7 +163,7 @@ class Fleet(EngineListener):
             )
         )
 
-    # Engines start, fail, drain and end.
+    # Engines start, fail and end.
 
     def _add(self) -> _Member:
         name = f"engine-{next(self._names)}"
@@ -194,9 +172,6 @@ class Fleet(EngineListener):
         return self._members[name]
 
     def _serve(self, member: _Member) -> None:
-        if member.engine.is_lost:
-            return  # removed before it served
-        member.is_serving = True
         self._policy.added(member.engine.name)
         if self._policy.wants_reports:
             member.engine.subscribe()
@@ -217,10 +192,8 @@ class Fleet(EngineListener):
             return
         self._num_failures += 1
         requests = list(member.requests.values())
-        was_draining = member.is_draining
         self._remove(member)
-        if not was_draining:
-            self._start()
+        self._start()
         for request in requests:
             if self._settings.resumes:
                 request.num_resumes += 1
@@ -247,27 +220,6 @@ class Fleet(EngineListener):
         counters = member.engine.engine.scheduler.counters
         self._queries += counters.prefix_queries
         self._hits += counters.prefix_hits
-
-    def _scale(self) -> None:
-        assert self._settings.scaler is not None
-        staying = [member for member in self._members.values() if not member.is_draining]
-        load = FleetLoad(
-            now_s=self._clock.now_s,
-            num_wanted=len(staying),
-            loads=tuple(member.engine.engine.load() for member in staying if member.is_serving),
-            held_tokens=sum(request.routed.num_tokens for request in self._held.values()),
-        )
-        num = self._settings.scaler(load)
-        for _ in range(num - len(staying)):
-            self._start()
-        # Engines that have not started leave first, then those with the fewest requests.
-        staying.sort(key=lambda member: (member.is_serving, len(member.requests)))
-        for member in staying[: max(0, len(staying) - num)]:
-            member.is_draining = True
-            self._policy.removed(member.engine.name)
-            if not member.requests:
-                self._remove(member)
-        self._clock.after(self._settings.scaler_period_s, self._scale)
 
     def _num_unfinished_of(self) -> dict[str, int]:
         """Tenant -> number of its sequences on all engines."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,20 +98,6 @@ def points_of_sweeps(
     ]
 
 
-def points_of_page(text: str) -> list[StepPoint]:
-    """The measured points of a page that `bench step --page` wrote."""
-    context = int(_found(r"\| sequences of (\d+) tokens", text))
-    chunk = int(_found(r"in steps of (\d+)", text))
-    names = {"## Decode": "decode", "## Prefill": "prefill", "## One decoded token": "one decoded token"}
-    sweeps = {}
-    for section in text.split("\n\n## "):
-        title = names.get("## " + section.partition("\n")[0])
-        if title is not None:
-            rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|", section, flags=re.M)
-            sweeps[title] = {"measured": [(float(x), float(y)) for x, y in rows]}
-    return points_of_sweeps(sweeps, context, chunk)
-
-
 def read_cost(path: Path) -> StepCost:
     """The costs of a file that `bench step --json` wrote. Raises ConfigError."""
     try:
@@ -123,10 +108,3 @@ def read_cost(path: Path) -> StepCost:
             f"--cost {path}: {error!r}; give a file written by `rayloom-engine bench step --plot FILE.svg --json FILE`"
         ) from error
     return fit(points)
-
-
-def _found(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    if found is None:
-        raise ConfigError(f"the page has no text like {pattern!r}; give one that `bench step --page` wrote")
-    return found[1]

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, Autoscaling
+from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part, Quantity
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.engine_args import EngineArgs
@@ -255,6 +255,11 @@ class Spec(Part):
                 "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
                 HEAD_ACCELERATORS_IN_WORDS,
             ),
+            (
+                "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || "
+                "(has(self.gateway) && self.gateway.replicas > 0)",
+                NO_GATEWAY_IN_WORDS,
+            ),
         )
     )
 
@@ -319,6 +324,13 @@ class Spec(Part):
         resource = self.accelerator.resource if self.accelerator is not None else None
         if problems := self.pod_template.problems(accelerator=resource, model_path=path):
             raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _requests_can_be_held(self) -> Spec:
+        needs_gateway = self.autoscaling is not None and self.autoscaling.min_replicas == 0
+        if needs_gateway and (self.gateway is None or self.gateway.replicas == 0):
+            raise ValueError(NO_GATEWAY_IN_WORDS)
         return self
 
     @model_validator(mode="after")

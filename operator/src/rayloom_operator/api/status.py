@@ -55,6 +55,7 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
+    SCALED_TO_ZERO = "ScaledToZero"  # the same, but the scaler set it; the first request wakes the service
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
@@ -91,7 +92,7 @@ STEPS = frozenset(
 # themselves, and a pause that the user asked for.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),
-    *(Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
+    *(Reason.SCALED_TO_ZERO, Reason.NOT_ROLLED_BACK, Reason.NOT_PAUSED),
     *_COURSE,
     *STEPS,
 }

@@ -42,7 +42,7 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     for time in (*planned.waits, *situation.observed.waits):
         yield (time - situation.now.wall).total_seconds()
     if situation.scaling is not None:
-        yield situation.scaling.sample_s
+        yield situation.sample_s
     if situation.spec_requeue_s is not None:
         yield situation.spec_requeue_s
     if situation.inspection.look_again_s is not None:

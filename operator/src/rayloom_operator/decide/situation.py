@@ -49,6 +49,7 @@ class Situation:
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
     scaling: ScalingDecision | None = None  # None without spec.autoscaling, or while `resolved` is None
+    sample_s: float = 2.0  # seconds between two samples of the load, if there is spec.autoscaling
 
     @property
     def places(self) -> tuple[Place, ...]:

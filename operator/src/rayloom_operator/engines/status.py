@@ -76,7 +76,7 @@ class Requests(_EngineStatusPart):
     """Numbers of HTTP requests. Engines of older versions leave some of them out."""
 
     in_flight: Count = 0  # accepted and not yet answered in full
-    waiting: Count = 0  # sequences in the core's queue
+    waiting: Count = 0  # sequences in the core's queue; of a gateway, those that wait for an engine
     finished: Count = 0  # since the API server process started, with or without an error
     failed: Count = 0  # those of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
@@ -101,8 +101,14 @@ class EngineStatus(_EngineStatusPart):
     last_token_age_seconds: float | None  # since a token last passed every rank; None before the first
     last_work_age_seconds: float | None = None  # since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
+    uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # of the API server
     requests: Requests = Requests()
     load: ReportedLoad = ReportedLoad()
+
+    @property
+    def is_held(self) -> bool:
+        """Returns whether a gateway holds requests. A gateway has no ranks."""
+        return not self.ranks and self.requests.waiting > 0
 
     @property
     def request_counts(self) -> RequestCounts:

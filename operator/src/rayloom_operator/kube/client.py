@@ -126,15 +126,15 @@ class Kube:
                 raise
             raise Recreated(found) from error
 
-    async def scale(self, path: str, uid: str, *, before: int, after: int, manager: str) -> None:
-        """Changes `spec.replicas` of the object with this uid from `before` to `after`, as the field manager `manager`.
+    async def scale(self, path: str, version: str, replicas: int, manager: str) -> None:
+        """Sets `spec.replicas` of the object with this resourceVersion, as the field manager `manager`.
 
-        Raises KubeError 422 if the object has another uid or another number by now.
+        Raises KubeError 422 if the object has another version by now.
         """
         steps: list[Manifest] = [
-            {"op": "test", "path": "/metadata/uid", "value": uid},
-            {"op": "test", "path": "/spec/replicas", "value": before},
-            {"op": "replace", "path": "/spec/replicas", "value": after},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+            # Not "replace": a Scale has no field `replicas` while the number is 0.
+            {"op": "add", "path": "/spec/replicas", "value": replicas},
         ]
         how = "application/json-patch+json"
         await self._send("PATCH", f"{path}/scale", params={"fieldManager": manager}, body=steps, content_type=how)

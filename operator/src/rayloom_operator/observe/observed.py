@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from rayloom_operator.api.status import Reason
@@ -118,6 +119,7 @@ class Observed:
 
     replicas: tuple[EngineReplica, ...] = ()
     gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
+    gateway_readings: Mapping[str, Reading] = field(default_factory=dict)  # by name of the pod, as far as it is polled
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()

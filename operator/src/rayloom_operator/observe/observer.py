@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
-from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, object_path
+from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, gateway_name, object_path
 from rayloom_operator.objects.ownership import owner_uid
 from rayloom_operator.observe.failure_events import FailureEvents
-from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed
+from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed, Pod
 from rayloom_operator.observe.poller import EnginePoller, Target
 from rayloom_operator.observe.replicas import Documents, group
 from rayloom_operator.observe.resting_names import RestingNames
@@ -54,13 +54,20 @@ class Observer:
         self._names.note(key, name)
 
     async def observe(
-        self, key: ServiceKey, uid: str, remembered: Iterable[str], node_loss: timedelta, now: datetime
+        self,
+        key: ServiceKey,
+        uid: str,
+        remembered: Iterable[str],
+        node_loss: timedelta,
+        now: datetime,
+        *,
+        polls_gateways: bool = False,
     ) -> Observed:
         """Returns what exists of the service with this uid.
 
         RayClusters that belong to another uid are left over from a deleted service of the same name. `remembered`: the
         names of RayClusters in the service's status. `node_loss`: a node that has not been ready for this long counts
-        as lost.
+        as lost. `polls_gateways`: gateway pods are asked for their /status, too.
         """
         # The requests to the API server come first. Nothing is awaited after them, so all documents are of one moment.
         mount_failures = await self.events.mount_failures(key, self._watches.pods.of_service(key))
@@ -68,11 +75,15 @@ class Observer:
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
         # `follow` drops the answers of head pods that were replaced, so the readings are taken after this call.
-        self._poller.follow(key, self._targets(key, uid, grouped.replicas))
+        gateways = grouped.gateways if polls_gateways else ()
+        self._poller.follow(key, self._targets(key, uid, grouped.replicas) | self._gateway_targets(key, uid, gateways))
         given_up_at = self._given_up_at(documents.pods, node_loss)
         return Observed(
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
             gateways=grouped.gateways,
+            gateway_readings={
+                each.name: reading for each in gateways if (reading := self._poller.reading(key, each.name)) is not None
+            },
             taken=grouped.taken | self._names.resting(key),
             num_ending=grouped.num_ending,
             terminating_pods=grouped.terminating_pods,
@@ -121,6 +132,15 @@ class Observer:
                 old_token=old_token,
             )
         return found
+
+    def _gateway_targets(self, key: ServiceKey, uid: str, gateways: Sequence[Pod]) -> dict[str, Target]:
+        """Returns name of a gateway pod -> its address. All gateways of a service have one token."""
+        token, old_token = self._admin_tokens(key[0], uid, gateway_name(key[1]))
+        return {
+            each.name: Target(ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token, is_gateway=True)
+            for each in gateways
+            if each.ip
+        }
 
     def _given_up_at(self, pods: Sequence[Manifest], node_loss: timedelta) -> dict[str, datetime]:
         """Returns unready nodes of these pods: name of the node -> time from which the node counts as lost."""

@@ -57,6 +57,7 @@ class Target(NamedTuple):
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
+    is_gateway: bool = False  # makes no tokens, and is never asked more often than an engine that serves
 
 
 @dataclass(slots=True, kw_only=True)
@@ -168,7 +169,7 @@ class EnginePoller:
             # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, as both do when
             # a pod ends.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s(reading, has_turned) - _MIN_INTERVAL_S):
+                async with asyncio.timeout(self._interval_s(engine, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()
 
     async def _read(self, engine: _PolledEngine, before: Reading) -> Reading:
@@ -198,11 +199,12 @@ class EnginePoller:
                 advanced_at=since if before is _NEVER else before.advanced_at,
             )
 
-    def _interval_s(self, reading: Reading, has_turned: bool) -> float:
+    def _interval_s(self, engine: _PolledEngine, has_turned: bool) -> float:
         """Returns the seconds until the next request. After a first failure it follows soon, to see if it fails too."""
+        reading = engine.reading
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
-        is_slow = _is_serving(reading.status)
+        is_slow = _is_serving(reading.status) or engine.target.is_gateway
         return serving_interval_s(self.num_engines + self._num_expected()) if is_slow else _OTHER_INTERVAL_S
 
     async def _ask(self, engine: _PolledEngine) -> EngineStatus:
@@ -262,6 +264,7 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.has_token_within(TOKEN_AGE_LIMIT_S),
         # The rollout waits until a draining engine has no requests.
         status.state == "draining" and status.requests.in_flight == 0,
+        status.is_held,  # a service without engines is woken at once
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )

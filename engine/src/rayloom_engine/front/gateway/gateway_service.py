@@ -20,7 +20,7 @@ from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
 from rayloom_engine.protocol.messages import CoreStatus, ServedModel
-from rayloom_engine.status import State
+from rayloom_engine.status import EngineStatus, State
 
 SILENCE_S = 10.0  # a living core sends a status every second
 
@@ -58,6 +58,14 @@ class GatewayService(Service):
     def state(self) -> tuple[State, str]:
         """The current state and its reason. Engines that hang are the pool's matter."""
         return self.lifecycle.state
+
+    def status(self) -> EngineStatus:
+        """Builds the /status document, in which the sequences that wait for an engine are the queue."""
+        document = super().status()
+        held = [sequence for sequence in self.client.unfinished() if sequence.place.engine is None]
+        requests = document.requests.model_copy(update={"waiting": len(held)})
+        load = document.load.model_copy(update={"queued_tokens": sum(each.num_tokens for each in held)})
+        return document.model_copy(update={"requests": requests, "load": load})
 
     def _received(self) -> ReceivedStatus:
         model = None if self.text is None else self.text.model

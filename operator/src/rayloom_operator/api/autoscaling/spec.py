@@ -9,12 +9,10 @@ from rayloom_operator.api.base import Part, rules
 MAX_REPLICAS = 64
 _LEAST_GOAL_S = 0.05
 _BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
-# A service without engines is woken by the first request that a gateway holds. The operator makes no gateway yet. Once
-# it does, remove these two, and the check and the rule that use them.
-LEAST_REPLICAS = 1
+# A service without engines is woken by the first request that a gateway holds.
 NO_GATEWAY_IN_WORDS = (
-    "minReplicas 0 needs a gateway that holds requests while no engine runs, and this operator makes none: use 1 or "
-    "more. To stop the service by hand, set replicas 0"
+    "autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: set gateway.replicas to 1 or "
+    "more, or minReplicas to 1 or more. To stop the service by hand, set replicas 0"
 )
 
 
@@ -37,13 +35,16 @@ class Autoscaling(Part):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (f"self.minReplicas >= {LEAST_REPLICAS}", NO_GATEWAY_IN_WORDS),
             ("self.minReplicas <= self.maxReplicas", _BOUNDS_IN_WORDS),
         )
     )
 
     min_replicas: int = Field(
-        1, ge=0, le=MAX_REPLICAS, description="Least number of engines, from 1. A change restarts no engine."
+        1,
+        ge=0,
+        le=MAX_REPLICAS,
+        description="Least number of engines. 0 needs gateway pods, which hold requests until an engine serves. A "
+        "change restarts no engine.",
     )
     max_replicas: int = Field(
         ge=1, le=MAX_REPLICAS, description="Greatest number of engines. A change restarts no engine."
@@ -59,8 +60,6 @@ class Autoscaling(Part):
 
     @model_validator(mode="after")
     def _bounds_hold(self) -> Autoscaling:
-        if self.min_replicas < LEAST_REPLICAS:
-            raise ValueError(NO_GATEWAY_IN_WORDS)
         if self.min_replicas > self.max_replicas:
             raise ValueError(_BOUNDS_IN_WORDS)
         return self

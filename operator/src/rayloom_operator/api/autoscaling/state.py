@@ -17,7 +17,7 @@ class ScalingReason(StrEnum):
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
     SCALED_TO_ZERO = "ScaledToZero"
-    WOKEN = "Woken"  # a gateway held a request, so the first engine was created
+    WOKEN = "Woken"  # a gateway held a request, or needed an engine, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
     AT_MAXIMUM = "AtMaximum"  # the load takes more engines than maxReplicas
     FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so none is removed
@@ -36,7 +36,7 @@ class ScalingInputs:
     running_tokens: int = 0
     held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
-    tokens_per_second: int = 0  # prompt tokens that the engines compute a second
+    tokens_per_second: int = 0  # prompt tokens that the engines compute a second; without engines, the last figure
     needed_engines: str = "0"  # with two decimals, as text: the status has no fractions
 
 

@@ -46,7 +46,7 @@ class ScaleWrite:
 
     path: str  # path of the LLMService
     uid: str
-    before: int  # spec.replicas, on which the decision depends
+    generation: int  # of the spec on which the decision depends
     after: int
 
 
@@ -98,7 +98,7 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
     return ScaleWrite(
         path=object_path(API_VERSION, KIND, meta.namespace, meta.name),
         uid=meta.uid,
-        before=resolved.service.spec.replicas,
+        generation=situation.generation,
         after=situation.scaling.write,
     )
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rayloom_operator.api.status import FAULTS, Reason
+from rayloom_operator.api.autoscaling.state import ScalingReason
+from rayloom_operator.api.status import FAULTS, Reason, stored_autoscaling
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
 from rayloom_operator.decide.gateway import gateway_problem
 from rayloom_operator.observe.observed import Verdict
@@ -15,6 +16,12 @@ from rayloom_operator.observe.verdict import judge
 
 SUSPENDED = Verdict(
     reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no engines, and requests find none."
+)
+
+
+SCALED_TO_ZERO = Verdict(
+    reason=Reason.SCALED_TO_ZERO,
+    message="There were no requests, so there are no engines. The gateway holds the first request, which starts one.",
 )
 
 
@@ -37,9 +44,10 @@ def available(evidence: Evidence) -> Finding:
     return Finding("Available", verdict.reason is Reason.SERVING, verdict)
 
 
-def is_suspended(evidence: Evidence) -> bool:
-    """Returns whether the service has no engines because `spec.replicas` is 0."""
-    return availability(evidence) is SUSPENDED
+def without_engines(evidence: Evidence) -> Verdict | None:
+    """Returns the verdict of a service that has no engines because `spec.replicas` is 0; None for any other."""
+    verdict = availability(evidence)
+    return verdict if verdict in (SUSPENDED, SCALED_TO_ZERO) else None
 
 
 def _spec_unusable(evidence: Evidence) -> Verdict | None:
@@ -63,7 +71,9 @@ def _suspended(evidence: Evidence) -> Verdict | None:
     resolved = evidence.situation.resolved
     if resolved is None or resolved.service.spec.replicas > 0 or evidence.staying or evidence.leaving:
         return None
-    return SUSPENDED
+    scaling = evidence.situation.scaling
+    reason = stored_autoscaling(evidence.situation.previous).reason if scaling is None else scaling.state.reason
+    return SCALED_TO_ZERO if reason == ScalingReason.SCALED_TO_ZERO else SUSPENDED
 
 
 _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _model_unknown, _suspended)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.conditions.available import SUSPENDED, is_suspended
+from rayloom_operator.decide.conditions.available import without_engines
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding
 from rayloom_operator.observe.observed import Verdict
 
@@ -27,8 +27,8 @@ def _verdict(evidence: Evidence) -> Verdict:
     unknown = evidence.situation.inspection.verdict
     if unknown is not None:
         return unknown
-    if is_suspended(evidence):
-        return SUSPENDED
+    if (verdict := without_engines(evidence)) is not None:
+        return verdict
     if any(each.verdict.is_loaded for each in evidence.staying):
         return _LOADED
     faults = (each.verdict for each in evidence.staying if each.verdict.reason in _MODEL_FAULTS)

@@ -81,6 +81,15 @@ class Step:
     requeue_after_s: float | None = None  # None: no reconcile is needed before the next event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A step with the input from which the planner made it."""
+
+    desired: Desired
+    view: View
+    step: Step
+
+
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:
     """Returns the next step. `stored` is the last written state, or an empty one before the first reconcile.
 

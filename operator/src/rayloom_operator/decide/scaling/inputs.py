@@ -12,11 +12,12 @@ SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 
 
 class RolloutActivity(Enum):
-    """The activity of the rollout planner. The scaler adds engines only in SETTLED."""
+    """The activity of the rollout planner. The scaler adds engines only in SETTLED and STOPPED."""
 
     SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
-    ROLLING = "rolling"  # engines of two revisions exist; it replaces them, or is paused or halted
-    WAITING = "waiting"  # for a node with room
+    ROLLING = "rolling"  # it replaces engines
+    STOPPED = "stopped"  # a rollout is paused or halted: engines of two revisions stay
+    WAITING = "waiting"  # an engine finds no node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,33 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
+    num_for_load: int  # engines that there should be, without unproven ones
+    # Engines without requests, of a revision that a waiting or stopped rollout has not proven. They stay if `replicas`
+    # becomes less.
+    num_unproven: int = 0
+    num_surge: int = 0  # so many of the unproven engines are kept beyond `replicas`, but none is added beyond it
+    num_unschedulable: int = 0  # others that find no node; they are the first to go if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
     samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
     held: Held = NOTHING_HELD
+    idle_s: float = 0.0  # seconds for which every look of this process has found the service idle
     writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
 
     @property
     def has_all(self) -> bool:
-        return self.num_available >= self.replicas
+        """Returns whether every engine for the load serves."""
+        return self.num_available >= self.num_for_load
+
+    @property
+    def has_all_with_nodes(self) -> bool:
+        """Returns the same of the engines that have a node."""
+        return self.num_available + self.num_unschedulable >= self.num_for_load
+
+    def replicas_for_more(self, number: int) -> int:
+        """Returns the `replicas` with which there are `number` engines for the load, more than now."""
+        return number + self.num_unproven
+
+    def replicas_for_fewer(self, number: int) -> int:
+        """Returns the `replicas` with which there are `number` engines for the load, fewer than now."""
+        return number + self.num_unproven - self.num_surge

@@ -41,10 +41,23 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Requests that a gateway holds, because no engine accepts them. No gateway exists yet, so there are none."""
+    """The requests in the gateways of a service. The default is that of a service whose gateways are not asked."""
 
-    tokens: int = 0
-    requests: int = 0
+    tokens: int = 0  # of sequences that no engine has accepted yet
+    requests: int = 0  # these sequences
+    in_flight: int = 0  # all requests that are not answered in full, held or running
+    is_complete: bool = True  # every gateway pod that the spec asks for is ready and has answered a moment ago
+    had_requests: bool = False  # requests ended since the last look, or this is the first one
+    num_blind: int = 0  # gateway pods without a tokenizer, and ready ones that do not answer
+
+    @property
+    def wakes(self) -> bool:
+        """Returns whether a service without engines needs one."""
+        return bool(self.requests or self.tokens or self.num_blind)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_complete and not (self.in_flight or self.had_requests or self.wakes)
 
 
 NOTHING_HELD = Held()
@@ -53,35 +66,42 @@ NOTHING_HELD = Held()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
     engines: float  # number of fully used engines that the load takes
+    queue: float  # the part of it that waits, in inverse proportion to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
-    is_idle: bool  # complete, and nothing waits, runs or is held
+    is_idle: bool  # complete, and nothing waits, runs or is held, nor has ended since the last look
     inputs: ScalingInputs
 
 
-def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float) -> ServiceLoad:
-    """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token."""
+def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_per_s: float = 0.0) -> ServiceLoad:
+    """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token.
+
+    `earlier_per_s`: tokens of prompts per second that an engine computed before, for a service without engines.
+    """
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
     # The mean rate stands for that of engines that have not measured theirs.
-    usual_per_s = sum(rates) / len(rates) if rates else 0.0
+    usual_per_s = sum(rates) / len(rates) if rates else earlier_per_s
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)
-    number = sum(each.running_share + _queue_s(each, usual_per_s) / (_QUEUE_SHARE * ttft_s) for each in known)
+    seconds = sum(_queue_s(each, usual_per_s) for each in known)
     if usual_per_s:
-        number += held.tokens / usual_per_s / (_QUEUE_SHARE * ttft_s)
-    number = min(number, _MOST_ENGINES)  # an engine's report may make it infinite
+        seconds += held.tokens / usual_per_s
+    # An engine's report may make it infinite.
+    queue = min(seconds / (_QUEUE_SHARE * ttft_s), _MOST_ENGINES)
+    number = min(queue + sum(each.running_share for each in known), _MOST_ENGINES)
     is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
     return ServiceLoad(
         engines=number,
+        queue=queue,
         is_complete=is_complete,
-        is_idle=is_complete and not (queued or running or held.tokens or held.requests),
+        is_idle=is_complete and held.is_idle and not (queued or running),
         inputs=ScalingInputs(
             engines=len(known),
             queued_tokens=queued,
             running_tokens=running,
             held_tokens=held.tokens,
             held_requests=held.requests,
-            tokens_per_second=round(sum(rates)),
+            tokens_per_second=round(sum(rates) if rates else earlier_per_s),
             needed_engines=f"{number:.2f}",
         ),
     )

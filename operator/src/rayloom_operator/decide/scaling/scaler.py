@@ -3,13 +3,13 @@
 | rule, in this order | the number becomes |
 |---|---|
 | `replicas` is 0, and another client set it | 0: the service is suspended |
-| `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request |
-| a rollout is not complete | unchanged |
-| an engine finds no node | unchanged, or `maxReplicas` if that is less |
+| `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
+| a rollout replaces engines | unchanged |
+| an engine finds no node | unchanged, or less by one of the rules for less |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window takes twice as many engines | as many as it takes |
 | the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
-| nothing ran for `idleSeconds`, and `minReplicas` is 0 | 0 |
+| no request for `idleSeconds`, and `minReplicas` is 0 | 0 |
 | the peak of the stable window takes fewer engines | as many as it takes, at least half |
 
 The windows are described in `windows.py`. The load of an engine should be 70 % of a full one, because waits grow fast
@@ -50,12 +50,12 @@ class ScalingDecision:
     state: ScalingState  # to store
     seen: ScalingInputs  # the present figures
     write: int | None = None  # the new spec.replicas; None: it stays
-    sample_s: float = 2.0  # seconds until the next sample
 
 
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
     """Returns the decision. `stored` is the last written state, or an empty one before the first reconcile."""
     state = _noted(bounds, stored, fleet, now.wall)
+    state = replace(state, idle_since=_idle_since(bounds, state, fleet, windows, now.wall))
     reason, number = _reason_and_number(bounds, state, fleet, windows, now)
     if number == fleet.replicas:
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
@@ -76,10 +76,10 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
 
 
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns `stored` with the changes since: another writer, added engines that serve now, an idle service."""
+    """Returns `stored` with the changes since: another writer, or added engines that serve now."""
     state = stored
     is_first = not stored.reason
-    if fleet.writer == SCALER and not is_first:
+    if fleet.writer == SCALER and (not is_first or fleet.replicas == 0):
         state = _own_change(bounds, state, fleet, wall)
     elif is_first or fleet.writer:
         is_more = fleet.replicas > stored.desired
@@ -97,9 +97,19 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
     if state.starting_since and fleet.has_all:
         took_s = min(max((wall - moment(state.starting_since)).total_seconds(), 1.0), _LONGEST_START_S)
         state = replace(state, starting_since="", start_seconds=round(took_s))
+    return state
+
+
+def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
+    """Returns the time since which the service is idle. It is stored only after a whole window.
+
+    So requests that come now and then cause no write of the status.
+    """
     if bounds.least > 0 or not fleet.load.is_idle:
-        return replace(state, idle_since="")
-    return replace(state, idle_since=state.idle_since or stamp(wall))
+        return ""
+    if state.idle_since or fleet.idle_s < windows.window_s:
+        return state.idle_since
+    return stamp(wall - timedelta(seconds=fleet.idle_s))
 
 
 def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
@@ -125,13 +135,16 @@ def _reason_and_number(
     present = fleet.replicas
     if present == 0:
         return _woken(bounds, state, fleet)
-    bounded = min(max(present, max(bounds.least, 1)), bounds.most)
     if fleet.rollout is RolloutActivity.ROLLING:
         return ScalingReason.ROLLING_OUT, present
-    if fleet.rollout is RolloutActivity.WAITING and bounded >= present:
-        return ScalingReason.WAITING_FOR_CAPACITY, present
-    if bounded != present:
+    bounded = _bounded(bounds, fleet)
+    is_waiting = fleet.rollout is RolloutActivity.WAITING
+    if bounded < present or (bounded > present and not is_waiting):
         return ScalingReason.BOUNDED, bounded
+    if is_waiting:
+        # Another engine would wait, too. Engines that the load does not take are given up, those without a node first.
+        reason, number = _fewer(bounds, state, fleet, windows, now)
+        return (reason, number) if number < present else (ScalingReason.WAITING_FOR_CAPACITY, present)
     asked = _asked(state, fleet, windows, now)
     if asked > present:
         number = min(asked, bounds.most)
@@ -139,24 +152,35 @@ def _reason_and_number(
     return _fewer(bounds, state, fleet, windows, now)
 
 
+def _bounded(bounds: Bounds, fleet: Fleet) -> int:
+    """Returns the number within the bounds. Unproven engines stay, so a smaller number would end the last other one."""
+    bounded = min(max(fleet.replicas, bounds.least, 1), bounds.most)
+    return max(bounded, min(fleet.replicas, fleet.replicas_for_fewer(1)))
+
+
 def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingReason, int]:
     """Returns the number for a service without engines. A service that another client suspended is not woken."""
     if state.reason != ScalingReason.SCALED_TO_ZERO:
         return ScalingReason.SUSPENDED, 0
-    if not (fleet.held.requests or fleet.held.tokens):
+    if bounds.least > 0:
+        return ScalingReason.BOUNDED, bounds.least
+    if not fleet.held.wakes:
         return ScalingReason.SCALED_TO_ZERO, 0
-    return ScalingReason.WOKEN, min(max(bounds.least, 1, engines_for(fleet.load.engines)), bounds.most)
+    return ScalingReason.WOKEN, min(max(1, engines_for(fleet.load.engines)), bounds.most)
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
     """Returns the number of engines that the load takes, if engines may be added now; else `replicas`."""
-    present = fleet.replicas
+    present = fleet.num_for_load
+    asked = present
     sudden = panic_mean(fleet.samples, windows, now.mono)
-    if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
-        return engines_for(sudden)
     # While engines start, the queue grows without showing whether they will be enough.
     usual = None if _is_starting(state, now.wall) else usual_mean(fleet.samples, windows, now.mono)
-    return max(present, engines_for(usual)) if usual is not None else present
+    if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
+        asked = engines_for(sudden)
+    elif usual is not None:
+        asked = engines_for(usual)
+    return fleet.replicas_for_more(asked) if asked > present else fleet.replicas
 
 
 def _is_starting(state: ScalingState, wall: datetime) -> bool:
@@ -172,11 +196,14 @@ def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, 
     if not fleet.load.is_complete and covers_window(fleet.samples, windows, now.mono):
         return ScalingReason.FIGURES_MISSING, present
     peak = stable_peak(fleet.samples, windows, state.start_seconds, now.mono)
-    if peak is None or not fleet.has_all:
+    if peak is None or not fleet.has_all_with_nodes:
         return ScalingReason.STEADY, present
     if state.idle_since and now.wall >= moment(state.idle_since) + timedelta(seconds=bounds.idle_s):
         return ScalingReason.SCALED_TO_ZERO, 0
-    number = max(engines_for(peak, _DOWN_SHARE), ceil(present / 2), bounds.least, 1)
+    number = max(engines_for(peak, _DOWN_SHARE), ceil(fleet.num_for_load / 2), 1)
+    if number >= fleet.num_for_load:
+        return ScalingReason.STEADY, present
+    number = max(fleet.replicas_for_fewer(number), bounds.least)
     return (ScalingReason.SCALED_DOWN, number) if number < present else (ScalingReason.STEADY, present)
 
 

@@ -19,6 +19,8 @@ def change_sentence(reason: ScalingReason, before: int, after: int, inputs: Scal
         return f"{change}: minReplicas {bounds.least} and maxReplicas {bounds.most} are the bounds."
     if reason is ScalingReason.SCALED_TO_ZERO:
         return f"{change}: no engine has had a request for {bounds.idle_s:g} s."
+    if reason is ScalingReason.WOKEN and not inputs.held_requests:
+        return f"{change}: a gateway pod has no tokenizer, or does not answer, so it needs an engine."
     held = f", {inputs.held_requests} requests held" if inputs.held_requests else ""
     limit = f" maxReplicas is {bounds.most}." if after == bounds.most and after > before else ""
     return (
@@ -45,8 +47,10 @@ _OF_STATES = {
     ScalingReason.AT_MAXIMUM: "The load takes more engines than maxReplicas {most}: raise it, or send less.",
     ScalingReason.FIGURES_MISSING: "An engine does not report its load, so no engine is removed.",
     ScalingReason.ROLLING_OUT: "A rollout is not complete; replicas stays {replicas} until it is.",
-    ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node; replicas stays {replicas} until it does.",
+    ScalingReason.WAITING_FOR_CAPACITY: "An engine finds no node, so none is added. Engines that the load does not "
+    "take are removed.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",
-    ScalingReason.SCALED_TO_ZERO: "No engine runs; the first request wakes the service.",
+    ScalingReason.SCALED_TO_ZERO: "No engine runs. The gateway holds the first request, and the operator then starts "
+    "an engine.",
 }

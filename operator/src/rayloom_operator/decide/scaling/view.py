@@ -2,38 +2,104 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rayloom_operator.api.autoscaling.spec import Autoscaling
-from rayloom_operator.decide.rollout.inputs import View
+from rayloom_operator.api.autoscaling.state import ScalingInputs
+from rayloom_operator.api.spec import Spec
+from rayloom_operator.decide.rollout.inputs import IDLE, ReplicaView, is_stopped, target_revision
 from rayloom_operator.decide.rollout.phases import RolloutStep
-from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.scaling.inputs import Bounds, RolloutActivity
-from rayloom_operator.decide.scaling.load import EngineLoad
+from rayloom_operator.decide.rollout.planner import Planned
+from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutActivity
+from rayloom_operator.decide.scaling.load import EngineLoad, Held, ServiceLoad
+from rayloom_operator.decide.scaling.windows import Sample
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import STALE_S
 
 _SETTLED = (RolloutStep.COMPLETE, RolloutStep.SCALING, RolloutStep.ROLLED_BACK)
 
 
+def may_be_empty(spec: Spec) -> bool:
+    """Returns whether the scaler may remove the last engine, so that the gateways are asked for their requests."""
+    return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
+
+
 def bounds_of(spec: Autoscaling) -> Bounds:
     return Bounds(least=spec.min_replicas, most=spec.max_replicas, idle_s=spec.idle_seconds)
 
 
-def activity_of(step: Step) -> RolloutActivity:
+def earlier_rate(inputs: ScalingInputs) -> float:
+    """Returns the tokens of prompts per second of one engine at the last change of `replicas`; 0 if unknown."""
+    return inputs.tokens_per_second / max(inputs.engines, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staying:
+    """The engines that the rollout planner does not terminate, by name."""
+
+    available: frozenset[str]
+    unproven: frozenset[str]  # of a revision whose rollout waits or is stopped; they take no requests
+    unschedulable: frozenset[str]  # others
+    others: frozenset[str]  # they start, do not answer or are ill, so they may have requests
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """The engines that may have requests."""
+        return self.available | self.others
+
+
+def staying_engines(planned: Planned) -> Staying:
+    state = planned.step.state
+    engines = [each for each in planned.view.engines if each.name not in state.terminating]
+    target = target_revision(planned.desired, state)
+    is_unproven = target != state.current_revision and (is_stopped(planned.desired, state) or not state.is_promoted)
+    available = frozenset(each.name for each in engines if each.is_available)
+    unproven = frozenset(
+        each.name for each in engines if is_unproven and each.revision == target and _takes_nothing(each)
+    )
+    unschedulable = frozenset(each.name for each in engines if each.state == "unschedulable") - unproven
+    others = frozenset(each.name for each in engines) - available - unproven - unschedulable
+    return Staying(available=available, unproven=unproven, unschedulable=unschedulable, others=others)
+
+
+def _takes_nothing(engine: ReplicaView) -> bool:
+    return engine.state in IDLE or not engine.is_routed
+
+
+def activity_of(planned: Planned) -> RolloutActivity:
     """Returns the activity of the rollout planner in its newest step, which may not be stored yet."""
-    if step.state.step == RolloutStep.WAITING_FOR_CAPACITY:
+    state = planned.step.state
+    if is_stopped(planned.desired, state):
+        return RolloutActivity.STOPPED
+    # Not by the step's name: a rollback, and a rollout that had ended before, keep their step while an engine waits.
+    staying = (each for each in planned.view.engines if each.name not in state.terminating)
+    if any(each.state == "unschedulable" for each in staying):
         return RolloutActivity.WAITING
-    return RolloutActivity.SETTLED if step.state.step in _SETTLED else RolloutActivity.ROLLING
+    return RolloutActivity.SETTLED if state.step in _SETTLED else RolloutActivity.ROLLING
 
 
-def num_available(view: View, step: Step) -> int:
-    """Returns how many engines serve, without terminating ones."""
-    return sum(engine.is_available for engine in view.engines if engine.name not in step.state.terminating)
+def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sample, ...]) -> Fleet:
+    """Returns the scaler's view of the engines, which have this load."""
+    staying = staying_engines(planned)
+    num_unproven = len(staying.unproven)
+    replicas = planned.desired.replicas
+    return Fleet(
+        replicas=replicas,
+        num_available=len(staying.available),
+        num_for_load=sum(planned.step.state.counts.values()) - num_unproven if num_unproven else replicas,
+        num_unproven=num_unproven,
+        num_surge=min(num_unproven, planned.desired.rollout.max_surge),
+        num_unschedulable=len(staying.unschedulable),
+        rollout=activity_of(planned),
+        load=load,
+        samples=samples,
+        held=held,
+    )
 
 
-def engine_loads(observed: Observed, step: Step, mono: float) -> tuple[EngineLoad, ...]:
-    """Returns the load of each engine, without terminating ones."""
-    staying = (each for each in observed.replicas if each.name not in step.state.terminating)
-    return tuple(_load(each, mono) for each in staying)
+def engine_loads(observed: Observed, staying: Staying, mono: float) -> tuple[EngineLoad, ...]:
+    """Returns the load of each engine that may have requests."""
+    return tuple(_load(each, mono) for each in observed.replicas if each.name in staying.loaded)
 
 
 def _load(replica: EngineReplica, mono: float) -> EngineLoad:

@@ -13,7 +13,7 @@ no samples, so it removes no engine before a whole window has passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The stable window is at least this many times as long as the last engines took to start ...
 _STARTS = 2
@@ -28,6 +28,12 @@ class Sample:
     at: float  # seconds of a clock that only advances
     engines: float  # the load, see load.py
     is_complete: bool
+    queue: float = 0.0  # the part of the load that waits
+
+    def under(self, before_s: float, goal_s: float) -> Sample:
+        """Returns the sample under another goal: a queue is more engines the sooner it must be computed."""
+        queue = self.queue * before_s / goal_s
+        return replace(self, engines=self.engines - self.queue + queue, queue=queue)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Applier:
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
         if planned.scale is not None:
-            logger.info("%s/%s: replicas %d -> %d", *key, planned.scale.before, planned.scale.after)
+            logger.info("%s/%s: replicas %d", *key, planned.scale.after)
             await attempt(write_scale(self._kube, planned.scale))
         # A Refused is raised before other errors, because a user has to read it. Other failures may pass in a retry.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):

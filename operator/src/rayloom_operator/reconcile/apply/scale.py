@@ -9,17 +9,27 @@ from rayloom_operator.kube.client import INVALID, Kube, KubeError
 
 
 async def write_scale(kube: Kube, write: ScaleWrite) -> None:
-    """Changes `replicas`, unless somebody else has changed them or the service since.
+    """Sets `replicas`, unless anybody has changed the spec since the decision, or recreated the service.
 
     Raises OperatorError in that case, and KubeError if the API server refuses the write.
     """
+    # A Scale shows neither the rest of the spec nor its generation. So both are read here, and the write tests the
+    # version that was read.
+    found = await kube.get(write.path)
+    if (found["metadata"]["uid"], found["metadata"]["generation"]) != (write.uid, write.generation):
+        raise _changed()
+    version = found["metadata"]["resourceVersion"]
     try:
-        await kube.scale(write.path, write.uid, before=write.before, after=write.after, manager=SCALER)
+        await kube.scale(write.path, version, write.after, SCALER)
     except KubeError as error:
         if error.code != INVALID:
             raise
         # The API server gives this code for a failed test of the patch, and a policy gives it for a refusal.
         found = await kube.get(write.path)
-        if (found["metadata"]["uid"], found["spec"].get("replicas")) == (write.uid, write.before):
+        if found["metadata"]["resourceVersion"] == version:
             raise
-        raise OperatorError("spec.replicas was changed while the scaler decided; it decides again") from error
+        raise _changed() from error
+
+
+def _changed() -> OperatorError:
+    return OperatorError("the service was changed while the scaler decided; it decides again")

@@ -10,9 +10,10 @@ from rayloom_operator.api.spec import without_spec
 from rayloom_operator.api.status import Reason, stored_rollout
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.recovery import Memory, remembered
-from rayloom_operator.decide.rollout.planner import Step
+from rayloom_operator.decide.rollout.planner import Planned
 from rayloom_operator.decide.rollout.revisions import RevisionPlaces
 from rayloom_operator.decide.scaling.scaler import ScalingDecision
+from rayloom_operator.decide.scaling.view import may_be_empty
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.kube.client import Kube
@@ -84,16 +85,16 @@ class Gatherer:
         if kuberay_problem:
             # No RayCluster can be created without KubeRay, so it does not matter which names are taken.
             observed = replace(observed, taken=frozenset())
-        step: Step | None = None
+        planned: Planned | None = None
         revisions: tuple[RevisionPlaces, ...] = ()
         if parsed.resolved is not None:
-            step, revisions = await self._lookups.next(
+            planned, revisions = await self._lookups.next(
                 key, document, parsed.resolved, observed, memory, rollout, now=now
             )
         scaling: ScalingDecision | None = None
         can_scale = parsed.accepted.reason is Reason.VALID and not kuberay_problem
-        if can_scale and parsed.resolved is not None and step is not None:
-            scaling = await self._scaling.next(key, document, parsed.resolved, observed, step, now)
+        if can_scale and parsed.resolved is not None and planned is not None:
+            scaling = await self._scaling.next(key, document, parsed.resolved.service.spec, observed, planned, now)
         return Situation(
             now=now,
             settings=self._settings,
@@ -110,9 +111,10 @@ class Gatherer:
             kuberay_problem=kuberay_problem,
             mounting_s=self._mounting_s(key, observed, parsed.inspection, now),
             retry_interval_s=self._poller.retry_interval_s(),
-            step=step,
+            step=planned.step if planned is not None else None,
             revisions=revisions,
             scaling=scaling,
+            sample_s=self._scaling.sample_s(),
         )
 
     async def _observe(
@@ -122,7 +124,10 @@ class Gatherer:
         node_loss = _FOREVER
         if parsed.service is not None:
             node_loss = timedelta(seconds=parsed.service.spec.recovery.node_loss_seconds)
-        return await self._observer.observe(key, document["metadata"]["uid"], created, node_loss, now.wall)
+        polls_gateways = parsed.service is not None and may_be_empty(parsed.service.spec)
+        return await self._observer.observe(
+            key, document["metadata"]["uid"], created, node_loss, now.wall, polls_gateways=polls_gateways
+        )
 
     def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:
         """Returns the seconds that a pod has waited, perhaps for a volume; None if no pod waits."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.recovery import Memory
-from rayloom_operator.decide.rollout.planner import Step, next_step
+from rayloom_operator.decide.rollout.planner import Planned, next_step
 from rayloom_operator.decide.rollout.revisions import RevisionPlaces, old_revisions, revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.settings import Settings
@@ -61,19 +61,22 @@ class RolloutLookups:
         rollout: RolloutState,
         *,
         now: Now,
-    ) -> tuple[Step, tuple[RevisionPlaces, ...]]:
+    ) -> tuple[Planned, tuple[RevisionPlaces, ...]]:
         """Returns the next step, and the places of each revision. `rollout` is the stored state of the rollout."""
         desired = desired_of(resolved, revision(resolved))
-        step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
+        view = view_of(seen, memory, desired.revision, mono=now.mono)
+        step = next_step(desired, rollout, view, now.wall)
         if step.drain or step.delete:
             # A drain or a deletion would end requests of clients that still reach the engine. As the watch may lag, the
             # EndpointSlices are listed from the API server, and the step is computed again.
             found = await self._observer.found(key)
             replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
             seen = replace(seen, replicas=tuple(replicas))
-            step = next_step(desired, rollout, view_of(seen, memory, desired.revision, mono=now.mono), now.wall)
+            view = view_of(seen, memory, desired.revision, mono=now.mono)
+            step = next_step(desired, rollout, view, now.wall)
         old = await self._old_specs.of(key, document, old_revisions(step))
-        return step, revision_places(resolved, old, seen, memory, rollout, step, now=now)
+        planned = Planned(desired=desired, view=view, step=step)
+        return planned, revision_places(resolved, old, seen, memory, rollout, step, now=now)
 
 
 def _uid(replica: EngineReplica) -> str:

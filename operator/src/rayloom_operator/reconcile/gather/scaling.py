@@ -6,19 +6,24 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from rayloom_operator.api.spec import Spec
 from rayloom_operator.api.status import stored_autoscaling
-from rayloom_operator.decide.rollout.planner import Step
-from rayloom_operator.decide.rollout.view import view_of
-from rayloom_operator.decide.scaling.inputs import Fleet
+from rayloom_operator.decide.rollout.planner import Planned
+from rayloom_operator.decide.scaling.gateways import ended_requests, held_in
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
 from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling
-from rayloom_operator.decide.scaling.view import activity_of, bounds_of, engine_loads, num_available
+from rayloom_operator.decide.scaling.view import (
+    bounds_of,
+    earlier_rate,
+    engine_loads,
+    fleet_of,
+    may_be_empty,
+    staying_engines,
+)
 from rayloom_operator.decide.scaling.windows import Sample, Windows
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey, path_of
 from rayloom_operator.observe.observed import Observed
-from rayloom_operator.resolve.resolved import Resolved
-from rayloom_operator.resolve.revision import revision
 from rayloom_operator.texts import head, plain
 from rayloom_operator.times import Now
 
@@ -30,85 +35,92 @@ _MAX_WRITER = 128  # characters
 class _History:
     uid: str  # uid of the service
     replicas: int  # spec.replicas at the time of the samples
+    ttft_s: float  # the goal under which the loads of the samples were computed
     samples: deque[Sample] = field(default_factory=deque)
 
 
 class ScalingGatherer:
     """Not thread-safe: used in one event loop.
 
-    `held` returns the requests that a service's gateway holds; no gateway exists yet. `interval_s` returns the
-    seconds between two answers of an engine.
+    `interval_s` returns the seconds between two answers of an engine.
     """
 
-    def __init__(
-        self,
-        kube: Kube,
-        windows: Windows,
-        interval_s: Callable[[], float],
-        held: Callable[[ServiceKey], Held] = lambda key: NOTHING_HELD,
-    ) -> None:
+    def __init__(self, kube: Kube, windows: Windows, interval_s: Callable[[], float]) -> None:
         self._kube = kube
         self._windows = windows
         self._interval_s = interval_s
-        self._held = held
         self._histories: dict[ServiceKey, _History] = {}
+        self._idle_at: dict[ServiceKey, float] = {}  # time of the first look of a service that is idle since
+        self._ended: dict[ServiceKey, dict[str, int]] = {}  # requests that had ended in the gateways at the last look
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the samples of a deleted service."""
         self._histories.pop(key, None)
+        self._idle_at.pop(key, None)
+        self._ended.pop(key, None)
 
     async def next(
-        self, key: ServiceKey, document: Manifest, resolved: Resolved, seen: Observed, step: Step, now: Now
+        self, key: ServiceKey, document: Manifest, spec: Spec, seen: Observed, planned: Planned, now: Now
     ) -> ScalingDecision | None:
         """Returns the decision; None without spec.autoscaling, or if the document is older than its last change."""
-        spec = resolved.service.spec
         if spec.autoscaling is None:
             self.forget(key)
             return None
         stored = stored_autoscaling(document.get("status", {}))
         writer = ""
-        if stored.reason and stored.desired != spec.replicas:
+        # Without a stored state, a 0 may be the scaler's own, for example in a restored object.
+        if stored.desired != spec.replicas if stored.reason else spec.replicas == 0:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:
                 return None  # The event of the last change is still on its way.
             writer = writer_of(found)
-        held = self._held(key)
-        load = load_of(engine_loads(seen, step, now.mono), held, spec.autoscaling.goal.ttft_seconds)
-        sample_s = max(self._windows.sample_s, self._interval_s())
-        sample = Sample(now.mono, load.engines, load.is_complete)
-        history = self._history(key, document["metadata"]["uid"], spec.replicas)
-        keep_s = self._windows.stable_s(stored.start_seconds) + 2 * sample_s
-        fleet = Fleet(
-            replicas=spec.replicas,
-            num_available=num_available(view_of(seen, {}, revision(resolved), mono=now.mono), step),
-            rollout=activity_of(step),
-            load=load,
-            held=held,
-            samples=self._sampled(history, sample, sample_s, keep_s),
-            writer=writer,
-        )
-        decision = decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
-        return replace(decision, sample_s=sample_s)
+        held = self._held(key, spec, seen, now.mono)
+        ttft_s = spec.autoscaling.goal.ttft_seconds
+        staying = staying_engines(planned)
+        load = load_of(engine_loads(seen, staying, now.mono), held, ttft_s, earlier_rate(stored.inputs))
+        sample = Sample(now.mono, load.engines, load.is_complete, load.queue)
+        history = self._history(key, document["metadata"]["uid"], spec.replicas, ttft_s)
+        samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
+        idle_at = self._idle_at.setdefault(key, now.mono) if load.is_idle else self._idle_at.pop(key, now.mono)
+        fleet = replace(fleet_of(planned, load, held, samples), writer=writer, idle_s=now.mono - idle_at)
+        return decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
 
-    def _sampled(self, history: _History, sample: Sample, sample_s: float, keep_s: float) -> tuple[Sample, ...]:
+    def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
+        """Returns the requests in the gateways, and keeps their counts for the next look."""
+        if not may_be_empty(spec) or spec.gateway is None:
+            self._ended.pop(key, None)
+            return NOTHING_HELD
+        held = held_in(seen, spec.gateway.replicas, self._ended.get(key), mono)
+        self._ended[key] = ended_requests(seen)
+        return held
+
+    def sample_s(self) -> float:
+        """Returns the seconds between two samples."""
+        return max(self._windows.sample_s, self._interval_s())
+
+    def _sampled(self, history: _History, sample: Sample, window_s: float) -> tuple[Sample, ...]:
         """Adds the sample, unless the last one is younger than half of the interval, and returns all.
 
-        Drops samples before the last `keep_s`, since thousands of services may have a history.
+        Drops samples before the last `window_s`, since thousands of services may have a history.
         """
+        sample_s = self.sample_s()
         samples = history.samples
         if samples and sample.at - samples[-1].at > self._windows.window_s / 2:
             samples.clear()  # a mean over a gap would be that of single samples
         if not samples or sample.at - samples[-1].at >= sample_s / 2:
             samples.append(sample)
-        while samples[0].at < sample.at - keep_s:
+        while samples[0].at < sample.at - window_s - 2 * sample_s:
             samples.popleft()
         return tuple(samples)
 
-    def _history(self, key: ServiceKey, uid: str, replicas: int) -> _History:
-        """Returns the samples since the last change of `replicas`."""
+    def _history(self, key: ServiceKey, uid: str, replicas: int, ttft_s: float) -> _History:
+        """Returns the samples since the last change of `replicas`, under the present goal."""
         history = self._histories.get(key)
         if history is None or history.replicas != replicas or history.uid != uid:
-            history = self._histories[key] = _History(uid, replicas)
+            history = self._histories[key] = _History(uid, replicas, ttft_s)
+        if history.ttft_s != ttft_s:
+            history.samples = deque(each.under(history.ttft_s, ttft_s) for each in history.samples)
+            history.ttft_s = ttft_s
         return history
 
 

@@ -1,0 +1,124 @@
+"""Services without engines on a real API server: to zero without requests, and back for requests that gateways hold.
+
+Gateway pods come from a real Deployment. Their answers are simulated, and a test sets the requests in them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from api.namespaces import llm_service
+from local_kubernetes.machine.kubectl import Kubectl
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import LLM, World
+from simulated_nodes.api_client import Document
+from simulated_nodes.gateways import Gateway
+
+_SPEC: dict[str, Any] = {
+    "autoscaling": {"minReplicas": 0, "maxReplicas": 4, "idleSeconds": 10},
+    "gateway": {"replicas": 2},
+}
+
+
+class Idle:
+    """A service with two gateways, which may have no engine."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self.world = world
+        self.namespace = namespace
+        # Not by server-side apply: then the API server records no field manager for writes of the scale subresource.
+        path = f"{LLM}/namespaces/{namespace}/llmservices"
+        world.request("POST", path, llm_service(namespace, "chat", **_SPEC), fieldValidation="Strict")
+        world.wait_serving(namespace, "chat", 60)
+
+    @property
+    def document(self) -> Document:
+        return self.world.request("GET", f"{LLM}/namespaces/{self.namespace}/llmservices/chat")
+
+    @property
+    def replicas(self) -> int:
+        return int(self.document["spec"]["replicas"])
+
+    @property
+    def scaling(self) -> Document:
+        found: Document = self.document.get("status", {}).get("autoscaling", {})
+        return found
+
+    @property
+    def gateways(self) -> list[Gateway]:
+        return list(self.world.gateways_of(self.namespace, "chat").values())
+
+    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
+
+    def wait_for_zero(self) -> None:
+        """Returns once no engine exists."""
+        self.wait(lambda: self.replicas == 0, "no replicas", 90)
+        self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine", 90)
+
+    def stays(self, seconds: float) -> bool:
+        """Returns whether `replicas` keeps its value for so long."""
+        number, end = self.replicas, time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.replicas != number:
+                return False
+            time.sleep(0.5)
+        return True
+
+    def _story(self) -> str:
+        status = self.document.get("status", {})
+        shown = {name: status.get(name) for name in ("autoscaling", "gateway", "rollout")}
+        return f"{json.dumps(shown, indent=1)}\n{self.world.story()}"
+
+
+def test_to_zero_without_requests_and_back_for_held_ones(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Idle(world, namespace)
+    it.wait(lambda: len(it.gateways) == 2, "two gateways")
+    it.gateways[1].in_flight = 1
+    assert it.stays(25), "a stream keeps the engine"
+    it.gateways[1].in_flight = 0
+    it.wait_for_zero()
+    assert it.scaling["reason"] == "ScaledToZero"
+    found = world.wait(namespace, "chat", "Available", "ScaledToZero")
+    assert found["status"] == "False"
+    assert it.document["status"]["gateway"]["ready"] == 2
+    # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s: three engines, five at 70 %.
+    held = it.gateways[0]
+    held.num_held, held.held_tokens = 2, 3000
+    it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows", 15)
+    assert it.scaling["reason"] == "Woken"
+    assert (it.scaling["inputs"]["heldRequests"], it.scaling["inputs"]["heldTokens"]) == (2, 3000)
+    held.num_held, held.held_tokens, held.num_finished = 0, 0, 2
+    it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines", 60)
+
+
+def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Idle(world, namespace)
+    it.wait_for_zero()
+    pod = next(iter(world.gateways_of(namespace, "chat")))
+    world.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}")
+    it.wait(lambda: it.replicas == 1, "an engine", 60)
+    assert it.scaling["reason"] == "Woken"
+    assert "a gateway pod has no tokenizer" in it.scaling["message"]
+    it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways", 60)
+    it.wait_for_zero()
+
+
+def test_a_service_that_a_user_suspended_is_not_woken(
+    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl
+) -> None:
+    it = Idle(world, namespace)
+    kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={namespace}")
+    it.wait(lambda: it.scaling.get("reason") == "Suspended", "a suspended service")
+    it.wait(lambda: len(it.gateways) == 2, "two gateways")
+    for each in it.gateways:
+        each.num_held, each.held_tokens = 1, 500
+    assert it.stays(10)
+    world.wait(namespace, "chat", "Available", "Suspended")

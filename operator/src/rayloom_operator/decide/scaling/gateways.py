@@ -1,0 +1,70 @@
+"""The requests in the gateways of a service, from the last answers of its gateway pods. Pure.
+
+A service without engines depends on its gateways: they hold requests, and only their tokenizers can read them. So the
+scaler removes the last engine only once every gateway pod that the spec asks for is ready, which it is with a
+tokenizer. While there is no engine, a gateway pod without a tokenizer, for example a recreated one, asks for an engine
+in the same way as a held request does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rayloom_operator.decide.scaling.load import Held
+from rayloom_operator.engines.status import EngineStatus
+from rayloom_operator.observe.observed import Observed, Reading
+from rayloom_operator.observe.verdict import STALE_S
+
+# A gateway whose container was restarted loads its tokenizer from its volume in a second or two.
+_TEXT_PATIENCE_S = 5.0
+_WITHOUT_TEXT = "starting"  # state of a gateway before it has a tokenizer
+
+
+def ended_requests(observed: Observed) -> dict[str, int]:
+    """Returns name of a gateway pod -> requests that ended since its start."""
+    return {
+        name: reading.status.requests.finished
+        for name, reading in observed.gateway_readings.items()
+        if reading.status is not None
+    }
+
+
+def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int] | None, mono: float) -> Held:
+    """Returns the requests in the gateways.
+
+    `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` at the last look,
+    None at the first one.
+    """
+    readings = {each.name: observed.gateway_readings.get(each.name) for each in observed.gateways}
+    answers = [status for each in readings.values() if (status := _fresh(each, mono)) is not None]
+    ready = [each for each in observed.gateways if each.is_ready]
+    num_known = sum(_has_text(_fresh(readings[each.name], mono)) for each in ready)
+    return Held(
+        tokens=sum(each.load.queued_tokens for each in answers),
+        requests=sum(each.requests.waiting for each in answers),
+        in_flight=sum(each.requests.in_flight for each in answers),
+        is_complete=num_known >= num_wanted and num_known == len(observed.gateways),
+        # Requests that begin and end between two looks count, too.
+        had_requests=ended_before is None or ended_before != ended_requests(observed),
+        num_blind=sum(_needs_text(each) for each in answers)
+        + sum(_is_silent(readings[each.name], mono) for each in ready),
+    )
+
+
+def _fresh(reading: Reading | None, mono: float) -> EngineStatus | None:
+    if reading is None or reading.failing_since is not None or mono - reading.at > STALE_S:
+        return None
+    return reading.status
+
+
+def _has_text(status: EngineStatus | None) -> bool:
+    return status is not None and status.state not in (_WITHOUT_TEXT, "failed")
+
+
+def _needs_text(status: EngineStatus) -> bool:
+    return status.state == _WITHOUT_TEXT and status.uptime_seconds > _TEXT_PATIENCE_S
+
+
+def _is_silent(reading: Reading | None, mono: float) -> bool:
+    """Returns whether a ready gateway has not answered for long: it may hold requests that nobody sees."""
+    return reading is not None and reading.failing_since is not None and mono - reading.failing_since > STALE_S

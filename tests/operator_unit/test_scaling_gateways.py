@@ -1,0 +1,78 @@
+"""The requests in gateways, as the scaler sees them in the answers of the gateway pods."""
+
+from dataclasses import replace
+
+import pytest
+
+from rayloom_operator.decide.scaling.gateways import ended_requests, held_in
+from rayloom_operator.decide.scaling.load import Held
+from rayloom_operator.engines.status import ReportedLoad
+from rayloom_operator.observe.observed import Observed
+from rt_operator import NOW, make_pod, make_reading, make_said
+
+
+def said(state="serving", *, tokens=0, uptime=100.0, **requests):
+    load = ReportedLoad(queued_tokens=tokens)
+    status = make_said(state, nodes=(), token_age=None, **requests)
+    return status.model_copy(update={"load": load, "uptime_seconds": uptime})
+
+
+def seen(*readings, ready=None):
+    pods = tuple(
+        replace(make_pod(f"chat-gateway-{index}", is_head=False), is_ready=ready is None or index in ready)
+        for index in range(len(readings))
+    )
+    found = {pod.name: reading for pod, reading in zip(pods, readings, strict=True) if reading is not None}
+    return Observed(gateways=pods, gateway_readings=found)
+
+
+QUIET = make_reading(said())
+
+
+def held(*readings, wanted=2, ready=None):
+    observed = seen(*readings, ready=ready)
+    return held_in(observed, wanted, ended_requests(observed), NOW)
+
+
+def test_the_requests_of_all_gateways_are_added():
+    waiting = make_reading(said(tokens=700, waiting=2, in_flight=3))
+    streaming = make_reading(said(in_flight=1))
+    assert held(waiting, streaming) == Held(tokens=700, requests=2, in_flight=4)
+    assert held(QUIET, QUIET).is_idle
+
+
+@pytest.mark.parametrize(
+    ("readings", "ready"),
+    [
+        ((QUIET,), None),  # the second pod does not exist yet
+        ((QUIET, QUIET), {0}),  # the second pod is not ready
+        ((QUIET, None), None),
+        ((QUIET, make_reading(said(), failing_since=NOW - 1)), None),
+        ((QUIET, make_reading(said(), at=NOW - 70)), None),
+        ((QUIET, make_reading(said("starting", uptime=1.0))), {0}),
+        ((QUIET, QUIET, QUIET), {0, 1}),  # a rolling update of the pods
+    ],
+)
+def test_gateways_that_are_not_all_ready_and_known_keep_the_last_engine_and_wake_none(readings, ready):
+    found = held(*readings, ready=ready)
+    assert (found.is_complete, found.is_idle, found.wakes) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("reading", "ready"),
+    [
+        (make_reading(said("starting", uptime=6.0)), {0}),  # recreated, and its volume with the tokenizer is gone
+        (make_reading(said(), failing_since=NOW - 61), None),  # it may hold requests that nobody sees
+    ],
+)
+def test_a_gateway_without_a_tokenizer_or_without_an_answer_needs_an_engine(reading, ready):
+    found = held(QUIET, reading, ready=ready)
+    assert (found.num_blind, found.wakes, found.is_complete) == (1, True, False)
+
+
+def test_requests_between_two_looks_count():
+    before = seen(make_reading(said(finished=5)), make_reading(said(finished=1)))
+    after = seen(make_reading(said(finished=6)), make_reading(said(finished=1)))
+    assert not held_in(before, 2, ended_requests(before), NOW).had_requests
+    assert held_in(after, 2, ended_requests(before), NOW).had_requests
+    assert held_in(after, 2, None, NOW).had_requests  # the operator has restarted
