@@ -118,6 +118,12 @@ class CoreClient:
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
+    def num_held(self, tenant: str | None = None) -> int:
+        """Returns the number of sequences that no engine has: those of `tenant`, or (None) of all tenants."""
+        return sum(
+            sequence.place.engine is None and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
+        )
+
     async def run(self) -> None:
         """Keeps the connections to all engines. Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -161,7 +167,7 @@ class CoreClient:
         parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
         new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
         held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
-        check_held(held, new, self.rules.max_held_tokens)
+        check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:

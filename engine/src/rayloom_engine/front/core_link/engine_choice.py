@@ -29,6 +29,7 @@ class PoolRules:
 
     is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
     hold_s: float = math.inf  # a sequence waits at most this long for an engine
+    max_held: float = math.inf  # sequences that wait for an engine
     max_held_tokens: float = math.inf  # of the sequences that wait for an engine together
     silence_s: float | None = None  # an engine that sends nothing for so long is lost
 
