@@ -80,7 +80,7 @@ class CoreClient:
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
         self._was_serving = False
-        self._is_draining: bool | None = None  # the last message about it; None: none was sent
+        self._is_draining = False
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -204,7 +204,7 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        if self._is_draining is not None:
+        if not self.rules.is_gateway:  # False, too: the core may know of a drain that an earlier front has ended
             link.send(frame(Draining(self._is_draining)))
         if self.rules.is_gateway and link.version >= 4:
             link.send(frame(WantCache()))
@@ -295,7 +295,7 @@ class CoreClient:
         if message.reason != "queue_full":
             self._placement.fail(sequence, refusal(message))
             return
-        self.pool.withdraw(sequence)
+        self.pool.withdraw(sequence, is_moved=True)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
         if other is None and not sequence.is_accepted:
