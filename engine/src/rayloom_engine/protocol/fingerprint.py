@@ -42,7 +42,7 @@ _OF_ARITHMETIC = (
 def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
     """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
 
-    None is an engine of protocol version 3, which sends no fingerprint: its model is assumed to be equal.
+    None: the fingerprint is not known, and the model is assumed to be equal.
     """
     if earlier is None or later is None:
         return "rounding"

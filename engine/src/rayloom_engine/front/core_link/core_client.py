@@ -82,7 +82,7 @@ class CoreClient:
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
         self._due: list[Mailbox] = []  # those that `_call_readers` has to read
         self._was_serving = False
-        self._is_draining: bool | None = None  # the last message about it; None: none was sent
+        self._is_draining = False
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -118,6 +118,12 @@ class CoreClient:
         """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
+        )
+
+    def num_held(self, tenant: str | None = None) -> int:
+        """Returns the number of sequences that no engine has: those of `tenant`, or (None) of all tenants."""
+        return sum(
+            sequence.place.engine is None and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     async def run(self) -> None:
@@ -163,7 +169,7 @@ class CoreClient:
         parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
         new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
         held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
-        check_held(held, new, self.rules.max_held_tokens)
+        check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:
@@ -200,9 +206,9 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        if self._is_draining is not None:
+        if not self.rules.is_gateway:  # False, too: the core may know of a drain that an earlier front has ended
             link.send(frame(Draining(self._is_draining)))
-        if self.rules.is_gateway and link.version >= 4:
+        if self.rules.is_gateway:
             link.send(frame(WantCache()))
         self._on_change()
         self._note_usable(link, waiting)
@@ -300,7 +306,7 @@ class CoreClient:
         if message.reason != "queue_full":
             self._placement.fail(sequence, refusal(message))
             return
-        self.pool.withdraw(sequence)
+        self.pool.withdraw(sequence, is_moved=True)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
         if other is None and not sequence.is_accepted:

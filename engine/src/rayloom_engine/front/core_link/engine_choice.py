@@ -29,6 +29,7 @@ class PoolRules:
 
     is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
     hold_s: float = math.inf  # a sequence waits at most this long for an engine
+    max_held: float = math.inf  # sequences that wait for an engine
     max_held_tokens: float = math.inf  # of the sequences that wait for an engine together
     silence_s: float | None = None  # an engine that sends nothing for so long is lost
 
@@ -58,12 +59,8 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 
 
 def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
-    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt.
-
-    Cores of protocol version 3 send no attempt.
-    """
-    place = sequence.place
-    return place.engine == link.name and (link.version < 4 or place.attempt == attempt)
+    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt."""
+    return sequence.place.engine == link.name and sequence.place.attempt == attempt
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
