@@ -219,6 +219,7 @@ class Several:
                     member.process.send(signal.SIGTERM)
             while any(member.is_running for member in members) and time.monotonic() < deadline:
                 if signals.is_urgent:
+                    tell("Stopping at once.")
                     return
                 time.sleep(0.02)
 
