@@ -6,7 +6,7 @@ from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, parse_gateway_config
 from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.spec import parse
-from rayloom_operator.local.plan import GATEWAY_FIELDS, Place, plan_processes
+from rayloom_operator.local.plan import GATEWAY_FIELDS, Ports, plan_processes
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.resolve.resolved import resolve
 
@@ -174,7 +174,7 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
 
 
 def test_several_engines_on_this_machine_and_their_gateway_read_their_documents():
-    places = [Place(host="127.0.0.1", port=port, admin_port=port + 1, front_port=port + 2) for port in (9000, 9010)]
+    places = [Ports(host="127.0.0.1", port=port, admin_port=port + 1, front_port=port + 2) for port in (9000, 9010)]
     service = manifest(**{**FULL, "replicas": 2})
     *engines, gateway = plan_processes(service, folder=Path("/f"), gateway=places[0], engines=places, devices=())
     found = [parse_config(plan.document) for plan in engines]

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_operator.local.plan import Place, plan_processes, replicas_problem, visible_devices
+from rayloom_operator.local.plan import Ports, plan_processes, replicas_problem, visible_devices
 from rayloom_operator.local.restarts import Restarts
 from rt_operator import make_service
 
 FOLDER = Path("/run-folder")
-GATEWAY = Place(host="0.0.0.0", port=8000, admin_port=8001)
-ENGINES = tuple(Place(host="127.0.0.1", port=p, admin_port=p + 1, front_port=p + 2) for p in (9000, 9010))
+GATEWAY = Ports(host="0.0.0.0", port=8000, admin_port=8001)
+ENGINES = tuple(Ports(host="127.0.0.1", port=p, admin_port=p + 1, front_port=p + 2) for p in (9000, 9010))
 
 
 def plans(devices=(), engines=ENGINES, **spec):

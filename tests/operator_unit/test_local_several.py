@@ -22,7 +22,9 @@ def start(tmp_path):
     started = []
 
     def start_local(scenario="", *flags, spec=TWO):
-        environment = {"FAKE_ENGINE_PIDS": str(tmp_path / "pids")} | ({"FAKE_ENGINE": scenario} if scenario else {})
+        environment = {"FAKE_ENGINE_PIDS": str(tmp_path / "pids"), "CUDA_VISIBLE_DEVICES": ""} | (
+            {"FAKE_ENGINE": scenario} if scenario else {}
+        )
         started.append(Local(tmp_path, write_manifest(tmp_path, environment, spec), *flags))
         return started[-1]
 
@@ -98,7 +100,11 @@ def test_processes_whose_operator_is_killed_end_too(start, tmp_path):
     ("spec", "sentence"),
     [
         ("  replicas: 0", "spec.replicas: 0 suspends the service; use 1 or more to serve it on this machine"),
-        (f"{TWO}\n  parallelism: {{tensor: 0}}", "spec.parallelism.tensor: 0"),
+        (
+            f"    args: {{device: cuda}}\n{TWO}",
+            "spec.replicas: 2 engines need an accelerator each, and this machine has 0; use a machine with more of "
+            "them, or set spec.engine.args.device to cpu",
+        ),
     ],
 )
 def test_a_refused_manifest_starts_no_process(start, tmp_path, spec, sentence):

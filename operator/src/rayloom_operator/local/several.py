@@ -24,7 +24,7 @@ from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorErro
 from rayloom_operator.local.client import base_url, read_engines, read_status
 from rayloom_operator.local.display import StartupDisplay
 from rayloom_operator.local.member import Member
-from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Place, plan_processes
+from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Ports, plan_processes
 from rayloom_operator.local.ports import ReservedPort
 from rayloom_operator.local.process import tell
 from rayloom_operator.local.signals import StopRequested, StopSignals
@@ -40,7 +40,7 @@ _STOP_GRACE_S = 2.5  # for the end of processes after SIGINT, and beside the dra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """What a user has asked for. The ports are those of the gateway; 0 picks a free one."""
+    """The manifest and the flags of a user. The ports are those of the gateway; 0 picks a free one."""
 
     service: LLMService
     environment: Mapping[str, str]  # of all processes
@@ -252,8 +252,8 @@ def _reserve(run: LocalRun) -> list[ReservedPort]:
     return [*ports, *(ReservedPort(LOOPBACK) for _ in range(3 * run.service.spec.replicas))]
 
 
-def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = None) -> Place:
-    return Place(
+def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = None) -> Ports:
+    return Ports(
         host=api.host,
         port=api.number,
         admin_port=admin.number,
