@@ -5,10 +5,13 @@ tests/engine_real/test_local_several.py runs it with real engines: streams, rest
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rt_local import Local, wait_until_gone, write_manifest
@@ -34,6 +37,9 @@ def start(tmp_path):
     for pid in pids_of(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    # The folder for temporary files of a test has too long a path, so these folders are elsewhere.
+    for folder in {found for local in started for found in re.findall(r"/\S+/rayloom-[a-z0-9_]+", local.output)}:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pids_of(folder):
@@ -81,9 +87,21 @@ def test_a_gateway_that_keeps_ending_ends_all_with_its_exit_code(start, tmp_path
     wait_until_gone(*pids_of(tmp_path))
     kept = folder_of(local)
     assert sorted(path.name for path in kept.iterdir()) == ["engine-0.log", "engine-1.log", "gateway.log"]
-    for path in kept.iterdir():
-        path.unlink()
-    kept.rmdir()
+
+
+def test_an_engine_that_is_not_kept_running_shows_in_the_exit_code_of_a_stop(start, tmp_path):
+    local = start("", "--no-sample", spec=f"{TWO}\n  recovery: {{restartBudget: 0}}")
+    local.wait_for("Serving.")
+    children = psutil.Process(local.pid).children()
+    (engine,) = [child for child in children if child.cmdline()[-1].endswith("engine-1.json")]
+    engine.kill()
+    local.wait_for("engine-1 was killed by SIGKILL while serving. It is started again in 300 s.")
+    local.signal(signal.SIGINT)
+
+    assert local.exit_code() == 137
+    assert "rayloom-operator: engine-1 was killed by SIGKILL while serving" in local.output
+    wait_until_gone(*pids_of(tmp_path))
+    assert not folder_of(local).exists()
 
 
 def test_processes_whose_operator_is_killed_end_too(start, tmp_path):

@@ -234,8 +234,12 @@ class Several:
                 tell(f"{process.name} did not stop in time and was killed.")
 
     def exit_code(self) -> int:
-        """Returns the exit code after a stop signal."""
-        return self._last_end().exit_code if any(member.is_lost for member in self._members) else 0
+        """Returns the exit code after a stop signal, and prints the reason if it is not 0."""
+        if not any(member.is_lost for member in self._members):
+            return 0
+        ended = self._last_end()
+        tell(f"rayloom-operator: {ended}, and did not serve again")
+        return ended.exit_code
 
     def show_logs(self) -> None:
         """Prints the end of the log of each process that ended by itself and does not serve."""
