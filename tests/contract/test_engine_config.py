@@ -1,8 +1,12 @@
 """What the operator emits is what the engine reads, field by field."""
 
+from pathlib import Path
+
 from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, parse_gateway_config
 from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.spec import parse
+from rayloom_operator.local.plan import GATEWAY_FIELDS, Ports, plan_processes
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.resolve.resolved import resolve
 
@@ -167,3 +171,18 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
         admin_port=8001,
         admin_token_file="/etc/rayloom/admin/token",
     )
+
+
+def test_several_engines_on_this_machine_and_their_gateway_read_their_documents():
+    places = [Ports(host="127.0.0.1", port=port, admin_port=port + 1, front_port=port + 2) for port in (9000, 9010)]
+    service = manifest(**{**FULL, "replicas": 2})
+    *engines, gateway = plan_processes(service, folder=Path("/f"), gateway=places[0], engines=places, devices=())
+    found = [parse_config(plan.document) for plan in engines]
+    config = parse_gateway_config(gateway.document)
+
+    assert [(each.port, each.front_port, each.engines_on_host) for each in found] == [(9000, 9002, 2), (9010, 9012, 2)]
+    assert config.gateway.engines == {"engine-0": "127.0.0.1:9002", "engine-1": "127.0.0.1:9012"}
+    assert {name: getattr(config.front, name) for name in GATEWAY_FIELDS} == {
+        name: getattr(found[0], name) for name in GATEWAY_FIELDS
+    }
+    assert set(GATEWAY_FIELDS) == set(FRONT_FIELDS) - NOT_IN_MANIFESTS

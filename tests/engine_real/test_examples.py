@@ -11,10 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rt_examples import of_services
+from rt_examples import TWO_REPLICAS, of_services
 from rt_server import wait_until
 
-EXAMPLES = [path for path in of_services() if "source: builtin://" in path.read_text(encoding="utf-8")]
+# test_local_several.py serves TWO_REPLICAS.
+EXAMPLES = [
+    path for path in of_services() if path != TWO_REPLICAS and "source: builtin://" in path.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("manifest", EXAMPLES, ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rt_call_streams import ENDLESS_JSON, CallStream, call_body
 from rt_server import RunningServer, Stream, wait_until
@@ -51,9 +51,11 @@ def _sampling(index: int) -> dict[str, object]:
     return {"ignore_eos": True, **(seeded if index % 2 else {"temperature": 0.0})}
 
 
-def start_streams(
-    server: RunningServer, bodies: list[dict[str, object]]
-) -> tuple[list[Stream], list[threading.Thread]]:
+class HasApi(Protocol):
+    api_url: str
+
+
+def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list[Stream], list[threading.Thread]]:
     streams = [CallStream() if "tools" in body else Stream() for body in bodies]
     threads = [
         threading.Thread(target=stream.run, args=(server.api_url, body), daemon=True)

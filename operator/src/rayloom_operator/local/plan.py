@@ -41,8 +41,8 @@ GATEWAY_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one process listens: numbers of ports. Only an engine has a port for gateways."""
+class Ports:
+    """The address and the ports at which one process listens. Only an engine has a port for gateways."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ class ProcessPlan:
 
     name: str
     command: str  # of rayloom-engine: serve or gateway
-    place: Place
+    place: Ports
     document: Mapping[str, Any]
     environment: Mapping[str, str]  # added to that of all processes
 
@@ -93,7 +93,7 @@ def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
 
 
 def plan_processes(
-    service: LLMService, *, folder: Path, gateway: Place, engines: Sequence[Place], devices: Sequence[str]
+    service: LLMService, *, folder: Path, gateway: Ports, engines: Sequence[Ports], devices: Sequence[str]
 ) -> tuple[ProcessPlan, ...]:
     """Returns the plans of the engines, then that of the gateway. `folder` has the key file and gets the tokenizer.
 
@@ -125,7 +125,7 @@ def plan_processes(
     return (*plans, own_plan)
 
 
-def _engine_document(service: LLMService, place: Place) -> dict[str, Any]:
+def _engine_document(service: LLMService, place: Ports) -> dict[str, Any]:
     return dict(engine_config(service, host=place.host, port=place.port, admin_port=place.admin_port))
 
 

@@ -24,7 +24,7 @@ from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorErro
 from rayloom_operator.local.client import base_url, read_engines, read_status
 from rayloom_operator.local.display import StartupDisplay
 from rayloom_operator.local.member import Member
-from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Place, plan_processes
+from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Ports, plan_processes
 from rayloom_operator.local.ports import ReservedPort
 from rayloom_operator.local.process import tell
 from rayloom_operator.local.signals import StopRequested, StopSignals
@@ -40,7 +40,7 @@ _STOP_GRACE_S = 2.5  # for the end of processes after SIGINT, and beside the dra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """What a user has asked for. The ports are those of the gateway; 0 picks a free one."""
+    """The manifest and the flags of a user. The ports are those of the gateway; 0 picks a free one."""
 
     service: LLMService
     environment: Mapping[str, str]  # of all processes
@@ -219,6 +219,7 @@ class Several:
                     member.process.send(signal.SIGTERM)
             while any(member.is_running for member in members) and time.monotonic() < deadline:
                 if signals.is_urgent:
+                    tell("Stopping at once.")
                     return
                 time.sleep(0.02)
 
@@ -233,8 +234,12 @@ class Several:
                 tell(f"{process.name} did not stop in time and was killed.")
 
     def exit_code(self) -> int:
-        """Returns the exit code after a stop signal."""
-        return self._last_end().exit_code if any(member.is_lost for member in self._members) else 0
+        """Returns the exit code after a stop signal, and prints the reason if it is not 0."""
+        if not any(member.is_lost for member in self._members):
+            return 0
+        ended = self._last_end()
+        tell(f"rayloom-operator: {ended}, and did not serve again")
+        return ended.exit_code
 
     def show_logs(self) -> None:
         """Prints the end of the log of each process that ended by itself and does not serve."""
@@ -251,8 +256,8 @@ def _reserve(run: LocalRun) -> list[ReservedPort]:
     return [*ports, *(ReservedPort(LOOPBACK) for _ in range(3 * run.service.spec.replicas))]
 
 
-def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = None) -> Place:
-    return Place(
+def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = None) -> Ports:
+    return Ports(
         host=api.host,
         port=api.number,
         admin_port=admin.number,
