@@ -46,6 +46,84 @@ def test_engines_that_leave_the_list_are_no_losses_and_wait_for_nobody(tmp_path:
     run(tmp_path, story)
 
 
+def test_an_engine_that_leaves_the_list_keeps_the_sequences_that_no_other_one_can_take(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        kept = sequence("kept")
+        world.client.submit([kept])
+        await until(lambda: len(kept.generated_ids) == 4)
+        pool = world.client.pool
+        world.client.set_engines({"b": world.address("b")})  # which does not run
+        held = sequence("held")
+        world.client.submit([held])
+        assert (kept.place.engine, held.place.engine) == ("a", None)
+        world.cores["a"].release()
+        assert await ids_of(kept) == IDS
+        assert [submit.sequence_id for submit in world.cores["a"].submits] == ["kept"]
+        await until(lambda: set(pool.links) == {"b"})
+        world.client.set_engines({"a": world.address("a"), "b": world.address("b")})
+        assert await ids_of(held) == IDS
+
+    run(tmp_path, story, engines=("a",))
+
+
+def test_an_engine_that_left_the_list_hands_over_as_soon_as_another_one_serves(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["b"].state = "starting"
+        world.cores["b"].send_status()
+        await until(lambda: not world.client.pool.links["b"].is_serving)
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        one.place.num_losses = 2  # only its last engine is to get it
+        world.client.set_engines({"b": world.address("b")})
+        assert one.place.engine == "a"
+        world.cores["b"].state = "serving"
+        world.cores["b"].send_status()
+        await until(lambda: one.place.engine == "b")
+        assert one.place.num_losses == 2, "the engines that it may have killed still count"
+        world.cores["b"].release()
+        assert await ids_of(one) == IDS
+        assert set(world.client.pool.links) == {"b"}
+
+    run(tmp_path, story)
+
+
+def test_an_engine_that_comes_back_to_the_list_gets_what_waits(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        kept = sequence("kept")
+        world.client.submit([kept])
+        await until(lambda: len(kept.generated_ids) == 4)
+        listed = {"a": world.address("a")}
+        world.client.set_engines({})
+        assert world.client.pool.links["a"].is_leaving
+        waiting = sequence("waiting")
+        world.client.submit([waiting])
+        world.client.set_engines(listed)
+        assert (kept.place.engine, kept.place.attempt, waiting.place.engine) == ("a", 0, "a")
+        world.cores["a"].release()
+        assert [await ids_of(each) for each in (kept, waiting)] == [IDS, IDS]
+
+    run(tmp_path, story, engines=("a",))
+
+
+def test_an_engine_that_left_the_list_and_ends_is_no_loss(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        world.client.set_engines({})
+        world.cores["a"].die()
+        await until(lambda: one.place.engine is None)
+        assert one.place.num_losses == 0
+        await until(lambda: not world.client.pool.links)
+
+    run(tmp_path, story, engines=("a",))
+
+
 def test_a_held_request_is_not_given_to_another_model_although_the_text_has_changed(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         one = sequence()

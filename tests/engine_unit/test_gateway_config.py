@@ -36,7 +36,19 @@ def test_settings_of_http_are_those_of_an_engine() -> None:
         ({"served_model_name": None}, "served_model_name: missing; set it to the model's name in the API"),
         ({"key_file": None}, "key_file: missing; set --key-file"),
         ({"dtype": "float32"}, "dtype: a gateway has no such setting"),
-        ({"engines": {}}, "engines: none is given; use --engine NAME=HOST:PORT or --engines-file FILE"),
+        ({"engines": {}}, "engines: none is given; use --engine NAME=HOST:PORT, --engines-file FILE or --engines-dns"),
+        (
+            {"engines_dns": "e:8002"},
+            "engines_dns cannot be combined with engines or engines_file; name the engines in one",
+        ),
+        (
+            {"engines": {}, "engines_dns": "e:8002", "engines_file": "/e"},
+            "engines_dns cannot be combined with engines or",
+        ),
+        (
+            {"engines": {}, "engines_dns": "e.local"},
+            "engines_dns: 'e.local' is not a name with a port; write HOST:PORT",
+        ),
         ({"engines": {"first": "10.0.0.7"}}, "engine 'first': '10.0.0.7' is not an address; write HOST:PORT"),
         ({"engines": {"first": "host:0"}}, "engine 'first': 'host:0' is not an address"),
         ({"hold_seconds": -1}, "hold_seconds: Input should be greater than or equal to 0, given -1"),

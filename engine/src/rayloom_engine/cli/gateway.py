@@ -18,7 +18,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "gateway",
         help="serve several engines at one port",
-        usage="rayloom-engine gateway --engine NAME=HOST:PORT ... --key-file FILE --cache-dir DIR [flags]",
+        usage="rayloom-engine gateway --engine NAME=HOST:PORT ... | --engines-dns HOST:PORT\n"
+        "                              --key-file FILE --cache-dir DIR [flags]",
         description="Serves the API in front of several engines of one model. A stream whose engine ends continues on "
         "another one, or waits for one.",
         allow_abbrev=False,

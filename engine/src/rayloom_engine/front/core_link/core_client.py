@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.errors import EngineDead, PoisonousRequest, RequestError
+from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
-    MOST_LOSSES,
     REBUILD_PATIENCE_S,
     PoolRules,
     is_current,
@@ -27,6 +27,7 @@ from rayloom_engine.front.core_link.engine_choice import (
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
+from rayloom_engine.front.core_link.placement import Placement
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
 from rayloom_engine.front.core_link.sequences import (
@@ -34,7 +35,6 @@ from rayloom_engine.front.core_link.sequences import (
     by_prompt,
     check_held,
     encoded,
-    in_turns_of_keys,
     num_requests,
 )
 from rayloom_engine.protocol.framing import frame
@@ -82,10 +82,9 @@ class CoreClient:
         self._usable: set[str] = set()  # names of the engines that were usable at the last change
         self._was_serving = False
         self._is_draining: bool | None = None  # the last message about it; None: none was sent
-        self._running: asyncio.TaskGroup | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
+        self._placement = Placement(self.pool, self._sequences, self.recoveries)
 
     @property
     def status(self) -> CoreStatus | None:
@@ -123,34 +122,33 @@ class CoreClient:
     async def run(self) -> None:
         """Keeps the connections to all engines. Runs until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            self._running = group
-            for link in self.pool.links.values():
-                self._tasks[link.name] = group.create_task(link.run())
+            self.pool.run_in(group)
             while True:
                 await asyncio.sleep(_TICK_S)
                 self._tick()
 
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
-        """Changes the set of engines. Sequences of an engine that is no longer named move to another one."""
-        for name in [name for name, link in self.pool.links.items() if cores.get(name) != link.core]:
-            task = self._tasks.pop(name, None)
-            link = self.pool.links.pop(name)
-            self._usable.discard(name)
-            logger.info("engine %s is no longer in the list", name)
-            if task is not None:
-                task.cancel()  # ends the connection, and with it the engine's sequences there
-            if link.is_connected:
-                link.is_connected = link.is_serving = False
-                self.disconnected(link, "it was removed from the list", is_loss=False)
-            for sequence in self._sequences.values():
-                if sequence.place.last_engine == name:
-                    sequence.place.num_losses = 0  # no other engine may wait for this one
+        """Changes the set of engines.
+
+        One that is no longer named gets no new sequences. Those that it has move to other engines. It keeps the ones
+        that no other engine can take, until they end or its connection does.
+        """
+        for name, link in list(self.pool.links.items()):
+            if name not in cores and not link.is_leaving:
+                logger.info("engine %s is no longer in the list", name)
+                link.is_leaving = True
+            elif name in cores and link.core != cores[name]:
+                self._remove(link)
         for name, core in cores.items():
-            if name not in self.pool.links:
-                link = self.pool.add(name, core)
+            known = self.pool.links.get(name)
+            if known is None:
                 logger.info("engine %s at %s is new in the list", name, core.address)
-                if self._running is not None:
-                    self._tasks[name] = self._running.create_task(link.run())
+                self.pool.add(name, core)
+            elif known.is_leaving:
+                logger.info("engine %s is in the list again", name)
+                known.is_leaving = False
+                self._note_usable(known, self._placement.waiting())
+        self._let_leave()
 
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
@@ -169,7 +167,7 @@ class CoreClient:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:
             if link is None:
-                self._hold(choices)
+                self._placement.hold(choices)
             else:
                 self.pool.give(link, choices, data)
 
@@ -181,7 +179,8 @@ class CoreClient:
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""
-        sequences, self._sequences = list(self._sequences.values()), {}
+        sequences = list(self._sequences.values())
+        self._sequences.clear()
         for sequence in sequences:
             sequence.mailbox.fail(error)
             self.pool.withdraw(sequence)
@@ -198,7 +197,7 @@ class CoreClient:
     def connected(self, link: EngineLink, welcome: Welcome) -> None:
         # Copy the list before the callback: sequences that the callback submits are already sent, and must not be sent
         # twice.
-        waiting = self._waiting()
+        waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
         if self._is_draining is not None:
             link.send(frame(Draining(self._is_draining)))
@@ -209,18 +208,20 @@ class CoreClient:
 
     def disconnected(self, link: EngineLink, problem: str, *, is_loss: bool = True) -> None:
         self._usable.discard(link.name)
-        orphans = self._sequences_of(link)
-        logger.warning("lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
+        orphans = self._placement.of(link)
+        is_orderly = not is_loss or link.is_draining or link.is_leaving
+        level = logging.INFO if is_orderly else logging.WARNING
+        logger.log(level, "lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
         if self._was_serving and not self.is_core_serving:
             self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
             sequence.place.refused_by.clear()  # a queue that was full before may have room now
-            if is_loss and not link.is_draining:  # a drained engine ends in good order
-                self._count_loss(sequence, now_s)
+            if not is_orderly:
+                self._placement.count_loss(sequence, now_s)
         self._on_change()
-        self._place_again(orphans)
+        self._placement.place_again(orphans)
 
     def received(self, link: EngineLink, message: CoreMessage) -> None:
         match message:
@@ -241,7 +242,7 @@ class CoreClient:
                 raise ProtocolError(f"unexpected {type(message).__name__}")
 
     def _receive_status(self, link: EngineLink, status: CoreStatus) -> None:
-        waiting = self._waiting()
+        waiting = self._placement.waiting()
         if status.state == "recovering" and self.recoveries.open is None and not self.is_core_serving:
             # The core itself is connected and keeps its sequences, so a rank was lost.
             lost = (status.message, status.lost, status.lost_node)
@@ -255,7 +256,7 @@ class CoreClient:
             self.fail_all(EngineDead(f"the engine failed: {status.message}"))
         self._note_usable(link, waiting)
         if self.rules.is_gateway and (link.is_draining or status.state == "failed"):
-            self._move_away(link)
+            self._placement.move_away(link)
 
     def _note_usable(self, link: EngineLink, waiting: list[ClientSequence]) -> None:
         """Gives `waiting` sequences to engines when `link` has become usable."""
@@ -263,7 +264,7 @@ class CoreClient:
         if is_usable(link, self.rules):
             self._usable.add(link.name)
             if not was_usable:
-                self._place_again(waiting)
+                self._placement.place_again(waiting)
         else:
             self._usable.discard(link.name)
 
@@ -293,78 +294,36 @@ class CoreClient:
             return
         if message.reason != "queue_full":
             link.estimate.ended(sequence.sequence_id)
-            self._fail(sequence, refusal(message))
+            self._placement.fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
         if other is None and not sequence.is_accepted:
-            self._fail(sequence, refusal(message))
+            self._placement.fail(sequence, refusal(message))
             return
         # It became accepted only after it was submitted, or another engine may have room.
         if other is None:
             sequence.place.refused_by.clear()
-        self._place_again([sequence])
+        self._placement.place_again([sequence])
 
-    # --- placing ---
+    def _let_leave(self) -> None:
+        """Moves the sequences of engines that are no longer in the list, and forgets each engine that has none."""
+        for link in [link for link in self.pool.links.values() if link.is_leaving]:
+            self._usable.discard(link.name)
+            for sequence in self._sequences.values():
+                if link.name in (sequence.place.engine, sequence.place.last_engine):
+                    sequence.place.last_loss_s = -math.inf  # no other engine may wait for this one
+            self._placement.move_away(link)
+            if not self._placement.of(link):
+                self._remove(link)
 
-    def _waiting(self) -> list[ClientSequence]:
-        """The sequences that no engine has, in the order in which engines should get them."""
-        waiting = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
-        return in_turns_of_keys(waiting, self.unfinished()) if self.rules.is_gateway else waiting
-
-    def _hold(self, sequences: Iterable[ClientSequence]) -> None:
-        now_s = time.monotonic()
-        for sequence in sequences:
-            if sequence.place.waits_since_s is None:
-                sequence.place.waits_since_s = now_s
-
-    def _place_again(self, sequences: Iterable[ClientSequence]) -> None:
-        """Submits sequences again, marked as accepted, so that no core refuses them for a full queue."""
-        left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
-        num_placed = 0
-        for choices in by_prompt(sequence for sequence in left if sequence.place.engine is None):
-            is_elsewhere = any(sequence.place.refused_by for sequence in choices)
-            for sequence in choices:
-                sequence.is_accepted = sequence.is_accepted or not is_elsewhere
-            link = self.pool.engine_for(choices[0])
-            if link is None:
-                self._hold(choices)
-                continue
-            try:
-                # A sequence's leader (`fork_of`) may be finished. The new core does not know a finished sequence, so
-                # such a `fork_of` is left out.
-                self.pool.give(link, choices, encoded(choices, known=self._sequences))
-            except RequestError as error:
-                for sequence in choices:
-                    logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
-                    self._fail(sequence, error)
-            else:
-                num_placed += len(choices)
-        if num_placed:
-            self.recoveries.replayed(num_requests(left))
-            logger.info("submitted %d unfinished sequences again", num_placed)
-
-    def _move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
-        """Moves the sequences of an engine that is not usable to others. It keeps those that no other one can take."""
-        now_s = time.monotonic()
-        for sequence in self._sequences_of(link):
-            sequence.place.refused_by.clear()
-        moved = [sequence for sequence in self._sequences_of(link) if self.pool.engine_for(sequence) is not None]
-        for sequence in moved:
-            self.pool.withdraw(sequence)
-            if is_loss:
-                self._count_loss(sequence, now_s)
-        self._place_again(moved)
-
-    def _sequences_of(self, link: EngineLink) -> list[ClientSequence]:
-        return [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
-
-    def _count_loss(self, sequence: ClientSequence, now_s: float) -> None:
-        sequence.place.num_losses += 1
-        sequence.place.last_loss_s = now_s
-        if self.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:
-            self._fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
+    def _remove(self, link: EngineLink) -> None:
+        self.pool.remove(link)
+        self._usable.discard(link.name)
+        if link.is_connected:
+            link.is_connected = link.is_serving = False
+            self.disconnected(link, "it is no longer in the list", is_loss=False)
 
     def _tick(self) -> None:
         now_s = time.monotonic()
@@ -374,20 +333,20 @@ class CoreClient:
             return
         for link in self.pool.links.values():
             if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
-                self._move_away(link, is_loss=True)
-        self._place_again(self._waiting())  # those that only their last engine was to get, or that a new model excludes
-        for sequence in self._waiting():
+                self._placement.move_away(link, is_loss=True)
+        self._let_leave()
+        # Sequences that only their last engine was to get, or that a new model excludes.
+        self._placement.place_again(self._placement.waiting())
+        for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s
             if self.pool.has_another_model(sequence):
-                self._fail(sequence, EngineDead("every engine now serves another model than the one that began this"))
+                self._placement.fail(
+                    sequence, EngineDead("every engine now serves another model than the one that began this")
+                )
             elif since_s is not None and now_s - since_s > self.rules.hold_s:
-                self._fail(
+                self._placement.fail(
                     sequence, EngineDead(f"no engine could take the request within {self.rules.hold_s:g} s; try again")
                 )
-
-    def _fail(self, sequence: ClientSequence, error: Exception) -> None:
-        del self._sequences[sequence.sequence_id]
-        sequence.mailbox.fail(error)
 
     def _end_recovery(self, phases: tuple[PhaseProgress, ...]) -> None:
         recovery = self.recoveries.end(time.monotonic(), phases)

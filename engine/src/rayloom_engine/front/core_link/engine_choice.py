@@ -37,7 +37,7 @@ def is_usable(link: EngineLink, rules: PoolRules) -> bool:
     """True if the engine may be given sequences. The only engine of a front also gets them while it starts."""
     if not rules.is_gateway:
         return link.is_connected
-    return link.is_connected and link.is_serving and not link.is_draining
+    return link.is_connected and link.is_serving and not link.is_draining and not link.is_leaving
 
 
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:

@@ -45,6 +45,7 @@ class EngineLink:
         self.version = 0  # protocol of the current connection, or of the last one
         self.is_connected = False
         self.is_serving = False  # according to the latest status on the current connection
+        self.is_leaving = False  # it is no longer in the list of engines, so it gets nothing new
         self.served_at_s = 0.0  # time.monotonic of the latest status that said "serving"
         self._status_at_s = 0.0
         self._heard_at_s = 0.0

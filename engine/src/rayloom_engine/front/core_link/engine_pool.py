@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -25,14 +26,30 @@ class EnginePool:
         self.model: Fingerprint | None = None  # of a gateway: the model whose tokenizer makes the prompts
         self.links: dict[str, EngineLink] = {}
         self._listener = listener
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         for name, core in cores.items():
             self.add(name, core)
 
     def add(self, name: str, core: CoreAddress) -> EngineLink:
-        """Returns a new link. The caller runs it."""
-        link = EngineLink(name, core, self._listener, self.rules.silence_s)
-        self.links[name] = link
+        """Returns a new link. It runs as soon as the pool does."""
+        link = self.links[name] = EngineLink(name, core, self._listener, self.rules.silence_s)
+        if self._group is not None:
+            self._tasks[name] = self._group.create_task(link.run())
         return link
+
+    def run_in(self, group: asyncio.TaskGroup) -> None:
+        """Keeps the connections to all engines, those added later included, as tasks of `group`."""
+        self._group = group
+        for name, link in self.links.items():
+            self._tasks[name] = group.create_task(link.run())
+
+    def remove(self, link: EngineLink) -> None:
+        """Forgets an engine and ends its connection, and with it the work on its sequences there."""
+        del self.links[link.name]
+        task = self._tasks.pop(link.name, None)
+        if task is not None:
+            task.cancel()
 
     def usable(self) -> list[EngineLink]:
         """The engines that may be given sequences."""

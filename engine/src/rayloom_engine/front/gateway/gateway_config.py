@@ -36,6 +36,11 @@ class GatewaySettings(BaseModel):
     engines_file: str | None = Field(
         None, description="JSON file with an object as `engines`, read again when it changes; it adds to `engines`."
     )
+    engines_dns: str | None = Field(
+        None,
+        description="DNS name and port of all engines, HOST:PORT, in place of `engines` and `engines_file`: each "
+        "address of the name is an engine. It is looked up every second.",
+    )
     key_file: str = Field(description="File with the key of the engines, as their front_key_file.")
     cache_dir: str = Field(
         description="Folder for tokenizers that engines hand over, so that the gateway starts without an engine."
@@ -81,18 +86,14 @@ def parse_gateway_config(document: object) -> GatewayConfig:
         settings = GatewaySettings.model_validate(own)
     except ValidationError as error:
         raise ConfigError("GatewayConfig: " + "; ".join(_sentences(error))) from error
-    for name, place in settings.engines.items():
-        check_place(name, place)
-    if not settings.engines and settings.engines_file is None:
-        raise ConfigError("GatewayConfig: engines: none is given; use --engine NAME=HOST:PORT or --engines-file FILE")
+    _check_engines(settings)
     # An engine's `model` names the source of its weights. A gateway has none.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
 
 
 def check_place(name: str, place: object) -> str:
     """Returns `place`, the address of engine `name`. Raises ConfigError unless it is HOST:PORT."""
-    host, _, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not _is_place(place):
         raise ConfigError(f"engine {name!r}: {place!r} is not an address; write HOST:PORT, such as 10.0.0.7:8002")
     return str(place)
 
@@ -108,6 +109,32 @@ def load_gateway_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold an object, it holds {type(document).__name__}")
     return document
+
+
+def _check_engines(settings: GatewaySettings) -> None:
+    for name, place in settings.engines.items():
+        check_place(name, place)
+    is_listed = bool(settings.engines) or settings.engines_file is not None
+    if settings.engines_dns is None:
+        if not is_listed:
+            raise ConfigError(
+                "GatewayConfig: engines: none is given; use --engine NAME=HOST:PORT, --engines-file FILE or "
+                "--engines-dns HOST:PORT"
+            )
+    elif is_listed:
+        raise ConfigError(
+            "GatewayConfig: engines_dns cannot be combined with engines or engines_file; name the engines in one way"
+        )
+    elif not _is_place(settings.engines_dns):
+        raise ConfigError(
+            f"GatewayConfig: engines_dns: {settings.engines_dns!r} is not a name with a port; write HOST:PORT, such as "
+            "engines.default.svc.cluster.local.:8002"
+        )
+
+
+def _is_place(place: object) -> bool:
+    host, _, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 
 
 def _sentences(error: ValidationError) -> list[str]:

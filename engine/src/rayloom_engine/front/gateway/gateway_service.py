@@ -71,12 +71,16 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if the gateway has no text, or one that no connected engine has any more while `link` serves."""
+        """True if the gateway has no text, or one that no connected engine has any more while `link` serves.
+
+        An engine that has left the list only ends its sequences, so its model does not count.
+        """
         if link.fingerprint is None or link.name in self._failed:
             return False
         if self.text is None:
             return True
-        statuses = [other.status for other in self.client.pool.links.values() if other.is_connected]
+        others = (other for other in self.client.pool.links.values() if other.is_connected and not other.is_leaving)
+        statuses = [other.status for other in others]
         models = [status.model for status in statuses if status is not None and status.model is not None]
         return link.is_serving and self._text_hash not in map(text_hash, models)
 

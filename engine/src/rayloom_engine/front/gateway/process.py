@@ -16,6 +16,7 @@ import uvloop
 
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.engines_file import EnginesFile
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
@@ -36,6 +37,8 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
     name = f"gateway-{secrets.token_hex(8)}"
     own = config.gateway.engines
     file = None if config.gateway.engines_file is None else EnginesFile(Path(config.gateway.engines_file))
+    dns = None if config.gateway.engines_dns is None else EnginesDns(config.gateway.engines_dns)
+    source = file or dns
     cores = addresses({**own, **(file.read() if file is not None else {})}, key, name)
     cache = TextCache(Path(config.gateway.cache_dir), config.front.api_model_name)
 
@@ -44,12 +47,12 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
         api_keys.on_change = functools.partial(_count_keys, service, api_keys)
         api_keys.on_change()
         beside = [asyncio.create_task(api_keys.watch())]
-        if file is not None:
+        if source is not None:
 
             def changed(engines: Mapping[str, str]) -> None:
                 service.client.set_engines(addresses({**own, **engines}, key, name))
 
-            beside.append(asyncio.create_task(file.watch(changed)))
+            beside.append(asyncio.create_task(source.watch(changed)))
         apps = (api_app(service, api_keys), admin_app(service, admin_token))
         await FrontServer(config.front, service, (apps[0], api), (apps[1], admin)).run()
         for task in beside:

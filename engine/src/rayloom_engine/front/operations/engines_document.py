@@ -28,6 +28,7 @@ def _engine(link: EngineLink) -> dict[str, Any]:
         "address": link.core.address.removeprefix("tcp:"),
         "state": state,
         "draining": link.is_connected and link.is_draining,
+        "leaving": link.is_leaving,
         "protocol": link.version,
         "sequences": link.estimate.num_sequences,
         "prefill_tokens": link.estimate.outstanding_prefill_tokens,
