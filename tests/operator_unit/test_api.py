@@ -173,10 +173,11 @@ def test_every_kind_of_source_is_accepted(source):
         ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
-            "spec.gateways",
+            "spec.routers",
             {},
-            "spec.gateways: is not a field; remove it. Fields here: ",
+            "spec.routers: is not a field; remove it. Fields here: ",
         ),
+        ("spec.gateways", {}, "spec.gateways: is not a field; did you mean gateway?"),
         (
             "spec.autoscaling",
             {},

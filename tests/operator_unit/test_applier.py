@@ -5,7 +5,8 @@ import contextlib
 
 import pytest
 
-from rayloom_operator.decide.changes.plan import Deletion, Drain, Plan
+from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.changes.plan import Drain, Plan
 from rayloom_operator.engines import request as status_request
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube.client import KubeError, KubeUnreachable

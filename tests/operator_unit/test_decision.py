@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.changes.plan import Deletion
+from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.inspection import Inspection

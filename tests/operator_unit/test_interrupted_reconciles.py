@@ -179,11 +179,11 @@ def test_the_owner_of_an_object_that_somebody_has_changed_is_read_again():
         drift = Drift(kube, lambda _: None)
         applier = Applier(kube, drift, lambda *_: None, lambda *_: None)
         await applier.carry_out(KEY, Plan(wanted=SHARED), 300)
-        assert drift.uid_of_ours(KEY, "Service") is not None
+        assert drift.uid_of_ours(KEY, "Service", "chat") is not None
         kube.gets.clear()
         changed = kube.put(SERVICE | {"spec": {}})
         drift.reflectors[0].take("MODIFIED", changed)
-        assert drift.uid_of_ours(KEY, "Service") is None
+        assert drift.uid_of_ours(KEY, "Service", "chat") is None
         await applier.carry_out(KEY, Plan(wanted=SHARED), 300)
         assert kube.gets == [path_of(SERVICE)]
         assert kube.objects[path_of(SERVICE)]["spec"] == SERVICE["spec"]

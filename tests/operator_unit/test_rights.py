@@ -20,7 +20,7 @@ from rayloom_operator.observe.drift import Drift
 from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
 from rt_operator import make_resolved, make_service
-from rt_world import head, known, service, with_world
+from rt_world import SERVICE, head, known, service, with_world
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
@@ -120,9 +120,17 @@ def used():
         world.ask_for(scaled)
         await world.until(lambda: ("rayloom.dev", "llmservices/scale", "patch") in kube.used)
         await world.rest()
+        # Gateways come, and go again.
+        for number, gateway in ((6, {"gateway": {}}), (7, {})):
+            found = {"status": kube.statuses[-1]} if kube.statuses else {}
+            changed = service(replicas=0, **gateway) | found
+            changed["metadata"]["generation"] = number
+            world.ask_for(changed)
+            await world.until(lambda: bool(kube.named("Deployment")) is ("gateway" in kube.objects[SERVICE]["spec"]))
+            await world.rest()
         # The service is recreated, and its status is written before the event.
         edited = service(replicas=2)
-        edited["metadata"]["generation"] = 7
+        edited["metadata"]["generation"] = 9
         edited = kube.put(edited)
         kube.objects[path_of(edited)] = edited | {"metadata": edited["metadata"] | {"uid": "uid-2"}}
         world.controller.set_service(edited, False)

@@ -32,6 +32,7 @@ LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
 AUTOSCALED = CPU | {"autoscaling": {"maxReplicas": 4}}
+BEHIND_GATEWAYS = CPU | {"gateway": {"replicas": 1}}
 TAINT = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1}
 TAINTED = CPU | {"scheduling": {"tolerations": [TAINT]}}
 SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
@@ -98,6 +99,11 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "autoscaling.maxReplicas": (no(4, 5, AUTOSCALED),),
     "autoscaling.goal.ttftSeconds": (no(2, 5, AUTOSCALED),),
     "autoscaling.idleSeconds": (no(600, 60, AUTOSCALED),),
+    "gateway.replicas": (no(1, 2, BEHIND_GATEWAYS), no(2, 0, BEHIND_GATEWAYS)),
+    "gateway.image": (no(None, "rayloom/gateway:2", BEHIND_GATEWAYS),),
+    "gateway.resources.requests": (no({"cpu": "1"}, {"cpu": "2"}, BEHIND_GATEWAYS),),
+    "gateway.resources.limits": (no({"cpu": "1"}, {"cpu": "2"}, BEHIND_GATEWAYS),),
+    "gateway.holdSeconds": (no(300, 60, BEHIND_GATEWAYS),),
     "drainSeconds": (no(30, 31),),
     "restartedAt": (yes(None, "2026-11-24T08:00:00Z"), yes("2026-11-24T08:00:00Z", "2026-11-24T08:00:01Z")),
     "recovery.hangSeconds": (no(10, 7),),
@@ -283,6 +289,11 @@ def test_a_change_rolls_or_does_not(path, change):
 
     assert before != after
     assert (revision_of(before) != revision_of(after)) is change.rolls
+
+
+def test_adding_or_removing_the_gateway_rolls():
+    assert revision_of(CPU) != revision_of(CPU | {"gateway": {}})
+    assert revision_of(CPU | {"gateway": {}}) == revision_of(CPU | {"gateway": {"replicas": 0}})
 
 
 def test_the_page_is_right_about_each_field():

@@ -30,16 +30,24 @@ object.
 # same as for Services, see below.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
 # get, because an object of the same name may have another owner. watch, because a change or deletion by somebody else
 # makes a service unreachable.
 - apiGroups: [""]
-  resources: [services, serviceaccounts]
+  resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch]
-# Secrets are created and deleted, never read: admin tokens are derived from the operator's key. There is no patch,
+# delete is for the objects of gateways, when spec.gateway is removed.
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+# Gateway pods.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+# Secrets are created and deleted, never read: their content is derived from the operator's key. There is no patch,
 # because the response to a patch has the whole object, so that everybody who may patch a Secret can read it.
 - apiGroups: [""]
   resources: [secrets]

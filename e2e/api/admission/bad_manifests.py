@@ -31,6 +31,14 @@ def _scaled(**fields: Any) -> dict[str, Any]:
     return _spec(autoscaling={"maxReplicas": 4, **fields})
 
 
+def _gateway(**fields: Any) -> dict[str, Any]:
+    return _spec(gateway=fields)
+
+
+def _limited(**amounts: Any) -> dict[str, Any]:
+    return _gateway(resources={"limits": amounts})
+
+
 def _named(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, **_spec()}
 
@@ -237,6 +245,22 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an idle time in text", _scaled(idleSeconds="5m"), "autoscaling.idleSeconds in body must be of type integer"),
     ("a field of an HPA", _scaled(targetCPUUtilizationPercentage=80), 'unknown field "spec.autoscaling.targetCPU'),
     ("metrics of an HPA", _scaled(metrics=[]), 'unknown field "spec.autoscaling.metrics"'),
+    ("a gateway that is a number", _spec(gateway=2), "spec.gateway in body must be of type object"),
+    ("a list of gateways", _spec(gateway=[]), "spec.gateway in body must be of type object"),
+    ("fewer than no gateways", _gateway(replicas=-1), "use 0 to 16 gateway pods; with 0, clients reach the engines"),
+    ("too many gateways", _gateway(replicas=17), "use 0 to 16 gateway pods; with 0, clients reach the engines"),
+    ("gateways in text", _gateway(replicas="2"), "spec.gateway.replicas in body must be of type integer"),
+    ("a gateway image without a name", _gateway(image=""), "spec.gateway.image in body should be at least 1 chars"),
+    ("a gateway image that is a number", _gateway(image=7), "spec.gateway.image in body must be of type string"),
+    ("a hold of less than no time", _gateway(holdSeconds=-1), "gateway.holdSeconds in body should be greater than or"),
+    ("a hold of weeks", _gateway(holdSeconds=10**6), "spec.gateway.holdSeconds in body should be less than or equal"),
+    ("a hold with a unit", _gateway(holdSeconds="5m"), "spec.gateway.holdSeconds in body must be of type integer"),
+    ("a hold in another style", _gateway(hold_seconds=5), 'unknown field "spec.gateway.hold_seconds"'),
+    ("resources in a list", _gateway(resources=[]), "spec.gateway.resources in body must be of type object"),
+    ("a gateway with a GPU", _limited(**{"nvidia.com/gpu": "1"}), "a gateway uses cpu, memory and ephemeral-storage"),
+    ("a gateway with much memory", _limited(memory="much"), "gateway.resources.limits.memory in body should match"),
+    ("half a core in a number", _limited(cpu=0.5), "spec.gateway.resources.limits.cpu in body must be of type string"),
+    ("a gateway's port", _gateway(port=8080), 'unknown field "spec.gateway.port"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),
     ("a name with a dot", _named("chat.v1"), _NAME),
     ("a name that begins with a digit", _named("8b"), _NAME),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any
 
@@ -20,6 +21,8 @@ GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
 # The operator sets and removes this label on running pods. No pod template has it, so a new pod gets no requests yet.
 ROUTE_LABEL = "rayloom.dev/route"
+# This label is on gateway pods. Its value is the name of their LLMService.
+GATEWAY_LABEL = "rayloom.dev/gateway"
 # Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
 # clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
@@ -31,13 +34,17 @@ ENGINE_CONTAINER = "engine"
 HEAD_CONTAINER = "ray-head"
 WORKER_CONTAINER = "ray-worker"
 INSPECT_CONTAINER = "inspect"
+GATEWAY_CONTAINER = "gateway"
 
 API_PORT = 8000
 ADMIN_PORT = 8001
 RANK_PORT = 8002  # port of the engine's core, to which ranks connect
+FRONT_PORT = 8003  # port of the engine's core, to which gateways connect
 CONFIG_FOLDER = "/etc/rayloom"
 CONFIG_KEY = "config.json"
 TOKEN_KEY = "token"
+FRONT_KEY = "key"  # of the Secret that gateways and engines share
+FRONT_KEY_FILE = f"{CONFIG_FOLDER}/gateway/{FRONT_KEY}"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
 CLAIM_FOLDER = "/models"  # the mount path of the claim of a pvc:// model
@@ -77,6 +84,25 @@ def admin_secret_name(group: str) -> str:
     return f"{group}-admin"
 
 
+def gateway_name(service: str) -> str:
+    """Returns the name of the gateway's Deployment, Service and PodDisruptionBudget."""
+    return f"{service}-gateway"
+
+
+def engines_name(service: str) -> str:
+    """Returns the name of the headless Service by which gateways find engines."""
+    return f"{service}-engines"
+
+
+def gateway_secret_name(service: str, uid: str) -> str:
+    """Returns the name of the Secret that engines and gateways share.
+
+    The name contains a hash of the LLMService's uid, so no other Secret has it by chance. The operator cannot read
+    Secrets, and so could not find out whose Secret it is.
+    """
+    return f"{service}-gateway-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
+
+
 def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
     """Returns the metadata of an object that is deleted with its LLMService.
 
@@ -99,13 +125,13 @@ def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str
     return found
 
 
-def app_labels(service: LLMService, image: str) -> dict[str, str]:
-    """Returns the recommended labels of Kubernetes for an engine replica's pods, which tools use to group pods.
+def app_labels(service: LLMService, image: str, component: str = "engine") -> dict[str, str]:
+    """Returns the recommended labels of Kubernetes for the pods of a component, which tools use to group pods.
 
     See https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/. The version is the image's
     tag, if it has one. No selector uses these labels, and no revision depends on them.
     """
-    found = {"instance": service.metadata.name, "component": "engine", "part-of": "rayloom"}
+    found = {"instance": service.metadata.name, "component": component, "part-of": "rayloom"}
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", tag):
         found["version"] = tag

@@ -17,6 +17,7 @@ from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, Autoscaling
 from rayloom_operator.api.base import Part, Quantity
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.gateway.spec import Gateway
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
 from rayloom_operator.api.pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
@@ -275,6 +276,11 @@ class Spec(Part):
         None,
         description="The operator sets `replicas` by the load of the engines. Left out: `replicas` changes only when a "
         "user or another autoscaler writes it. A change restarts no engine.",
+    )
+    gateway: Gateway | None = Field(
+        None,
+        description="Pods to which clients connect, so that no stream ends with an engine. Left out: clients reach the "
+        "engines directly. Adding or removing this part restarts the engines once.",
     )
     drain_seconds: int = Field(
         30,

@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 from rayloom_operator.api.autoscaling.state import ScalingState
 from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
 from rayloom_operator.api.base import Message
+from rayloom_operator.api.gateway.stored import GatewayStatus
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.rollout.stored import RolloutStatus
@@ -54,6 +55,7 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
+    GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -74,7 +76,10 @@ class Reason(StrEnum):
     NOT_PAUSED = "NotPaused"  # condition Paused is False
 
 
-_COURSE = (Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING)
+_COURSE = (
+    *(Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING),
+    Reason.GATEWAY_NOT_READY,
+)
 # Steps of a rollout on which an admin need not act.
 STEPS = frozenset(
     {
@@ -272,6 +277,19 @@ def stored_autoscaling(status: Mapping[str, Any]) -> ScalingState:
         return ScalingState()
 
 
+def stored_gateway(status: Mapping[str, Any]) -> GatewayStatus | None:
+    """Returns the gateway in a status document; None if there is none.
+
+    A gateway that cannot be read is returned with one pod, because objects of it may exist.
+    """
+    if "gateway" not in status:
+        return None
+    try:
+        return GatewayStatus.model_validate(status["gateway"])
+    except ValidationError:
+        return GatewayStatus(replicas=1)
+
+
 class Status(_StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
@@ -321,6 +339,9 @@ class Status(_StatusPart):
     )
     autoscaling: AutoscalingStatus | None = Field(
         None, description="The last decision about spec.replicas. Absent without spec.autoscaling."
+    )
+    gateway: GatewayStatus | None = Field(
+        None, description="The gateway pods. Absent without spec.gateway, once its objects are deleted."
     )
     image: str = Field(
         "",

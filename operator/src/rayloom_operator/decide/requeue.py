@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayloom_operator.decide.changes.gateway import is_announced
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
@@ -50,6 +51,9 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     # reconcile.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
+    if situation.can_create and situation.resolved is not None and not is_announced(situation, situation.resolved):
+        # The status gets the gateway first, and the next reconcile creates its objects.
+        yield 0.0
     if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
         yield situation.step.requeue_after_s
 

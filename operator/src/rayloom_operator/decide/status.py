@@ -11,11 +11,11 @@ from rayloom_operator.api.status import Reason, Status, stored_autoscaling, stor
 from rayloom_operator.decide.conditions.accepted import acceptance
 from rayloom_operator.decide.conditions.evidence import Evidence, JudgedReplica, gather_evidence
 from rayloom_operator.decide.conditions.report import conditions
+from rayloom_operator.decide.gateway import clients_endpoint, gateway_status
 from rayloom_operator.decide.replica_status import replica_status
 from rayloom_operator.decide.rollout.conditions import progress, rollout_status
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL
-from rayloom_operator.objects.companions import endpoint
 
 
 def status(situation: Situation, refusal: str = "") -> Status:
@@ -38,7 +38,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         model=situation.inspection.model,
         ready=f"{num_available}/{num_asked}",
         loading=_loading(alive),
-        endpoint=endpoint(resolved.service) if resolved is not None else previous.get("endpoint", ""),
+        endpoint=clients_endpoint(situation, resolved) if resolved is not None else previous.get("endpoint", ""),
         replicas=sum(each.replica is not None for each in alive),
         ready_replicas=sum(_takes_requests(each) for each in alive),
         available_replicas=num_available,
@@ -49,6 +49,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         progress=progress(step) if step is not None else previous.get("progress", ""),
         rollout=rollout_status(evidence.step, situation.rollout),
         autoscaling=_autoscaling(situation),
+        gateway=gateway_status(situation, is_refused=bool(refusal)),
         image=_image(evidence),
         groups=tuple(replica_status(each, situation) for each in (*evidence.staying, *evidence.leaving)),
     )

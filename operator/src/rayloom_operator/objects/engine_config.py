@@ -14,6 +14,8 @@ from rayloom_operator.names import (
     ADMIN_TOKEN_FILE,
     API_PORT,
     CLAIM_FOLDER,
+    FRONT_KEY_FILE,
+    FRONT_PORT,
     KEYS_FILE,
     KEYS_FOLDER,
     RANK_PORT,
@@ -38,8 +40,14 @@ def engine_model(model: Model) -> str:
 def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
     keys: dict[str, JsonValue] = {"api_key_file": f"{KEYS_FOLDER}/{KEYS_FILE}"}
+    front: dict[str, JsonValue] = {
+        "front_host": "0.0.0.0",
+        "front_port": FRONT_PORT,
+        "front_key_file": FRONT_KEY_FILE,
+    }
     document = _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
         **(keys if resolved.service.spec.auth is not None else {}),
+        **(front if resolved.service.spec.gateway is not None else {}),
         "model": engine_model(resolved.service.spec.model),
         "executor": "ray",
         "admin_host": "0.0.0.0",

@@ -86,6 +86,15 @@ def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) ->
     return found
 
 
+def api_keys_volumes(service: LLMService) -> list[Manifest]:
+    """Returns the volume with the API keys, or an empty list without spec.auth."""
+    if service.spec.auth is None:
+        return []
+    secret = service.spec.auth.api_key_secret_ref
+    items = [{"key": secret.key, "path": names.KEYS_FILE}]
+    return [{"name": names.KEYS_VOLUME, "secret": {"secretName": secret.name, "items": items}}]
+
+
 def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
     """Volumes from which a pod reads the model. `has_cache`: the pod also mounts the cache of models from the hub."""
     return [volume for volume, _ in _model_places(service, hub, has_cache)]

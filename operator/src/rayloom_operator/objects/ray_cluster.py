@@ -14,6 +14,7 @@ from rayloom_operator.api.base import number_of
 from rayloom_operator.api.spec import LLMService, Metadata
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.pod import (
+    api_keys_volumes,
     container_basics,
     environment,
     model_mounts,
@@ -176,11 +177,23 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
             *({"name": name, "emptyDir": {}} for name in ("ray", "head-scratch")),
             scratch_volume("engine-scratch", scratch_mebibytes(resolved, has_ranks=False), _engine_resources(resolved)),
             _shared_memory(_SHARED_MIB),
-            {"name": "config", "projected": {"sources": [{"configMap": config}, {"secret": token}]}},
-            *_keys(service),
+            {
+                "name": "config",
+                "projected": {"sources": [{"configMap": config}, {"secret": token}, *_front_key(service)]},
+            },
+            *api_keys_volumes(service),
             *model_volumes(service, resolved.hub),
         ],
     }
+
+
+def _front_key(service: LLMService) -> list[Manifest]:
+    """Returns the source of the key that the engine shares with gateways, or an empty list without spec.gateway."""
+    if service.spec.gateway is None:
+        return []
+    path = names.FRONT_KEY_FILE.removeprefix(f"{names.CONFIG_FOLDER}/")
+    name = names.gateway_secret_name(service.metadata.name, service.metadata.uid)
+    return [{"secret": {"name": name, "items": [{"key": names.FRONT_KEY, "path": path}]}}]
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
@@ -199,6 +212,8 @@ def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
 def _engine(resolved: Resolved, group: str) -> Manifest:
     service = resolved.service
     ports = {"http": names.API_PORT, "admin": names.ADMIN_PORT, "ranks": names.RANK_PORT}
+    if service.spec.gateway is not None:
+        ports["front"] = names.FRONT_PORT
     return container_basics(service, names.ENGINE_CONTAINER, resolved.image) | {
         "command": ["rayloom-engine", "serve", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],
         "env": _environment(service, group, _ENGINE_VARIABLES, model_variables(service, resolved.hub)),
@@ -212,18 +227,12 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
             *_mounts("engine-scratch"),
             {"name": "config", "mountPath": names.CONFIG_FOLDER, "readOnly": True},
             *model_mounts(service, resolved.hub),
-            *({"name": each["name"], "mountPath": names.KEYS_FOLDER, "readOnly": True} for each in _keys(service)),
+            *(
+                {"name": each["name"], "mountPath": names.KEYS_FOLDER, "readOnly": True}
+                for each in api_keys_volumes(service)
+            ),
         ],
     }
-
-
-def _keys(service: LLMService) -> list[Manifest]:
-    """Returns the volume with the API keys, or an empty list without spec.auth."""
-    if service.spec.auth is None:
-        return []
-    secret = service.spec.auth.api_key_secret_ref
-    items = [{"key": secret.key, "path": names.KEYS_FILE}]
-    return [{"name": names.KEYS_VOLUME, "secret": {"secretName": secret.name, "items": items}}]
 
 
 def _worker_pod(resolved: Resolved, group: str) -> Manifest:

@@ -37,7 +37,10 @@ class ServicePort(TypedDict, total=False):
 
 
 class ServiceSpec(TypedDict, total=False):
+    """The fields of all Services. `clusterIP` and `ipFamilyPolicy` are missing: a Service may have their defaults."""
+
     selector: Any
+    publishNotReadyAddresses: bool
     ports: list[ServicePort]
 
 
@@ -73,12 +76,121 @@ class AppliedDisruptionBudget(TypedDict, total=False):
     spec: DisruptionBudgetSpec
 
 
+class AppliedFile(TypedDict, total=False):
+    key: str
+    path: str
+    fieldRef: FieldPath
+
+
+class FieldPath(TypedDict, total=False):
+    fieldPath: str
+
+
+class AppliedFiles(TypedDict, total=False):
+    name: str
+    items: list[AppliedFile]
+
+
+class VolumeSource(TypedDict, total=False):
+    downwardAPI: AppliedFiles
+    secret: AppliedFiles
+
+
+class ProjectedVolume(TypedDict, total=False):
+    sources: list[VolumeSource]
+
+
+class SecretVolume(TypedDict, total=False):
+    secretName: str
+    items: list[AppliedFile]
+
+
+class AppliedVolume(TypedDict, total=False):
+    name: str
+    projected: ProjectedVolume
+    secret: SecretVolume
+    emptyDir: Any
+
+
+class HttpGet(TypedDict, total=False):
+    path: str
+    port: Any
+
+
+class AppliedProbe(TypedDict, total=False):
+    httpGet: HttpGet
+    periodSeconds: int
+    timeoutSeconds: int
+    failureThreshold: int
+
+
+class AppliedContainer(TypedDict, total=False):
+    """The fields of a gateway's container. An environment is none of them, so a list of variables is drift."""
+
+    name: str
+    image: str
+    imagePullPolicy: str
+    command: list[str]
+    args: list[str]
+    env: list[Any]
+    securityContext: Any
+    terminationMessagePolicy: str
+    ports: list[Any]
+    resources: Any
+    readinessProbe: AppliedProbe
+    livenessProbe: AppliedProbe
+    lifecycle: Any
+    volumeMounts: list[Any]
+
+
+class AppliedPodSpec(TypedDict, total=False):
+    serviceAccountName: str
+    automountServiceAccountToken: bool
+    enableServiceLinks: bool
+    securityContext: Any
+    tolerations: list[Any]
+    imagePullSecrets: list[Any]
+    nodeSelector: Any
+    priorityClassName: str
+    terminationGracePeriodSeconds: int
+    topologySpreadConstraints: list[Any]
+    containers: list[AppliedContainer]
+    volumes: list[AppliedVolume]
+
+
+class AppliedPodTemplate(TypedDict, total=False):
+    metadata: PodTemplateMetadata
+    spec: AppliedPodSpec
+
+
+class PodTemplateMetadata(TypedDict, total=False):
+    labels: Any
+    annotations: OwnAnnotations
+
+
+OwnAnnotations = TypedDict("OwnAnnotations", {"rayloom.dev/gateway-config": str}, total=False)
+
+
+class DeploymentSpec(TypedDict, total=False):
+    replicas: int
+    revisionHistoryLimit: int
+    selector: Any
+    strategy: Any
+    template: AppliedPodTemplate
+
+
+class AppliedDeployment(TypedDict, total=False):
+    metadata: AppliedMetadata
+    spec: DeploymentSpec
+
+
 # kind -> shape
 SHAPES: dict[str, Any] = {
     "Service": AppliedService,
     "ServiceAccount": AppliedServiceAccount,
     "NetworkPolicy": AppliedNetworkPolicy,
     "PodDisruptionBudget": AppliedDisruptionBudget,
+    "Deployment": AppliedDeployment,
 }
 # Metadata that the API server sets, and the object's name and namespace.
 _NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation")

@@ -1,4 +1,4 @@
-"""Drift: somebody else has changed a Service, ServiceAccount, NetworkPolicy or PodDisruptionBudget of the operator's.
+"""Drift: somebody else has changed a Service, ServiceAccount, NetworkPolicy, PodDisruptionBudget or Deployment of ours.
 
 An object has drifted if a watch reports another version of the object than that of our last apply. After a start, the
 operator has applied nothing yet. So the operator keeps a digest of each listed object until the first reconcile of the
@@ -25,7 +25,10 @@ _API_VERSIONS = {
     "ServiceAccount": "v1",
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
+    "Deployment": "apps/v1",
 }
+# Controllers write the status of these objects, which changes their resourceVersion but not their generation.
+_WITH_STATUS = ("PodDisruptionBudget", "Deployment")
 # The first reconciles wait at most this many seconds for the lists of all kinds. If the list of a kind is missing then,
 # the first reconciles apply every object of that kind.
 _LIST_S = 3.0
@@ -55,7 +58,8 @@ class Drift:
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or the listed one
         # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
         self._seen: dict[ServiceKey, dict[str, str]] = {}
-        self._ours: dict[ServiceKey, dict[str, str]] = {}  # kind -> uid of our object, until somebody else changes it
+        # (kind, name) -> uid of our object, until somebody else changes it
+        self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
 
@@ -70,15 +74,16 @@ class Drift:
         """Notes the object that the API server returned for our apply."""
         kind = answer["kind"]
         if kind in SHAPES:
-            self._note_written(key, kind, answer["metadata"]["uid"], _version(kind, answer))
+            meta = answer["metadata"]
+            self._note_written(key, (kind, meta["name"]), meta["uid"], _version(kind, answer))
 
-    def uid_of_ours(self, key: ServiceKey, kind: str) -> str | None:
-        """Returns the uid of the service's object of this kind; a service has one of each kind.
+    def uid_of_ours(self, key: ServiceKey, kind: str, name: str) -> str | None:
+        """Returns the uid of the service's object of this kind and name.
 
         Returns None if this process has neither applied the object nor found it right (`is_right`), or if somebody else
         has changed the object since.
         """
-        return self._ours.get(key, {}).get(kind)
+        return self._ours.get(key, {}).get((kind, name))
 
     def take_listed(self, key: ServiceKey) -> ListedObjects | None:
         """Returns the objects that were listed before the service's first reconcile. Every later call returns None."""
@@ -92,11 +97,11 @@ class Drift:
 
         If so, records the object's version as our last write, so that only later versions count as drift.
         """
-        kind = manifest["kind"]
-        there = listed.get((kind, manifest["metadata"]["name"]))
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        there = listed.get((kind, name))
         if there is None or there.digest != digest(kind, manifest):
             return False
-        self._note_written(key, kind, there.uid, there.version)
+        self._note_written(key, (kind, name), there.uid, there.version)
         return True
 
     def take(self, key: ServiceKey) -> bool:
@@ -110,10 +115,10 @@ class Drift:
         for each in (self._written, self._seen, self._ours, self._listed):
             each.pop(key, None)
 
-    def _note_written(self, key: ServiceKey, kind: str, uid: str, version: str) -> None:
+    def _note_written(self, key: ServiceKey, which: tuple[str, str], uid: str, version: str) -> None:
         self._written.setdefault(key, {})[uid] = version
         if self._seen.get(key, {}).get(uid, version) == version:
-            self._ours.setdefault(key, {})[kind] = uid
+            self._ours.setdefault(key, {})[which] = uid
 
     def _see(self, key: ServiceKey, kind: str, found: Manifest, is_gone: bool) -> None:
         name = found["metadata"]["name"]
@@ -127,13 +132,12 @@ class Drift:
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
             # Without an entry in `_ours`, the next apply first reads to whom the object belongs.
-            self._ours.get(key, {}).pop(kind, None)
+            self._ours.get(key, {}).pop((kind, name), None)
             self._on_change(key)
 
 
 def _version(kind: str, found: Manifest) -> str:
-    # Kubernetes writes the status of a PodDisruptionBudget, which changes its resourceVersion but not its generation.
-    field = "generation" if kind == "PodDisruptionBudget" else "resourceVersion"
+    field = "generation" if kind in _WITH_STATUS else "resourceVersion"
     return str(found["metadata"].get(field, ""))
 
 

@@ -117,6 +117,7 @@ class Observed:
     """Everything that was observed of a service at one moment."""
 
     replicas: tuple[EngineReplica, ...] = ()
+    gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()

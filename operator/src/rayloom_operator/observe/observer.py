@@ -72,6 +72,7 @@ class Observer:
         given_up_at = self._given_up_at(documents.pods, node_loss)
         return Observed(
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
+            gateways=grouped.gateways,
             taken=grouped.taken | self._names.resting(key),
             num_ending=grouped.num_ending,
             terminating_pods=grouped.terminating_pods,

@@ -10,6 +10,8 @@ from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS, OWN
 from rayloom_operator.api.status import Reason
 from rayloom_operator.names import (
     ENGINE_CONTAINER,
+    GATEWAY_CONTAINER,
+    GATEWAY_LABEL,
     INSPECT_CONTAINER,
     MODEL_VOLUME,
     NODE_TYPE_LABEL,
@@ -44,6 +46,7 @@ HUB_SENTENCES = {
 }
 MISSING_MODEL = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
+_MORE_ROOM_FOR_GATEWAYS = "Add nodes, or lower spec.gateway.resources."
 _MORE_DISK = (
     "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
     "disks, or set spec.engine.resources.requests.ephemeral-storage."
@@ -104,8 +107,9 @@ def _running_since(status: Manifest) -> datetime | None:
 def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure: str) -> Verdict | None:
     """Returns the pod's first fault, in the order of a pod's life."""
     name, status = document["metadata"]["name"], document.get("status", {})
+    is_gateway = GATEWAY_LABEL in document["metadata"].get("labels", {})
     fault = (
-        _unschedulable(name, conditions.get("PodScheduled", {}))
+        _unschedulable(name, conditions.get("PodScheduled", {}), _MORE_ROOM_FOR_GATEWAYS if is_gateway else _MORE_ROOM)
         or _unmountable(name, document["spec"], mount_failure)
         or _failed(name, status)
     )
@@ -118,11 +122,11 @@ def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure
     return None
 
 
-def _unschedulable(name: str, scheduled: Manifest) -> Verdict | None:
+def _unschedulable(name: str, scheduled: Manifest, cure: str) -> Verdict | None:
+    """Returns a verdict if no node has room for the pod. `cure`: the usual action against it, as a sentence."""
     if (scheduled.get("status"), scheduled.get("reason")) != ("False", "Unschedulable"):
         return None
     cause = _head(scheduled.get("message", ""))
-    cure = _MORE_ROOM
     if "persistentvolumeclaim" in cause:
         cure = "Make the claim, or change spec.model."
     elif "Insufficient ephemeral-storage" in cause:
@@ -229,12 +233,16 @@ def _model_fault(words: str) -> Reason:
 
 
 def _memory_field(container: Manifest) -> str:
+    if container["name"] == GATEWAY_CONTAINER:
+        return "spec.gateway.resources.limits.memory"
     if container["name"] in (*WORKER_CONTAINERS, INSPECT_CONTAINER):
         return "spec.engine.resources.limits.memory"
     return f"resources.limits.memory of container {container['name']} in spec.podTemplate"
 
 
 def _image_field(container: Manifest) -> str:
+    if container["name"] == GATEWAY_CONTAINER:
+        return "spec.gateway.image"
     is_ours = container["name"] in (*OWN_CONTAINERS, *OWN_INIT_CONTAINERS, INSPECT_CONTAINER)
     return "spec.engine.image" if is_ours else f"the image of container {container['name']} in spec.podTemplate"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from rayloom_operator.engines.status import MAX_RANKS
-from rayloom_operator.names import Manifest, revision_of
+from rayloom_operator.names import GATEWAY_LABEL, Manifest, revision_of
 from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.observed import EngineReplica, Pod
 from rayloom_operator.observe.pods import pod
@@ -30,7 +30,8 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    terminating_pods: tuple[Pod, ...]  # of any RayCluster
+    gateways: tuple[Pod, ...]  # gateway pods, without terminating ones
+    terminating_pods: tuple[Pod, ...]  # of any RayCluster, and of the gateway
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 
@@ -52,6 +53,11 @@ def group(documents: Documents) -> Grouped:
         num_ending += is_ours
     return Grouped(
         replicas=tuple(replicas),
+        gateways=tuple(
+            pod(each, documents.mount_failures.get(each["metadata"]["uid"], ""))
+            for each in remaining
+            if GATEWAY_LABEL in each["metadata"]["labels"]
+        ),
         terminating_pods=tuple(pod(each) for each in documents.pods if _is_terminating(each)),
         taken=frozenset(taken),
         num_ending=num_ending,

@@ -20,9 +20,10 @@ def revision(resolved: Resolved) -> str:
     Fields with default values are not hashed. So a later version of the operator can add a field without changing
     revisions.
     """
-    # `replicas` and the settings of autoscaling, drains, recovery and rollouts are excluded, because they do not change
-    # an engine: a change of them is no reason to interrupt streams. The operator takes them from the current spec. The
-    # pull policy does not change an engine either. The other excluded fields are added below in their resolved form.
+    # `replicas` and the settings of autoscaling, gateways, drains, recovery and rollouts are excluded, because they do
+    # not change an engine: a change of them is no reason to interrupt streams. The operator takes them from the current
+    # spec. The pull policy does not change an engine either. The other excluded fields are added below in their
+    # resolved form.
     service = resolved.service
     spec = service.spec.model_dump(
         mode="json",
@@ -30,6 +31,7 @@ def revision(resolved: Resolved) -> str:
             "model": {"revision", "served_name", "max_model_len"},
             "replicas": True,
             "autoscaling": True,
+            "gateway": True,
             "parallelism": True,
             "sizing": True,
             "accelerator": True,
@@ -50,6 +52,9 @@ def revision(resolved: Resolved) -> str:
         spec["device"] = "cuda"
     if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len
+    if service.spec.gateway is not None:
+        # The engines of such a service have a port for gateways, whatever the number of gateways is.
+        spec["hasGatewayPort"] = True
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if commit := resolved.commit or service.spec.model.revision:
         inputs["commit"] = commit

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rayloom_operator.api.spec import LLMService
-from rayloom_operator.decide.changes.plan import Deletion, Plan, replica_deletions
+from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.changes.plan import Plan, replica_deletions
 from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.companions import client_service, service_account

@@ -13,6 +13,8 @@ from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
+from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.changes.gateway import gateway_deletions, gateway_objects
 from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
@@ -25,16 +27,6 @@ from rayloom_operator.objects.old_spec import old_spec, old_spec_name, old_spec_
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.observed import EngineReplica
 from rayloom_operator.resolve.resolved import Resolved
-
-
-@dataclass(frozen=True, slots=True)
-class Deletion:
-    """An object to delete. If `uid` is given, an object of the same name but with another uid is not deleted."""
-
-    path: str
-    uid: str = ""
-    grace_s: int | None = None  # None: the object's own grace period
-    is_foreground: bool = False  # the object stays, marked as deleted, until its dependents are gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +83,7 @@ def plan(situation: Situation) -> Plan:
     return Plan(
         wanted=(*_shared_objects(situation, resolved, step), *replicas.wanted),
         new=frozenset((*replicas.new, stored_spec) if is_new_revision else replicas.new),
-        deletions=(*_deletions(situation, resolved, step), *stranded),
+        deletions=(*_deletions(situation, resolved, step), *gateway_deletions(situation, resolved), *stranded),
         routes=routes,
         drains=tuple(_drains(situation, resolved, step)),
         waits=tuple(replicas.waits),
@@ -127,6 +119,7 @@ def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tup
         disruption_budget(service, _num_pods(situation, resolved, step) if step.holds_evictions else 0),
         network_policy(service, situation.settings.namespace),
         old_spec(resolved, step.state.update_revision, situation.inspection.model),
+        *gateway_objects(situation, resolved),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rayloom_operator.api.status import FAULTS, Reason
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
+from rayloom_operator.decide.gateway import gateway_problem
 from rayloom_operator.observe.observed import Verdict
 from rayloom_operator.observe.verdict import judge
 
@@ -31,6 +32,8 @@ def availability(evidence: Evidence) -> Verdict:
 
 def available(evidence: Evidence) -> Finding:
     verdict = availability(evidence)
+    if verdict.reason is Reason.SERVING:
+        verdict = gateway_problem(evidence.situation) or verdict
     return Finding("Available", verdict.reason is Reason.SERVING, verdict)
 
 

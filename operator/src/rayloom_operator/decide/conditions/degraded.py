@@ -10,6 +10,7 @@ from collections.abc import Callable
 from rayloom_operator.api.status import FAULTS, Reason
 from rayloom_operator.decide.conditions.available import availability
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
+from rayloom_operator.decide.gateway import gateway_fault
 from rayloom_operator.observe.observed import Verdict
 
 _HEALTHY = Verdict(reason=Reason.HEALTHY, message="Nothing is known to be broken.")
@@ -41,6 +42,10 @@ def _faulty(evidence: Evidence) -> Verdict | None:
     return None
 
 
+def _gateway_faulty(evidence: Evidence) -> Verdict | None:
+    return gateway_fault(evidence.situation)
+
+
 def _recovering(evidence: Evidence) -> Verdict | None:
     for each in evidence.staying:
         if each.verdict.reason is Reason.RECOVERING:
@@ -58,7 +63,13 @@ def _recreated(evidence: Evidence) -> Verdict | None:
     return None
 
 
-_CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_node_lost, _faulty, _recovering, _recreated)
+_CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (
+    _node_lost,
+    _faulty,
+    _gateway_faulty,
+    _recovering,
+    _recreated,
+)
 
 
 def _named(judged: JudgedReplica, evidence: Evidence) -> Verdict:

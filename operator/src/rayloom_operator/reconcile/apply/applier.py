@@ -6,13 +6,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from rayloom_operator.decide.changes.plan import Deletion, Drain, Plan
+from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.changes.plan import Drain, Plan
 from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import shown
 from rayloom_operator.errors import EngineUnavailable, OperatorError, Refused
 from rayloom_operator.kube.client import NOT_FOUND, Deposed, Kube, KubeError, KubeUnreachable
 from rayloom_operator.names import ADMIN_PORT, ROUTE_LABEL, ServiceKey, object_path
+from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.reconcile.apply.objects import ObjectApplier
 from rayloom_operator.reconcile.apply.refusals import as_refusal
@@ -100,7 +102,20 @@ class Applier:
                 raise
 
     async def _delete(self, key: ServiceKey, deletion: Deletion) -> None:
+        uid = deletion.uid
+        if deletion.owner_uid:
+            uid = await self._uid_of_owned(deletion)
+            if not uid:
+                return
         logger.info("%s/%s: delete %s", *key, deletion.path)
-        await self._kube.delete(
-            deletion.path, deletion.uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground
-        )
+        await self._kube.delete(deletion.path, uid, grace_s=deletion.grace_s, is_foreground=deletion.is_foreground)
+
+    async def _uid_of_owned(self, deletion: Deletion) -> str:
+        """Returns the uid of the object, or an empty text if it is gone or has another owner."""
+        try:
+            meta = (await self._kube.get(deletion.path))["metadata"]
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return ""
+        return str(meta["uid"]) if is_owned(meta, deletion.owner_uid) else ""

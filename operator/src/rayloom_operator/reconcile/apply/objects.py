@@ -89,9 +89,9 @@ class ObjectApplier:
     def _is_right(self, key: ServiceKey, manifest: Manifest, new: frozenset[str], listed: ListedObjects) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new
-        if manifest["kind"] in _OF_REPLICAS:
+        if _is_of_replica(manifest):
             # If the replica is not new, its RayCluster exists, and these objects were created before the RayCluster.
-            return manifest["metadata"]["labels"].get(GROUP_LABEL) not in new
+            return manifest["metadata"]["labels"][GROUP_LABEL] not in new
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
@@ -100,7 +100,7 @@ class ObjectApplier:
         for each in due:
             if each["kind"] in _LAST:
                 last.append(each)
-            elif each["kind"] in _OF_REPLICAS:
+            elif _is_of_replica(each):
                 of_replicas.setdefault(each["metadata"]["labels"][GROUP_LABEL], []).append(each)
             else:
                 shared.append(each)
@@ -113,6 +113,10 @@ class ObjectApplier:
         )
         for each in last:
             await self._writer.write(key, each, is_new=True)
+
+
+def _is_of_replica(manifest: Manifest) -> bool:
+    return manifest["kind"] in _OF_REPLICAS and GROUP_LABEL in manifest["metadata"]["labels"]
 
 
 def _order_of_parts(manifest: Manifest) -> int:

@@ -49,7 +49,8 @@ class ObjectWriter:
         if kind == KIND_OF_OLD_SPECS:
             # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
-        elif kind == "Job":
+        elif kind in ("Job", "Secret"):
+            # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.
             await self._kube.create(manifest)
         elif kind == "RayCluster":
             await self._apply_cluster(key, manifest)
@@ -124,7 +125,7 @@ class ObjectWriter:
 
     async def _apply(self, key: ServiceKey, manifest: Manifest) -> Manifest:
         """Applies an object. Reads its owner first, unless the drift watch knows the uid of our object."""
-        uid = self._drift.uid_of_ours(key, manifest["kind"])
+        uid = self._drift.uid_of_ours(key, manifest["kind"], manifest["metadata"]["name"])
         if uid is None:
             return await self._claim(manifest)
         try:

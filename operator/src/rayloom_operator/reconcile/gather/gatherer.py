@@ -126,7 +126,8 @@ class Gatherer:
 
     def _mounting_s(self, key: ServiceKey, observed: Observed, inspection: Inspection, now: Now) -> float | None:
         """Returns the seconds that a pod has waited, perhaps for a volume; None if no pod waits."""
-        is_mounting = any(pod.is_mounting for replica in observed.replicas for pod in replica.pods)
+        pods = (*observed.gateways, *(pod for replica in observed.replicas for pod in replica.pods))
+        is_mounting = any(pod.is_mounting for pod in pods)
         if not is_mounting and not inspection.waiting:
             self._mounting_since.pop(key, None)
             return None

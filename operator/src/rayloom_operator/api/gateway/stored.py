@@ -1,0 +1,26 @@
+"""`status.gateway`: the gateway pods in the form that the API server stores."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from rayloom_operator.api.base import Message
+
+_MOST = 1 << 31
+
+
+class GatewayStatus(BaseModel):
+    """The gateway pods. While the status has this part, objects of the gateway may exist."""
+
+    # Unknown fields are ignored: an operator of another version may have written the object.
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    replicas: int = Field(0, ge=0, le=_MOST, description="Number of gateway pods that the spec asks for.")
+    ready: int = Field(0, ge=0, le=_MOST, description="Gateway pods that are ready, so that they take requests.")
+    reason: str = Field(
+        "",
+        max_length=64,
+        description="Cause of `ready`, as one word: Ready, Starting, Removing, or the reason of a pod's fault.",
+    )
+    message: Message = Field("", description="Cause of `ready`, and the action that is needed, as sentences.")

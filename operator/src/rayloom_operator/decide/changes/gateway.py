@@ -1,0 +1,77 @@
+"""Decides which objects of the gateway are applied and which are deleted. Pure.
+
+The status names the gateway before its first object is created, and until its last one is deleted. So an operator that
+was interrupted, and its successor, know which objects may exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rayloom_operator.api.status import stored_gateway
+from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.names import Manifest, engines_name, gateway_name, gateway_secret_name, object_path
+from rayloom_operator.objects.gateway.companions import (
+    engines_service,
+    gateway_budget,
+    gateway_secret,
+    gateway_service,
+)
+from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.resolve.resolved import Resolved
+
+
+def num_wanted(resolved: Resolved) -> int:
+    """Returns the number of gateway pods that the spec asks for."""
+    return resolved.service.spec.gateway.replicas if resolved.service.spec.gateway is not None else 0
+
+
+def is_announced(situation: Situation, resolved: Resolved) -> bool:
+    """Returns whether the written status names every object of the gateway that is needed, so that it may be
+    created."""
+    stored = stored_gateway(situation.previous)
+    if stored is None:
+        return not has_front_ports(situation, resolved)
+    return stored.replicas > 0 or num_wanted(resolved) == 0
+
+
+def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
+    """Returns whether an engine has a port for gateways, or may get one.
+
+    Engines of a revision whose spec cannot be read may have one as well.
+    """
+    if resolved.service.spec.gateway is not None:
+        return True
+    return any(each.resolved is None or each.resolved.service.spec.gateway is not None for each in situation.revisions)
+
+
+def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
+    """Yields the objects to apply. There are none while the status does not name the gateway."""
+    service = resolved.service
+    if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
+        # Head pods mount the Secret, also while no gateway pod is wanted.
+        yield gateway_secret(service, situation.settings.operator_key)
+        yield engines_service(service)
+    gateway = service.spec.gateway
+    if gateway is not None and gateway.replicas > 0 and is_announced(situation, resolved):
+        yield gateway_service(service)
+        yield gateway_budget(service, gateway)
+        yield gateway_deployment(resolved, gateway)
+
+
+def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deletion]:
+    """Yields the objects to delete, as long as the status says that they may exist."""
+    stored = stored_gateway(situation.previous)
+    if stored is None:
+        return
+    meta = resolved.service.metadata
+    if stored.replicas > 0 and num_wanted(resolved) == 0:
+        name = gateway_name(meta.name)
+        for api_version, kind in (("v1", "Service"), ("apps/v1", "Deployment"), ("policy/v1", "PodDisruptionBudget")):
+            yield Deletion(object_path(api_version, kind, meta.namespace, name), owner_uid=meta.uid)
+    if not has_front_ports(situation, resolved):
+        engines = object_path("v1", "Service", meta.namespace, engines_name(meta.name))
+        yield Deletion(engines, owner_uid=meta.uid)
+        # The operator cannot read Secrets. The name of this one contains a hash of the service's uid.
+        yield Deletion(object_path("v1", "Secret", meta.namespace, gateway_secret_name(meta.name, meta.uid)))

@@ -1,0 +1,85 @@
+"""The state of the gateway pods: status.gateway, the endpoint of clients, and the verdicts for conditions. Pure."""
+
+from __future__ import annotations
+
+from rayloom_operator.api.gateway.stored import GatewayStatus
+from rayloom_operator.api.status import Reason, stored_gateway
+from rayloom_operator.decide.changes.gateway import has_front_ports, num_wanted
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.objects.companions import endpoint
+from rayloom_operator.objects.gateway.companions import gateway_endpoint
+from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.resolve.resolved import Resolved
+
+_OFF = "spec.gateway asks for no gateway pod: clients reach the engines directly."
+
+
+def gateway_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | None:
+    """Returns status.gateway; None without a gateway.
+
+    `is_refused`: the API server refused a change, so an object that was to be deleted may still exist.
+    """
+    resolved, stored = situation.resolved, stored_gateway(situation.previous)
+    if resolved is None or not situation.can_create:
+        # Nothing is created or deleted, so the same objects exist as before.
+        return None if stored is None else _status_of(stored.replicas, situation)
+    wanted = num_wanted(resolved)
+    if is_refused and stored is not None and stored.replicas > 0 and wanted == 0:
+        return stored
+    if not has_front_ports(situation, resolved):
+        return stored if is_refused else None
+    return _status_of(wanted, situation)
+
+
+def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
+    """Returns the URL that clients should use: that of the gateways, if the spec asks for some.
+
+    A service that gets gateways while its engines serve keeps the engines' URL until a gateway is ready, and until
+    gateways reach all of its engines.
+    """
+    direct, through = endpoint(resolved.service), gateway_endpoint(resolved.service)
+    if num_wanted(resolved) == 0:
+        return direct
+    if situation.previous.get("endpoint") != direct:
+        return through
+    revisions = [each.resolved for each in situation.revisions]
+    are_reached = all(each is not None and each.service.spec.gateway is not None for each in revisions)
+    return through if are_reached and _num_ready(situation) > 0 else direct
+
+
+def gateway_problem(situation: Situation) -> Verdict | None:
+    """Returns why clients that use status.endpoint reach no engine; None if it is not the gateways' URL, or works."""
+    service, resolved = situation.service, situation.resolved
+    shown = situation.previous.get("endpoint") if resolved is None else clients_endpoint(situation, resolved)
+    if service is None or shown != gateway_endpoint(service) or _num_ready(situation) > 0:
+        return None
+    message = "An engine serves, but no gateway pod takes requests yet."
+    return gateway_fault(situation) or Verdict(reason=Reason.GATEWAY_NOT_READY, message=message)
+
+
+def gateway_fault(situation: Situation) -> Verdict | None:
+    """Returns the fault of the first gateway pod that has one; None while no gateway is wanted."""
+    if situation.resolved is not None and num_wanted(situation.resolved) == 0:
+        return None
+    found = next((each.fault for each in situation.observed.gateways if each.fault is not None), None)
+    return None if found is None else Verdict(reason=found.reason, message=f"The gateway: {found.message}")
+
+
+def _num_ready(situation: Situation) -> int:
+    return sum(each.is_ready for each in situation.observed.gateways)
+
+
+def _status_of(wanted: int, situation: Situation) -> GatewayStatus:
+    ready, fault = _num_ready(situation), gateway_fault(situation)
+    if wanted == 0:
+        return GatewayStatus(replicas=0, ready=0, reason="Off", message=_OFF)
+    if fault is not None:
+        return GatewayStatus(replicas=wanted, ready=ready, reason=fault.reason, message=fault.message)
+    if ready >= wanted:
+        return GatewayStatus(replicas=wanted, ready=ready, reason="Ready", message="Every gateway pod takes requests.")
+    message = f"{ready} of {wanted} gateway pods take requests."
+    if ready == 0:
+        message = (
+            "No gateway pod takes requests yet. A gateway needs the tokenizer of the first engine that it reaches."
+        )
+    return GatewayStatus(replicas=wanted, ready=ready, reason="Starting", message=message)

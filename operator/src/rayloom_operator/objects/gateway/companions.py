@@ -1,0 +1,88 @@
+"""Builds the Services, the Secret and the PodDisruptionBudget of a service's gateway pods."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+
+from rayloom_operator import names
+from rayloom_operator.api.gateway.spec import Gateway
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.names import Manifest, metadata
+from rayloom_operator.objects.companions import admin_token
+from rayloom_operator.objects.gateway.deployment import selector
+
+
+def gateway_service(service: LLMService) -> Manifest:
+    """The Service for clients of the gateway pods."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, names.gateway_name(service.metadata.name)),
+        "spec": {
+            "selector": selector(service),
+            "ports": [{"name": "http", "port": names.API_PORT, "targetPort": names.API_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def gateway_endpoint(service: LLMService) -> str:
+    """The URL of the gateways' API inside the cluster."""
+    name = names.gateway_name(service.metadata.name)
+    return f"http://{name}.{service.metadata.namespace}.svc:{names.API_PORT}"
+
+
+def engines_service(service: LLMService) -> Manifest:
+    """The headless Service whose DNS records are the engines that may get requests.
+
+    It selects the same pods as the Service for clients, so a rollout moves the gateways' requests, too. Pods that are
+    not ready are included: a gateway knows itself which engine serves, and an engine that drains or rebuilds ranks
+    keeps its streams.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(service, names.engines_name(service.metadata.name)),
+        "spec": {
+            "clusterIP": "None",
+            # A pod with an IPv4 and an IPv6 address would count as two engines.
+            "ipFamilyPolicy": "SingleStack",
+            "publishNotReadyAddresses": True,
+            "selector": {names.SERVICE_LABEL: service.metadata.name, names.ROUTE_LABEL: "true"},
+            "ports": [{"name": "front", "port": names.FRONT_PORT, "targetPort": names.FRONT_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def gateway_budget(service: LLMService, gateway: Gateway) -> Manifest:
+    """The PodDisruptionBudget of the gateway pods. With one pod, `kubectl drain` always proceeds."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, names.gateway_name(service.metadata.name)),
+        "spec": {
+            "minAvailable": 1 if gateway.replicas > 1 else 0,
+            "selector": {"matchLabels": selector(service)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def gateway_secret(service: LLMService, operator_key: bytes) -> Manifest:
+    """The Secret with the key that engines and gateways share, and the token of the gateways' admin port.
+
+    Both are derived from the operator's key. So a Secret that was deleted is created with the same content, which
+    running engines and gateways still have.
+    """
+    meta = service.metadata
+    name = names.gateway_name(meta.name)
+    key = hmac.new(operator_key, f"front/{meta.namespace}/{meta.uid}".encode(), hashlib.sha256).hexdigest()
+    content = {names.FRONT_KEY: key, names.TOKEN_KEY: admin_token(operator_key, meta.namespace, meta.uid, name)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(service, names.gateway_secret_name(meta.name, meta.uid)),
+        "type": "Opaque",
+        "data": {field: base64.b64encode(text.encode()).decode() for field, text in content.items()},
+    }
