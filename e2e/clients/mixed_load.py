@@ -12,7 +12,6 @@ from typing import Any
 
 from clients.load import PROMPTS, LoadAgent
 from clients.service import Service
-from rt_call_streams import ENDLESS_JSON, TOOL
 
 NUM_TOKENS = 96
 LATE_TOKENS = 24
@@ -21,6 +20,18 @@ NUM_REQUESTS = 2 * NUM_KINDS
 _ROUNDING = 1e-3
 # The place of the stop string in the text of the plain answer: behind the tokens at which a fault happens.
 _STOP = slice(-24, -12)
+# A list that is longer than any answer, so that a disturbance always lands inside it.
+_PEOPLE = {
+    "type": "array",
+    "minItems": 1_000_000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+        "required": ["name", "age"],
+    },
+}
+_ARGUMENTS = {"type": "object", "properties": {"people": _PEOPLE}, "required": ["people"]}
+_TOOL = {"type": "function", "function": {"name": "add", "parameters": _ARGUMENTS}}
 _GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "stream": True}
 _SEEDED = {**_GREEDY, "temperature": 0.9, "top_p": 0.95}
 
@@ -68,12 +79,12 @@ def mixed_requests(model: str, stop: str, num_tokens: int) -> list[Request]:
             {"prompt": PROMPTS[0], **_GREEDY, "stop": [stop]},
             {**prompt, **_SEEDED, **seed, **penalties},
             {**prompt, **_SEEDED, **seed, "logprobs": 3},
-            {**prompt, **_GREEDY, "structured_outputs": {"json": ENDLESS_JSON}},
+            {**prompt, **_GREEDY, "structured_outputs": {"json": _PEOPLE}},
         ]
         common = {"model": model, "max_tokens": num_tokens}
         made += [{"path": "/v1/completions", "body": {"logprobs": 0, **common, **kind}} for kind in kinds]
         chat = {"messages": [{"role": "user", "content": PROMPTS[index]}], "logprobs": True}
-        call = {"tools": [TOOL], "tool_choice": "required"}
+        call = {"tools": [_TOOL], "tool_choice": "required"}
         made.append({"path": "/v1/chat/completions", "body": {**common, **_GREEDY, **chat, **call}})
     return made
 
