@@ -87,6 +87,8 @@ def test_an_abort_clears_a_suspect(core: CoreUnderTest) -> None:
     core.die_in_a_step()
     core.die_in_a_step()
     assert core.box.suspicion.suspects == {"s": (0, 8)}
+    core.take(1, Abort("s", is_moved=True))
+    assert core.box.suspicion.suspects == {"s": (0, 8)}, "it may come back from another engine"
     core.take(1, Abort("s"))
     assert core.box.suspicion.suspects == {}
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rayloom_engine.common.process import EXIT_GIVEN_UP, read_failure
+from rayloom_engine.common.process import EXIT_GIVEN_UP, drain_mark, read_failure
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
@@ -89,6 +89,13 @@ def test_the_status_of_a_loss_has_rank_node_and_phases_until_a_step_has_passed_e
     core.wait_for("serving")
     assert [phase.name for phase in core.state.phases] == ["suspect", "rendezvous", "warm_up", "replay"]
     assert all(phase.is_finished for phase in core.state.phases)
+
+
+def test_a_core_that_starts_during_a_drain_says_so_before_its_front_does(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    drain_mark(tmp_path).touch()
+    process = CoreProcess(parse_config({"model": str(tmp_path)}), tmp_path, f"unix:{tmp_path}/core.sock", None)
+    assert process._state.status().is_draining
 
 
 def test_a_status_that_serves_has_the_token_that_proves_it(tmp_path: Path) -> None:

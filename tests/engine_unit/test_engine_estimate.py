@@ -13,7 +13,6 @@ BLOCKS = cut_hashes(HASHES)  # four blocks of 16 tokens
 
 def make_estimate(num_cached: int = 0) -> EngineEstimate:
     estimate = EngineEstimate("a")
-    estimate.is_serving = True
     added = b"".join(content[:8] for content in HASHES[:num_cached])
     assert estimate.changed(CacheChanges(start=1, number=0, block_size=16, added=added, num_parts=1))
     return estimate
@@ -69,9 +68,14 @@ def test_a_flood_of_another_tenant_does_not_repel() -> None:
     assert estimate.view("flood", 64, ()).outstanding_prefill_tokens == 100_000
 
 
-def test_flags_are_passed_on() -> None:
-    estimate = make_estimate()
-    estimate.is_draining = True
-    estimate.is_suspect = True
-    view = estimate.view("", 64, ())
-    assert (view.name, view.is_serving, view.is_draining, view.is_suspect) == ("a", True, True, True)
+def test_a_refused_prompt_leaves_no_blocks_behind() -> None:
+    estimate = make_estimate(num_cached=1)
+    estimate.sent("kept", "", 70, BLOCKS[:2])
+    estimate.sent("refused", "", 70, BLOCKS)
+    assert numbers(estimate)[2] == 64
+    estimate.refused("refused")
+    assert numbers(estimate) == (54, 0, 32), "the block that the other one computes still counts"
+    estimate.refused("refused")
+    estimate.ended("kept")
+    estimate.reported(report(prefill=0))
+    assert numbers(estimate) == (0, 0, 16)

@@ -162,6 +162,24 @@ def test_a_sequence_whose_engines_are_lost_again_and_again_is_ended(tmp_path: Pa
     run(tmp_path, story)
 
 
+def test_an_engine_whose_statuses_stay_out_gets_nothing_although_it_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_choice, "SUSPECT_AFTER_S", 0.2)
+
+    async def story(world: World) -> None:
+        world.cores["a"].is_mute = True
+        await until(lambda: not world.client.pool.usable())
+        assert not world.client.is_core_serving
+        one = sequence()
+        world.client.submit([one])
+        assert one.place.engine is None
+        world.cores["a"].send_status()
+        assert await ids_of(one) == IDS
+
+    run(tmp_path, story, engines=("a",))
+
+
 def test_an_engine_that_rebuilds_for_long_gives_its_sequences_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

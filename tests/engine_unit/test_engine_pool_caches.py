@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.core.load import SchedulerLoad, TenantLoad
+from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.core_link.prompt_blocks import prompt_blocks
 from rayloom_engine.front.core_link.sequences import ClientSequence, in_turns_of_keys
@@ -39,6 +42,22 @@ def test_a_request_goes_where_its_prefix_is(tmp_path: Path) -> None:
                 world.client.submit([one])
                 assert one.place.engine == name
                 assert await ids_of(one) == IDS
+
+    run(tmp_path, story)
+
+
+def test_blocks_of_a_refused_prompt_attract_nothing(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for core in world.cores.values():
+            core.refusal = ("queue_full", "full")
+        one = one_with(0)
+        world.client.submit([one])
+        with pytest.raises(QueueFull):
+            await ids_of(one)
+        assert one.prompt_blocks is not None
+        blocks = one.prompt_blocks.of_size(BLOCK_SIZE)
+        assert len(blocks) == 4
+        assert [link.estimate.cached_tokens(blocks) for link in world.client.pool.links.values()] == [0, 0]
 
     run(tmp_path, story)
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_engine import build
+from rayloom_engine.build import FoundModel
+from rayloom_engine.config import parse_config
+from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.content_hash import content_hash
 from rayloom_engine.protocol.fingerprint import continuation, differences
+from rayloom_engine.protocol.text_files import text_files
+from rayloom_engine.worker.start import find_model
 from rt_fake_core import FINGERPRINT
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -45,6 +52,25 @@ def test_the_worst_difference_decides(changes: dict[str, str]) -> None:
 
 def test_an_engine_without_a_fingerprint_continues_up_to_rounding() -> None:
     assert continuation(None, FINGERPRINT) == continuation(FINGERPRINT, None) == "rounding"
+
+
+@pytest.mark.parametrize("front_port", [None, 8002])
+def test_files_are_hashed_only_for_gateways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front_port: int | None
+) -> None:
+    config = parse_config({"model": str(tiny_checkpoint(tmp_path)), "front_port": front_port, "front_key_file": "/key"})
+    tiny_tokenizer(tmp_path)
+    found = FoundModel(*find_model(config, no_progress))
+    read: list[Path] = []
+    monkeypatch.setattr(build, "text_files", lambda folder: read.append(folder) or text_files(folder))
+    monkeypatch.setattr(build, "content_hash", lambda folder: read.append(folder) or content_hash(folder))
+    model = build.served_model(config, found, FINGERPRINT, weight_bytes=4, max_model_len=40)
+    if front_port is None:
+        assert (model.fingerprint, model.text_files, read) == (None, (), [])
+    else:
+        assert model.fingerprint is not None
+        assert "tokenizer.json" in [file.name for file in model.text_files]
+        assert read == [tmp_path, tmp_path]
 
 
 def test_differences_are_named_with_both_values() -> None:

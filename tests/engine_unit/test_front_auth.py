@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -204,6 +206,29 @@ def test_only_the_engines_own_front_can_say_that_it_drains(tmp_path: Path, inbox
 
     asyncio.run(asyncio.wait_for(talk(), 20.0))
     io.stop()
+
+
+def test_a_peer_that_leaves_before_it_is_accepted_is_no_error(
+    tmp_path: Path, inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    for _ in range(3):
+        left = socket.create_connection(listener.getsockname())
+        # A reset in place of an end, so that the accepted socket has no peer any more.
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        left.close()
+    status = CoreState(epoch=7, executor="uni").status
+    io = CoreIo(f"unix:{tmp_path}/core.sock", "secret", inbox, status, gateways=GatewayPort(listener, KEY))
+    io.start()
+
+    async def talk() -> Welcome:
+        connection = await connect(CoreAddress(f"tcp:127.0.0.1:{listener.getsockname()[1]}", KEY))
+        connection.writer.close()
+        return connection.welcome
+
+    assert asyncio.run(asyncio.wait_for(talk(), 20.0)).epoch == 7
+    io.stop()
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_several_fronts_do_not_disturb_each_other(io: tuple[CoreIo, str], inbox: Inbox) -> None:

@@ -77,6 +77,17 @@ def test_unfinished_choices_are_resubmitted_in_order_and_finished_ones_are_not(f
     assert [submit.fork_of for submit in submits[3:]] == [None, None]  # the new core does not know choice 0
 
 
+def test_each_core_hears_at_once_whether_the_engine_drains(front: FrontUnderTest) -> None:
+    front.wait_until(lambda: front.core.drains[-1:] == [False], "a core may know of a drain that has ended")
+    front.do(lambda: front.service.lifecycle.drain(True))
+    front.wait_until(lambda: front.core.drains[-1:] == [True], "it hears of the drain")
+    num_drains = front.do(lambda: len(front.core.drains))
+    front.do(front.core.die)
+    front.wait_until(lambda: front.core.drains[num_drains:] == [True], "the next core hears of it, too")
+    front.do(lambda: front.service.lifecycle.drain(False))
+    front.wait_until(lambda: front.core.drains[-1:] == [False], "it has ended")
+
+
 def test_a_request_that_comes_while_the_core_is_away_waits_for_it(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "is_silent", True))
     answers: list[httpx.Response] = []

@@ -8,20 +8,26 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.gateway.gateway_config import parse_gateway_config
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.text_cache import TextCache
+from rayloom_engine.front.generation.admission import check_room
+from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.protocol.text_files import text_files
+from rayloom_engine.sampling_params import ContextTooLong, SamplingParams
 from rt_byte_model import byte_model
+from rt_engine_pool import sequence
 from rt_fake_core import FINGERPRINT, TOKEN, FakeCore
 
 
-def engine(folder: Path, name: str) -> FakeCore:
+def engine(folder: Path, name: str, max_model_len: int = 512) -> FakeCore:
     """A fake core with the model `name`, which has its own chat template."""
     model_folder = byte_model(folder / f"model-{name}", template=f"{name}: {{{{ messages[0]['content'] }}}}")
-    core = FakeCore(model_folder)
+    core = FakeCore(model_folder, max_model_len=max_model_len)
     assert core.model is not None
     fingerprint = msgspec.structs.replace(FINGERPRINT, content_hash=name)
     core.model = msgspec.structs.replace(core.model, fingerprint=fingerprint, text_files=text_files(model_folder))
@@ -29,9 +35,15 @@ def engine(folder: Path, name: str) -> FakeCore:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, cores: dict[str, FakeCore]) -> AsyncIterator[GatewayService]:
+async def running(folder: Path, cores: dict[str, FakeCore], **settings: object) -> AsyncIterator[GatewayService]:
     """A gateway in front of these engines, whose cache is in `folder`."""
-    document = {"served_model_name": "m", "engines": {"x": "h:1"}, "key_file": "/none", "cache_dir": str(folder)}
+    document: dict[str, object] = {
+        "served_model_name": "m",
+        "engines": {"x": "h:1"},
+        "key_file": "/none",
+        "cache_dir": str(folder),
+    }
+    document |= settings
     addresses = {name: CoreAddress(f"unix:{folder}/{name}.sock", TOKEN) for name in cores}
     cache = TextCache(folder / "cache", "m")
     service = GatewayService(parse_gateway_config(document), addresses, cache, api_url="http://none")
@@ -137,5 +149,115 @@ def test_an_engine_that_hands_over_broken_files_is_no_source(tmp_path: Path) -> 
                 whole.send_status()
                 await asyncio.sleep(0.02)
             assert rendered(service) == "same: Hi"
+
+    asyncio.run(story())
+
+
+def sample(service: GatewayService, name: str) -> list[str]:
+    """The lines of a metric."""
+    return [line for line in service.metrics_text().splitlines() if line.startswith(name)]
+
+
+def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queue(tmp_path: Path) -> None:
+    async def story() -> None:
+        core = engine(tmp_path, "m")
+        core.is_silent = True
+        async with running(tmp_path, {"a": core}, max_queued_requests=2) as service:
+            client = service.client
+            await until(lambda: service.text is not None and client.is_core_serving)
+            client.submit([sequence(f"s{number}") for number in range(100)])
+            check_room(service.config, client, 1, "")  # 100 run: more than two, and than an engine's max_num_seqs
+            assert sample(service, "rayloom:num_requests_") == [
+                'rayloom:num_requests_running{model_name="m"} 100.0',
+                'rayloom:num_requests_waiting{model_name="m"} 0.0',
+            ]
+            core.is_draining = True
+            core.send_status()
+            await until(lambda: not client.is_core_serving)
+            client.submit([sequence("held 1")])
+            check_room(service.config, client, 1, "")
+            client.submit([sequence("held 2")])
+            assert client.num_held() == 2
+            with pytest.raises(QueueFull, match="2 sequences wait for an engine"):
+                check_room(service.config, client, 1, "")
+            with pytest.raises(QueueFull, match="2 sequences wait for one"):
+                client.submit([sequence("held 3")])
+            assert sample(service, "rayloom:num_requests_waiting") == [
+                'rayloom:num_requests_waiting{model_name="m"} 2.0'
+            ]
+            requests = service.status().requests
+            assert (requests.running, requests.waiting) == (100, 2)
+            assert sample(service, "rayloom:rank_") == [], "a gateway has no ranks"
+
+    asyncio.run(story())
+
+
+def test_a_key_gets_half_of_the_places_for_held_requests(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, {"a": engine(tmp_path, "m")}) as service:
+            await until(lambda: service.text is not None)
+        async with running(tmp_path, {}, max_queued_requests=4) as service:
+            for name in ("1", "2"):
+                check_room(service.config, service.client, 1, "flood")
+                one = sequence(name)
+                one.tenant = "flood"
+                service.client.submit([one])
+            with pytest.raises(QueueFull, match="2 sequences of this API key wait for an engine"):
+                check_room(service.config, service.client, 1, "flood")
+            check_room(service.config, service.client, 1, "other")
+
+    asyncio.run(story())
+
+
+def test_a_connected_engine_without_a_status_is_not_disconnected(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, {"a": engine(tmp_path, "m")}) as service:
+            link = service.client.pool.links["a"]
+            states = []
+            service.client._on_change = lambda: states.append(engines_document(service.client)["engines"][0]["state"])
+            await until(lambda: link.status is not None)
+            assert states == ["connected"]
+
+    asyncio.run(story())
+
+
+def test_the_default_length_suits_most_engines_and_the_longest_context_is_the_limit(tmp_path: Path) -> None:
+    async def story() -> None:
+        cores = {"short": engine(tmp_path, "m", 400), "long": engine(tmp_path, "m", 1000)}
+        async with running(tmp_path, cores) as service:
+            await until(lambda: service.text is not None and service.text.contexts == (400, 1000))
+            text = service.text
+            assert text is not None
+
+            def length(prompt_len: int, **given: object) -> int:
+                params = SamplingParams(**{"max_tokens": None, **given})  # type: ignore[arg-type]
+                return params.decoding(0, prompt_len, text.context_of(params, prompt_len), 300, 0).max_tokens
+
+            assert length(100) == 300
+            assert length(300) == 100
+            assert length(301) == 699, "the short context would leave less than a quarter for the answer"
+            assert length(100, min_tokens=201) == 900
+            assert length(100, max_tokens=900) == 900
+            with pytest.raises(ContextTooLong, match="context is 1000 tokens, but the prompt has 1000"):
+                length(1000)
+            service.client.set_engines({"short": service.client.pool.links["short"].core})
+            cores["short"].send_status()
+            await until(lambda: service.text is not None and service.text.model.max_model_len == 400)
+            assert service.text is not None
+            assert service.text.contexts == (400,)
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_is_lost_for_a_moment_still_counts_for_the_longest_context(tmp_path: Path) -> None:
+    async def story() -> None:
+        cores = {"short": engine(tmp_path, "m", 400), "long": engine(tmp_path, "m", 1000)}
+        async with running(tmp_path, cores) as service:
+            await until(lambda: service.text is not None and service.text.contexts == (400, 1000))
+            service.client.pool.links["long"].core = CoreAddress(f"unix:{tmp_path}/none.sock", TOKEN)
+            cores["long"].die()
+            await until(lambda: service.text is not None and service.text.contexts == (400,))
+            assert service.text is not None
+            assert service.text.model.max_model_len == 1000
 
     asyncio.run(story())

@@ -14,10 +14,8 @@ from rayloom_engine.routing.router import EngineView, choose
 KEY = b"key"
 
 
-def engine(name: str, *, cached: int = 0, outstanding: int = 0, decodes: int = 0, **flags: bool) -> EngineView:
-    return EngineView(
-        name=name, cached_tokens=cached, outstanding_prefill_tokens=outstanding, num_decodes=decodes, **flags
-    )
+def engine(name: str, *, cached: int = 0, outstanding: int = 0, decodes: int = 0) -> EngineView:
+    return EngineView(name=name, cached_tokens=cached, outstanding_prefill_tokens=outstanding, num_decodes=decodes)
 
 
 # A prompt of 1,000 tokens; a decode costs as much as 2 tokens of prefill. The comments show the scores of a, b and c.
@@ -42,17 +40,10 @@ EXAMPLES = {
         [engine("a", outstanding=300), engine("b", outstanding=100), engine("c", outstanding=200)],
         "b",
     ),
-    "a draining engine gets nothing, whatever it has cached": (
-        [engine("a", outstanding=9000), engine("b", cached=992, is_draining=True)],
-        "a",
-    ),
-    "a suspect engine gets nothing": ([engine("a", outstanding=9000), engine("b", is_suspect=True)], "a"),
-    "an engine that does not serve yet gets nothing": ([engine("a", decodes=500), engine("b", is_serving=False)], "a"),
     "the last token is computed even if all are cached": (
         [engine("a", cached=1000, decodes=1), engine("b", cached=998)],  # 1 + 2 = 3, 2
         "b",
     ),
-    "no usable engine": ([engine("a", is_draining=True), engine("b", is_suspect=True)], None),
     "no engine": ([], None),
 }
 
@@ -77,9 +68,6 @@ ENGINES = st.lists(
     st.builds(
         EngineView,
         name=st.uuids().map(str),
-        is_serving=st.booleans(),
-        is_draining=st.integers(0, 3).map(lambda number: number == 3),
-        is_suspect=st.integers(0, 3).map(lambda number: number == 3),
         outstanding_prefill_tokens=st.integers(0, 40),
         num_decodes=st.integers(0, 5),
         cached_tokens=st.integers(0, 30),
@@ -105,7 +93,7 @@ def test_the_order_of_the_engines_changes_nothing(
 
 
 @given(ENGINES, PROMPT, COST, KEYS)
-def test_an_engine_is_chosen_if_and_only_if_one_is_usable_and_none_is_cheaper(
+def test_an_engine_is_chosen_if_there_is_one_and_none_is_cheaper(
     engines: list[EngineView], prompt_tokens: int, cost: float, key: bytes
 ) -> None:
     chosen = choose(engines, prompt_tokens=prompt_tokens, decode_token_cost=cost, tie_key=key)
@@ -115,7 +103,6 @@ def test_an_engine_is_chosen_if_and_only_if_one_is_usable_and_none_is_cheaper(
         + view.outstanding_prefill_tokens
         + cost * view.num_decodes
         for view in engines
-        if view.is_serving and not view.is_draining and not view.is_suspect
     }
     if not scores:
         assert chosen is None
@@ -135,11 +122,8 @@ def test_the_choice_stays_when_another_engine_leaves(
         return
     leaving = others[pick % len(others)]
 
-    for changed in (
-        [view for view in engines if view is not leaving],
-        [replace(view, is_draining=True) if view is leaving else view for view in engines],
-    ):
-        assert choose(changed, prompt_tokens=prompt_tokens, decode_token_cost=cost, tie_key=key) == chosen
+    left = [view for view in engines if view is not leaving]
+    assert choose(left, prompt_tokens=prompt_tokens, decode_token_cost=cost, tie_key=key) == chosen
 
 
 @given(ENGINES, PROMPT, COST, KEYS, st.integers(1, 100))

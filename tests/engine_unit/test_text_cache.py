@@ -95,8 +95,40 @@ def test_a_damaged_copy_is_not_used_and_a_wrong_content_not_stored(tmp_path: Pat
     cache.use(stored)
     (Path(stored.path) / "tokenizer.json").write_bytes(b"{}")
     assert cache.last() is None
+    assert cache.find(model) is None
+    again = cache.store(model, contents)
+    cache.use(again)
+    assert cache.find(model) == cache.last() == again
+    assert Path(again.path).name == f"{Path(stored.path).name}-1"
     with pytest.raises(ModelError, match=r"tokenizer.json does not have the hash"):
         cache.store(model, dict.fromkeys(contents, b"{}"))
+
+
+def test_gateways_that_store_the_same_text_at_once_never_take_it_from_each_other(
+    tmp_path: Path, model: ServedModel
+) -> None:
+    folder = Path(model.path)
+    contents = {file.sha256: (folder / file.name).read_bytes() for file in model.text_files}
+    gateways = [TextCache(tmp_path / "cache", "m") for _ in range(4)]
+    gateways[0].use(gateways[0].store(model, contents))
+    tokenizer = Path(gateways[0].store(model, contents).path) / "tokenizer.json"
+    before = tokenizer.stat().st_ino
+    missing: list[str] = []
+
+    def store(gateway: TextCache) -> None:
+        for _ in range(20):
+            gateway.use(gateway.store(model, contents))
+            if gateway.last() is None or gateway.find(model) is None:
+                missing.append("a text that was there")
+
+    threads = [threading.Thread(target=store, args=(gateway,)) for gateway in gateways]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert missing == []
+    assert tokenizer.stat().st_ino == before, "a whole copy is not written again"
+    assert len(list((tmp_path / "cache" / "texts").iterdir())) == 1
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "config.json"])

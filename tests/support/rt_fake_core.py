@@ -43,6 +43,7 @@ from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
 BLOCK_SIZE = 16
+STATUS_S = 1.0  # between two statuses
 
 FINGERPRINT = Fingerprint(
     architecture="LlamaForCausalLM",
@@ -74,6 +75,7 @@ class FakeCore:
         self.state = "serving"
         self.message = ""
         self.is_draining = False
+        self.is_mute = False  # sends no status every second, as a core that hangs
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
         self.version = PROTOCOL_VERSION
@@ -119,7 +121,10 @@ class FakeCore:
         """Listen until cancelled."""
         server = await asyncio.start_unix_server(self._accept, path=str(path))
         async with server:
-            await server.serve_forever()
+            while True:
+                await asyncio.sleep(STATUS_S)
+                if not self.is_mute:
+                    self.send_status()
 
     def release(self) -> None:
         """Lets held sequences continue, now and later."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
@@ -85,8 +87,24 @@ def served_model(
 ) -> ServedModel:
     """Returns what a front needs to know of the model. `weight_bytes`: of all ranks together.
 
-    Raises ModelError if a file of the model cannot be read.
+    Only gateways need hashes of the files, so without a port for them no file is read. Raises ModelError if one cannot
+    be read.
     """
+    served = ServedModel(
+        path=str(found.resolved.path),
+        architecture=found.shape.architecture,
+        num_parameters=found.shape.num_parameters,
+        vocab_size=found.shape.vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=found.shape.eos_token_ids,
+        dtype=rank.dtype,
+        compute_dtype=rank.compute_dtype,
+        quantization=rank.quantization,
+        weight_bytes=weight_bytes,
+        commit=found.resolved.commit,
+    )
+    if config.front_port is None:
+        return served
     folder = found.resolved.path
     try:
         files = text_files(folder)
@@ -106,21 +124,7 @@ def served_model(
         engine_version=version("rayloom-engine"),
         max_model_len=max_model_len,
     )
-    return ServedModel(
-        fingerprint=fingerprint,
-        text_files=files,
-        path=str(found.resolved.path),
-        architecture=found.shape.architecture,
-        num_parameters=found.shape.num_parameters,
-        vocab_size=found.shape.vocab_size,
-        max_model_len=max_model_len,
-        eos_token_ids=found.shape.eos_token_ids,
-        dtype=rank.dtype,
-        compute_dtype=rank.compute_dtype,
-        quantization=rank.quantization,
-        weight_bytes=weight_bytes,
-        commit=found.resolved.commit,
-    )
+    return msgspec.structs.replace(served, fingerprint=fingerprint, text_files=files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,9 +118,7 @@ class ByTokens:
         self._decode_token_cost = 1.0
 
     def added(self, engine: str) -> None:
-        estimate = EngineEstimate(engine)
-        estimate.is_serving = True
-        self._estimates[engine] = estimate
+        self._estimates[engine] = EngineEstimate(engine)
 
     def removed(self, engine: str) -> None:
         self._estimates.pop(engine, None)

@@ -131,6 +131,11 @@ def trial_mark(run_dir: Path) -> Path:
     return run_dir / "trial"
 
 
+def drain_mark(run_dir: Path) -> Path:
+    """Returns the path of a file that exists while the engine is asked to drain, whichever of its processes restart."""
+    return run_dir / "draining"
+
+
 def silence_mark(run_dir: Path) -> Path:
     """Returns the path of a file that the supervisor writes when it kills a core that shows no sign of life.
 

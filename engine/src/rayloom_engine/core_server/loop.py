@@ -110,7 +110,8 @@ class Core:
             self._publisher.subscribe(connection)
         elif isinstance(message, Abort):
             self._engine.abort(_request_id(connection, message.attempt, message.sequence_id))
-            self._clear(message.sequence_id)
+            if not message.is_moved:
+                self._clear(message.sequence_id)
         else:
             self._publisher.unsubscribe(connection)
             # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
@@ -122,7 +123,7 @@ class Core:
     def _clear(self, sequence_id: str) -> None:
         """Removes a sequence that has ended from the suspects.
 
-        Do not call it for sequences of a disconnected front, which may submit them again.
+        Do not call it for sequences of a disconnected front, or moved ones: they may be submitted again.
         """
         if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
             self._box.save()

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rayloom_engine.common.process import drain_mark
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSizes:
@@ -28,6 +30,10 @@ class RunFolder:
     def token(self) -> str:
         """The secret that API server processes and ranks present when they connect."""
         return (self.path / "token").read_text().strip()
+
+    def is_draining(self) -> bool:
+        """True if the engine was asked to drain. Gateways must know before the front connects and says so."""
+        return drain_mark(self.path).exists()
 
     def draw_epoch(self) -> int:
         """Returns a new epoch: a number that this server has not used for an epoch before."""

@@ -13,7 +13,7 @@ from rayloom_engine.common.process import return_free_memory
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.protocol.messages import ServedModel
 from rayloom_engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from rayloom_engine.sampling_params import ContextTooLong
+from rayloom_engine.sampling_params import ContextTooLong, SamplingParams
 from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.model_formats import ModelFormats, model_formats
 from rayloom_engine.text.tokenizer import Tokenizer
@@ -51,6 +51,7 @@ class ModelText:
     template: ChatTemplate | None
     formats: ModelFormats = field(default_factory=ModelFormats)
     defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
+    contexts: tuple[int, ...] = ()  # of a gateway: context lengths of its engines; model.max_model_len is the longest
     kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 
     @classmethod
@@ -62,6 +63,18 @@ class ModelText:
             formats=files.formats,
             defaults=files.defaults,
         )
+
+    def context_of(self, params: SamplingParams, prompt_len: int) -> int:
+        """Returns the context length within which a request must stay.
+
+        An answer without max_tokens may fill the context. If the engines of a gateway have several lengths, that is the
+        shortest one of which the prompt takes at most three quarters, so that as many engines as possible can compute
+        the request, and continue it. Otherwise it is the longest one.
+        """
+        if params.max_tokens is not None:
+            return self.model.max_model_len
+        num_known = prompt_len + params.min_tokens
+        return min((each for each in self.contexts if 4 * num_known <= 3 * each), default=self.model.max_model_len)
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Returns the token ids of `text`. Long texts are tokenised in a thread, so that streams continue meanwhile.

@@ -22,6 +22,7 @@ import uvloop
 from rayloom_engine.common.process import (
     EXIT_CONFIG,
     PULSE_SECONDS,
+    drain_mark,
     end_with_parent,
     give_sign,
     set_up_logging,
@@ -80,15 +81,15 @@ def main() -> int:
             api_url=url_of(api_socket),
             start=FrontStart(args.start, args.server_started),
         )
-        drain_mark = args.run_dir / "draining"
-        drain_age_s = age_of_drain(drain_mark)
+        mark = drain_mark(args.run_dir)
+        drain_age_s = age_of_drain(mark)
         if drain_age_s is not None:
             service.lifecycle.drain(True, drain_age_s)
         loaded_mark = args.run_dir / "loaded"  # `loaded` and `draining` are files, so they outlive this process
         service.lifecycle.was_loaded = loaded_mark.exists()
         service.lifecycle.on_ready = functools.partial(write_mark, loaded_mark)
         api = api_app(service, api_keys)
-        admin = admin_app(service, admin_token, drain_mark)
+        admin = admin_app(service, admin_token, mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
         api_keys.on_change()
         beside = [asyncio.create_task(api_keys.watch())]

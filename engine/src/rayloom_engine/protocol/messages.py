@@ -81,6 +81,7 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
+    is_moved: bool = False  # another engine gets the sequence, so it may come back
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):

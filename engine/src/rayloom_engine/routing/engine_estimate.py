@@ -29,16 +29,10 @@ class _Sent:
 
 
 class EngineEstimate:
-    """One connection to an engine; a new connection begins with a new estimate.
-
-    `is_serving`, `is_draining` and `is_suspect` are the caller's to set.
-    """
+    """One connection to an engine; a new connection begins with a new estimate."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_serving = False
-        self.is_draining = False
-        self.is_suspect = False
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
         self._sent: dict[str, _Sent] = {}  # sequence id -> sequences without a token
@@ -98,11 +92,19 @@ class EngineEstimate:
             self._decoding.add(sequence_id)
 
     def ended(self, sequence_id: str) -> None:
-        """Forgets a sequence that is complete, aborted or refused."""
+        """Forgets a sequence that is complete or aborted."""
         self._leave(sequence_id)
         if sequence_id in self._decoding:
             self._decoding.discard(sequence_id)
             self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be without it already
+
+    def refused(self, sequence_id: str) -> None:
+        """Forgets a sequence that the engine has not taken, so that its blocks will not be cached."""
+        sent = self._sent.get(sequence_id)
+        if sent is not None:
+            self._forget_expected(sent.blocks)
+            sent.blocks = ()
+        self.ended(sequence_id)
 
     def cached_tokens(self, blocks: Sequence[int]) -> int:
         """Returns how many leading tokens of a prompt with these blocks the engine has cached."""
@@ -114,9 +116,6 @@ class EngineEstimate:
         prefill = max(1, prompt_tokens - cached)
         return EngineView(
             name=self.name,
-            is_serving=self.is_serving,
-            is_draining=self.is_draining,
-            is_suspect=self.is_suspect,
             outstanding_prefill_tokens=tokens_before(tenant, prefill, self._prefill),
             num_decodes=self._num_decodes,
             cached_tokens=cached,

@@ -18,25 +18,18 @@ from rayloom_engine.routing.rendezvous import first_by_rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """An engine as the router sees it for one request. All numbers are at least 0."""
+    """An engine that can take the request, as the router sees it. All numbers are at least 0."""
 
     name: str  # unique among the engines of a choice
-    is_serving: bool = True
-    is_draining: bool = False
-    is_suspect: bool = False  # it may be lost: its connection is broken or its reports stay out
     outstanding_prefill_tokens: int = 0  # not computed yet, of its running and waiting sequences
     num_decodes: int = 0  # sequences that have a token already
     cached_tokens: int = 0  # leading tokens of the request's prompt whose KV blocks it has
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_serving and not self.is_draining and not self.is_suspect
 
 
 def choose(
     engines: Sequence[EngineView], *, prompt_tokens: int, decode_token_cost: float, tie_key: bytes
 ) -> str | None:
-    """Returns the name of the usable engine with the lowest score; None if no engine is usable.
+    """Returns the name of the engine with the lowest score; None if there is no engine.
 
     `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
     another decode in a step, in units of the time of a prefill token. Engines with equal scores: the first of them in
@@ -46,8 +39,6 @@ def choose(
     lowest = float("inf")
     tied: list[str] = []
     for engine in engines:
-        if not engine.is_usable:
-            continue
         score = _score(engine, prompt_tokens, decode_token_cost)
         if score < lowest:
             lowest = score

@@ -79,9 +79,8 @@ class CoreClient:
         self._on_change = on_change
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
-        self._usable: set[str] = set()  # names of the engines that were usable at the last change
         self._was_serving = False
-        self._is_draining: bool | None = None  # the last message about it; None: none was sent
+        self._is_draining = False
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -117,6 +116,12 @@ class CoreClient:
         """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
+        )
+
+    def num_held(self, tenant: str | None = None) -> int:
+        """Returns the number of sequences that no engine has: those of `tenant`, or (None) of all tenants."""
+        return sum(
+            sequence.place.engine is None and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     async def run(self) -> None:
@@ -162,7 +167,7 @@ class CoreClient:
         parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
         new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
         held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
-        check_held(held, new, self.rules.max_held_tokens)
+        check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:
@@ -199,7 +204,7 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        if self._is_draining is not None:
+        if not self.rules.is_gateway:  # False, too: the core may know of a drain that an earlier front has ended
             link.send(frame(Draining(self._is_draining)))
         if self.rules.is_gateway and link.version >= 4:
             link.send(frame(WantCache()))
@@ -207,7 +212,6 @@ class CoreClient:
         self._note_usable(link, waiting)
 
     def disconnected(self, link: EngineLink, problem: str, *, is_loss: bool = True) -> None:
-        self._usable.discard(link.name)
         orphans = self._placement.of(link)
         is_orderly = not is_loss or link.is_draining or link.is_leaving
         level = logging.INFO if is_orderly else logging.WARNING
@@ -260,14 +264,9 @@ class CoreClient:
             self._placement.move_away(link)
 
     def _note_usable(self, link: EngineLink, waiting: list[ClientSequence]) -> None:
-        """Gives `waiting` sequences to engines when `link` has become usable."""
-        was_usable = link.name in self._usable
+        """Gives `waiting` sequences to engines if `link` is usable."""
         if is_usable(link, self.rules):
-            self._usable.add(link.name)
-            if not was_usable:
-                self._placement.place_again(waiting)
-        else:
-            self._usable.discard(link.name)
+            self._placement.place_again(waiting)
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         for output in message.outputs:
@@ -293,11 +292,11 @@ class CoreClient:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
+        link.estimate.refused(sequence.sequence_id)
         if message.reason != "queue_full":
-            link.estimate.ended(sequence.sequence_id)
             self._placement.fail(sequence, refusal(message))
             return
-        self.pool.withdraw(sequence)
+        self.pool.withdraw(sequence, is_moved=True)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
         if other is None and not sequence.is_accepted:
@@ -311,7 +310,6 @@ class CoreClient:
     def _let_leave(self) -> None:
         """Moves the sequences of engines that are no longer in the list, and forgets each engine that has none."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
-            self._usable.discard(link.name)
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):
                     sequence.place.last_loss_s = -math.inf  # no other engine may wait for this one
@@ -321,7 +319,6 @@ class CoreClient:
 
     def _remove(self, link: EngineLink) -> None:
         self.pool.remove(link)
-        self._usable.discard(link.name)
         if link.is_connected:
             link.is_connected = link.is_serving = False
             self.disconnected(link, "it is no longer in the list", is_loss=False)

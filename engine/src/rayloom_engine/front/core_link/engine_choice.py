@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
-from rayloom_engine.routing.router import EngineView, choose
+from rayloom_engine.routing.router import choose
 
 SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 # A sequence whose engine was lost this often in a row, without a token in between, may be the cause. From then on only
@@ -29,15 +29,20 @@ class PoolRules:
 
     is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
     hold_s: float = math.inf  # a sequence waits at most this long for an engine
+    max_held: float = math.inf  # sequences that wait for an engine
     max_held_tokens: float = math.inf  # of the sequences that wait for an engine together
     silence_s: float | None = None  # an engine that sends nothing for so long is lost
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
-    """True if the engine may be given sequences. The only engine of a front also gets them while it starts."""
+    """True if the engine may be given sequences. The only engine of a front also gets them while it starts.
+
+    A gateway gives none to an engine whose statuses stay out: it may be lost.
+    """
     if not rules.is_gateway:
         return link.is_connected
-    return link.is_connected and link.is_serving and not link.is_draining and not link.is_leaving
+    is_open = link.is_serving and not link.is_draining and not link.is_leaving
+    return link.is_connected and is_open and link.status_age_s <= SUSPECT_AFTER_S
 
 
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
@@ -63,23 +68,18 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
-    """Returns the name of the engine that computes `sequence`, among those that can; None if all are suspect.
+    """Returns the name of the engine that computes `sequence`, among those that can.
 
     The cost of a decode is the mean of those that the engines have measured, so that engines of one kind, whose
     measurements differ by chance, have the same one. An engine that reports nothing counts as 1.
     """
     blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(
-        [_view(link, sequence, blocks.of_size(link.estimate.index.block_size)) for link in links],
+        [
+            link.estimate.view(sequence.tenant, sequence.num_tokens, blocks.of_size(link.estimate.index.block_size))
+            for link in links
+        ],
         prompt_tokens=sequence.num_tokens,
         decode_token_cost=sum(link.estimate.load.decode_token_cost for link in links) / len(links),
         tie_key=blocks.tie_key,
     )
-
-
-def _view(link: EngineLink, sequence: ClientSequence, blocks: tuple[int, ...]) -> EngineView:
-    estimate = link.estimate
-    estimate.is_serving = link.is_serving
-    estimate.is_draining = link.is_draining
-    estimate.is_suspect = link.status_age_s > SUSPECT_AFTER_S
-    return estimate.view(sequence.tenant, sequence.num_tokens, blocks)

@@ -93,13 +93,16 @@ class EnginePool:
             link.estimate.sent(sequence.sequence_id, sequence.tenant, sequence.num_tokens, blocks)
         link.send(data)
 
-    def withdraw(self, sequence: ClientSequence) -> None:
-        """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used."""
+    def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False) -> None:
+        """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used.
+
+        `is_moved`: it is to continue elsewhere. Then the engine goes on to suspect it if its steps have died.
+        """
         link = self.links.get(sequence.place.engine or "")
         if link is not None:
             link.estimate.ended(sequence.sequence_id)
             if link.is_connected:
-                link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt)))
+                link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt, is_moved)))
         sequence.place.leave()
 
     def has_another_model(self, sequence: ClientSequence) -> bool:

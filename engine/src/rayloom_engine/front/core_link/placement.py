@@ -76,7 +76,7 @@ class Placement:
             sequence.place.refused_by.clear()
         moved = [sequence for sequence in self.of(link) if self._pool.engine_for(sequence) is not None]
         for sequence in moved:
-            self._pool.withdraw(sequence)
+            self._pool.withdraw(sequence, is_moved=True)
             if is_loss:
                 self.count_loss(sequence, now_s)
         self.place_again(moved)

@@ -117,12 +117,21 @@ def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[Cli
     return [sequence for request in in_turns(held, num_placed) for sequence in by_request[request.request_id]]
 
 
-def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], max_tokens: float) -> None:
-    """Raises QueueFull if the `new` sequences would have to wait for an engine and there is no room beside `held`."""
-    num_new = sum(sequence.num_tokens for sequence in new)
-    num_held = sum(sequence.num_tokens for sequence in held) if num_new else 0
-    if num_new and num_held + num_new > max_tokens:
-        raise QueueFull(f"no engine serves, and requests with {num_held} tokens wait for one; try again soon", 1)
+def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], most: float, max_tokens: float) -> None:
+    """Raises QueueFull if the `new` sequences would have to wait for an engine and there is no room beside `held`.
+
+    `most`, `max_tokens`: limits of the number and of the tokens of all sequences that wait.
+    """
+    lengths = [sequence.num_tokens for sequence in new]
+    if not lengths:
+        return
+    held_lengths = [sequence.num_tokens for sequence in held]
+    if len(held_lengths) + len(lengths) > most:
+        raise QueueFull(f"no engine can take the request, and {len(held_lengths)} sequences wait for one; try again", 1)
+    if sum(held_lengths) + sum(lengths) > max_tokens:
+        raise QueueFull(
+            f"no engine can take the request, and requests with {sum(held_lengths)} tokens wait for one; try again", 1
+        )
 
 
 def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:

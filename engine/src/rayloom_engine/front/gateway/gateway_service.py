@@ -9,10 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.gateway.contexts import with_contexts
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.text_cache import TextCache, check_files, text_hash
 from rayloom_engine.front.gateway.text_fetch import TextFetch
@@ -36,6 +38,7 @@ class GatewayService(Service):
         rules = PoolRules(
             is_gateway=True,
             hold_s=config.gateway.hold_seconds,
+            max_held=config.front.max_queued_requests,
             max_held_tokens=config.gateway.max_held_tokens,
             silence_s=SILENCE_S,
         )
@@ -46,6 +49,7 @@ class GatewayService(Service):
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
         self._last_problem = ""
         self._text_hash = ""  # of the text in use
+        self._stored_context = 0  # context length of the model that came with the text
         self.client.on_file_part = self._fetch.receive
 
     async def run(self) -> None:
@@ -56,12 +60,30 @@ class GatewayService(Service):
         await super().run()
 
     def state(self) -> tuple[State, str]:
-        """The current state and its reason. Engines that hang are the pool's matter."""
+        """The current state and its reason. An engine that is silent sends no event, so this asks for its age."""
+        self.lifecycle.is_core_serving = self.client.is_core_serving
         return self.lifecycle.state
+
+    def metrics_text(self) -> str:
+        """Returns all metrics in Prometheus' text format. A gateway has a queue, but no ranks."""
+        self.metrics.observe_queue(*self._queue())
+        return self.metrics.text()
 
     def _received(self) -> ReceivedStatus:
         model = None if self.text is None else self.text.model
-        return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model), is_connected=False)
+        num_running, num_waiting = self._queue()
+        stats = SchedulerStats(num_running=num_running, num_waiting=num_waiting)
+        return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
+
+    def _queue(self) -> tuple[int, int]:
+        """Returns the numbers of sequences that engines have, and of those that wait for an engine."""
+        num_waiting = self.client.num_held()
+        return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting
+
+    def _update(self) -> None:
+        super()._update()
+        if self.text is not None:
+            self.text = with_contexts(self.text, self._stored_context, self.client.pool)
 
     def _on_status(self, link: EngineLink, status: CoreStatus) -> None:
         if all(other.name in self._failed for other in self.client.pool.links.values() if other.is_connected):
@@ -114,6 +136,7 @@ class GatewayService(Service):
             return False
         self.client.pool.model = model.fingerprint
         self._text_hash = text_hash(model)
+        self._stored_context = model.max_model_len
         self.text = ModelText.of(model, files)
         self._use_files(files)
         logger.info("text of %s, %s", model.architecture, model.commit or "no commit")

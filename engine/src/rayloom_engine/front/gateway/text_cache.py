@@ -1,18 +1,23 @@
 """TextCache: tokenizers, chat templates and generation configs that engines handed over, in a folder of the gateway.
 
 FOLDER/texts/HASH/tokenizer.json, ..., model.json    one folder for each model, complete or absent
-FOLDER/NAME.last                                      the HASH that the service NAME used last
+FOLDER/texts/HASH-1/...                               another copy, written because HASH was damaged
+FOLDER/NAME.last                                      the folder in texts/ that the service NAME used last
+
+Gateways share the folder without a lock: a copy is renamed into its place as a whole, and never changed or removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import itertools
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,6 +28,7 @@ from rayloom_engine.protocol.text_files import MAX_FILE_BYTES, TEXT_FILES, TOKEN
 
 _MODEL = "model.json"
 _HASH = re.compile(r"[0-9a-f]{64}")
+_FOLDER = re.compile(r"[0-9a-f]{64}(-[0-9]+)?")
 
 
 def text_hash(model: ServedModel) -> str:
@@ -52,11 +58,17 @@ class TextCache:
             name = self._last.read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             return None
-        return self._load(name) if _HASH.fullmatch(name) else None
+        return self._load(name) if _FOLDER.fullmatch(name) else None
 
     def find(self, model: ServedModel) -> ServedModel | None:
         """Returns `model` with its folder here as `path`; None if its files must be fetched."""
-        return self._load(text_hash(model))
+        for name in _names(model):
+            if not (self._texts / name).exists():
+                return None
+            found = self._load(name)
+            if found is not None:
+                return found
+        return None
 
     def store(self, model: ServedModel, contents: Mapping[str, bytes]) -> ServedModel:
         """Stores the files of a model (hash -> content), and returns the model with its folder here.
@@ -64,7 +76,6 @@ class TextCache:
         Raises ModelError if a content does not have its hash, or the folder cannot be written.
         """
         check_files(model.text_files)
-        target = self._texts / text_hash(model)
         try:
             part = Path(tempfile.mkdtemp(prefix="part-", dir=self._texts))
             try:
@@ -73,20 +84,36 @@ class TextCache:
                     _check_content(file, content)
                     (part / file.name).write_bytes(content)
                 (part / _MODEL).write_bytes(msgspec.json.encode(model))
-                shutil.rmtree(target, ignore_errors=True)  # a damaged one; otherwise it would have been found
-                os.rename(part, target)
+                return self._keep(part, model)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
         except OSError as error:
-            raise ModelError(f"cannot write the tokenizer into {target}: {error}") from error
-        return msgspec.structs.replace(model, path=str(target))
+            raise ModelError(f"cannot write the tokenizer into {self._texts}: {error}") from error
 
     def use(self, model: ServedModel) -> None:
         """Records that the service uses `model` from now on. A disk that is full only costs the next start its text."""
         with contextlib.suppress(OSError):
-            part = self._last.with_suffix(f".{os.getpid()}")
-            part.write_text(Path(model.path).name, encoding="utf-8")
-            part.replace(self._last)
+            # Not a name made of the process id: gateways in several containers may have the same one.
+            descriptor, part = tempfile.mkstemp(prefix="part-", dir=self._last.parent)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(Path(model.path).name)
+                os.replace(part, self._last)
+            finally:
+                Path(part).unlink(missing_ok=True)
+
+    def _keep(self, part: Path, model: ServedModel) -> ServedModel:
+        """Makes the complete folder `part` the model's, unless another gateway has just stored it. Raises OSError."""
+        for name in _names(model):
+            try:
+                os.rename(part, self._texts / name)  # fails if there is a folder with files
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            stored = self._load(name)
+            if stored is not None:
+                return stored
+        raise AssertionError("the names do not end")
 
     def _load(self, name: str) -> ServedModel | None:
         folder = self._texts / name
@@ -98,6 +125,14 @@ class TextCache:
         except (OSError, msgspec.MsgspecError, ModelError):
             return None
         return msgspec.structs.replace(model, path=str(folder))
+
+
+def _names(model: ServedModel) -> Iterator[str]:
+    """Yields the names of folders for a model's text, without an end: the later ones are used if others are damaged."""
+    name = text_hash(model)
+    yield name
+    for number in itertools.count(1):
+        yield f"{name}-{number}"
 
 
 def check_files(files: tuple[TextFile, ...]) -> None:

@@ -30,20 +30,25 @@ def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> No
 
 
 def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenant: str) -> None:
-    """Raises QueueFull when too many sequences wait for their first token.
+    """Raises QueueFull when too many sequences wait: in an engine for their first token, in a gateway for an engine.
 
-    The core checks its own queue too. This check does not need the core, so it also works while the core restarts.
+    The core checks its own queue too. This check does not need the core, so it also works while the core restarts. A
+    gateway's engines have queues of their own, so it has one only while none of them takes sequences.
     """
-    num_silent = client.num_silent()
-    if num_silent + num_choices > config.max_queued_requests + config.max_num_seqs:
-        raise QueueFull(f"the queue is full: {num_silent} sequences wait for their first token; try again soon", 1)
-    num_own = client.num_silent(tenant)
+    is_gateway = client.rules.is_gateway
+    if is_gateway and client.is_core_serving:
+        return
+    what = "an engine" if is_gateway else "their first token"
+    num_waiting_of = client.num_held if is_gateway else client.num_silent
+    num_slots = 0 if is_gateway else config.max_num_seqs
+    num_waiting = num_waiting_of()
+    if num_waiting + num_choices > config.max_queued_requests + num_slots:
+        raise QueueFull(f"the queue is full: {num_waiting} sequences wait for {what}; try again soon", 1)
+    num_own = num_waiting_of(tenant)
     num_others = num_choices - 1  # `has_room` checks one choice, so check the last one, as if the others were queued
-    if tenant and not has_room(
-        num_own + num_others, num_silent + num_others, config.max_num_seqs, config.max_queued_requests
-    ):
+    if tenant and not has_room(num_own + num_others, num_waiting + num_others, num_slots, config.max_queued_requests):
         raise QueueFull(
-            f"{num_own} sequences of this API key wait for their first token, and the queue's other places are "
+            f"{num_own} sequences of this API key wait for {what}, and the queue's other places are "
             "kept for other keys; try again soon",
             1,
         )

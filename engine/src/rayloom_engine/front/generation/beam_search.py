@@ -138,9 +138,8 @@ class BeamSearch(Generation):
     def _settings(self, prompt: tuple[int, ...], length_penalty: float) -> BeamSettings:
         model = self._text.model
         most = self._service.config.max_output_tokens
-        decoding = self.params.decoding(
-            0, len(prompt), model.max_model_len, model.vocab_size, 0, max_output_tokens=most
-        )
+        context = self._text.context_of(self.params, len(prompt))
+        decoding = self.params.decoding(0, len(prompt), context, model.vocab_size, 0, max_output_tokens=most)
         stop_ids: Collection[int] = () if self.params.ignore_eos else model.eos_token_ids
         return BeamSettings(
             width=self.params.n,

@@ -221,7 +221,7 @@ class Generation:
             decoding = self.params.decoding(
                 0,
                 len(prompt),
-                model.max_model_len,
+                text.context_of(self.params, len(prompt)),
                 model.vocab_size,
                 fresh_seed,
                 max_output_tokens=self._service.config.max_output_tokens,

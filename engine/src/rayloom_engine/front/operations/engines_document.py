@@ -21,8 +21,8 @@ def engines_document(client: CoreClient) -> dict[str, Any]:
 def _engine(link: EngineLink) -> dict[str, Any]:
     status = link.status
     state = "disconnected"
-    if link.is_connected and status is not None:
-        state = status.state
+    if link.is_connected:
+        state = "connected" if status is None else status.state
     return {
         "name": link.name,
         "address": link.core.address.removeprefix("tcp:"),

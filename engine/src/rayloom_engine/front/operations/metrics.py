@@ -135,8 +135,7 @@ class Metrics:
         process continues in a new epoch.
         """
         stats = status.stats
-        self._running.set(stats.num_running)
-        self._waiting.set(stats.num_waiting)
+        self.observe_queue(stats.num_running, stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
         self._cache_config.clear()
@@ -154,10 +153,14 @@ class Metrics:
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
 
+    def observe_queue(self, num_running: int, num_waiting: int) -> None:
+        """Sets the numbers of sequences. Those of a gateway run if an engine has them, and wait if none has."""
+        self._running.set(num_running)
+        self._waiting.set(num_waiting)
+
     def forget_batch(self) -> None:
         """Call when the core is gone, and with it all running and waiting sequences."""
-        self._running.set(0)
-        self._waiting.set(0)
+        self.observe_queue(0, 0)
 
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
         """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.

@@ -140,7 +140,8 @@ async def answer(
     params: SamplingParams,
 ) -> Response:
     """Generates and returns the response. Raises the errors that happen before the response begins."""
-    params = text.defaults.with_length(params, prompts, text.model.max_model_len, service.config.max_output_tokens)
+    context = text.context_of(params, max(map(len, prompts)))
+    params = text.defaults.with_length(params, prompts, context, service.config.max_output_tokens)
     wire.check_priority(service.config.enable_priority)
     with wire.own_names():
         params = params.check_logprobs(service.config.max_logprobs, text.model.vocab_size)

@@ -1,0 +1,35 @@
+"""The context lengths of a gateway's engines: which prompts are too long, and how long an answer may be by default."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.core_link.engine_pool import EnginePool
+from rayloom_engine.front.model_text import ModelText
+from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
+
+
+def with_contexts(text: ModelText, stored: int, pool: EnginePool) -> ModelText:
+    """Returns `text` with the context lengths of the engines that have its model; `text` itself if they are the same.
+
+    The longest one decides which prompts are too long. Engines that are lost for a moment count for it, because a
+    request that only they can take may wait for them. The others decide the default length of answers. `stored`: the
+    length that came with the text, for engines that have not been connected yet.
+    """
+    links = [link for link in pool.links.values() if not link.is_leaving]
+    known = [length for link in links if (length := _length(link, text.model.fingerprint)) is not None]
+    connected = {_length(link, text.model.fingerprint) for link in links if link.is_connected} - {None}
+    is_whole = bool(known) and all(link.status is not None for link in links)
+    longest = max(known if is_whole else [*known, stored])
+    contexts = tuple(sorted(each for each in connected if each is not None))
+    if (longest, contexts) == (text.model.max_model_len, text.contexts):
+        return text
+    return replace(text, model=msgspec.structs.replace(text.model, max_model_len=longest), contexts=contexts)
+
+
+def _length(link: EngineLink, model: Fingerprint | None) -> int | None:
+    """The engine's context length; None if it is not known, or the engine has another model."""
+    return None if continuation(model, link.fingerprint) == "other model" else link.max_model_len
