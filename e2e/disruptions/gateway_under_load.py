@@ -22,8 +22,8 @@ from observers.timeline import Timeline
 STRIKE_AT = 12
 NUM_STEADY = 3  # streams at a time that arrive during the disturbance
 HEADER = (
-    "| disturbance | longest pause of a stream, s | usual pause, s | over after, s | streams | failed |",
-    "|---|---|---|---|---|---|",
+    "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | failed |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -43,21 +43,26 @@ class GatewayRecord:
 
     @property
     def pause_s(self) -> float:
-        """The longest time without a token in a stream that ran at the time of the disturbance."""
-        began = self.timeline.began_at
-        return max(_longest(each["times"], began) for each in self.streams if each["began"] < began)
+        """The longest time between two tokens of a stream, since the disturbance."""
+        return max(_longest(each["times"], self.timeline.began_at) for each in self.streams)
 
     @property
     def usual_pause_s(self) -> float:
-        """The longest time without a token in a stream before the disturbance, from its first token on."""
+        """The longest time between two tokens of a stream, before the disturbance."""
         began = self.timeline.began_at
         before = [[at for at in each["times"] if at < began] for each in self.streams]
         return max(_longest(times, times[0]) for times in before if times)
 
+    @property
+    def first_token_s(self) -> float:
+        """The longest time to the first token of a request that came after the disturbance."""
+        return max(each["times"][0] - each["began"] for each in self.streams if each["is_late"] and each["times"])
+
     def row(self) -> str:
-        cells = (self.what, f"{self.pause_s:.1f}", f"{self.usual_pause_s:.1f}")
-        over = f"{self.timeline.seconds(self.over_at):.1f}"
-        return "| " + " | ".join((*cells, over, str(len(self.streams)), str(len(self.failures)))) + " |"
+        over_s = self.timeline.seconds(self.over_at)
+        seconds = (self.pause_s, self.usual_pause_s, self.first_token_s, over_s)
+        numbers = (len(self.streams), len(self.failures))
+        return "| " + " | ".join((self.what, *(f"{each:.1f}" for each in seconds), *map(str, numbers))) + " |"
 
 
 def disturb_gateway(
