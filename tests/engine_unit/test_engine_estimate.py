@@ -25,7 +25,7 @@ def numbers(estimate: EngineEstimate, tenant: str = "") -> tuple[int, int, int]:
 
 def report(prefill: int, decodes: int = 0) -> SchedulerLoad:
     tenants = (TenantLoad(tenant="", prefill_tokens=prefill),) if prefill else ()
-    return SchedulerLoad(outstanding_prefill_tokens=prefill, num_decodes=decodes, tenants=tenants)
+    return SchedulerLoad(num_decodes=decodes, tenants=tenants)
 
 
 def test_a_sent_prompt_counts_at_once_and_its_prefix_as_cached() -> None:

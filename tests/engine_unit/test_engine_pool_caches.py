@@ -144,26 +144,6 @@ def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-def test_a_core_of_version_3_is_not_asked_and_still_gets_requests(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        world.cores["a"].version = 3
-        world.cores["a"].die()
-        await until(lambda: world.client.pool.links["a"].version == 3 and world.is_known("a"))
-        assert world.cores["a"].num_index_requests == 1, "that of version 4, before"
-        world.hold(4)
-        made = [one_with(number, tuple(range(100 * number, 100 * number + 64))) for number in range(8)]
-        for one in made:
-            world.client.submit([one])
-        assert [one.place.engine for one in made].count("a") == 4
-        for core in world.cores.values():
-            core.release()
-        for one in made:
-            assert await ids_of(one) == IDS
-        assert world.client.pool.links["a"].estimate.num_decodes == 0
-
-    run(tmp_path, story)
-
-
 def test_blocks_are_those_of_the_core_and_choices_share_them(tmp_path: Path) -> None:
     prompt = (*PREFIX, 1)
     blocks = prompt_blocks(prompt, b"key", BLOCK_SIZE, otherwise=b"request")

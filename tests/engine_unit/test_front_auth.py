@@ -25,6 +25,7 @@ from rayloom_engine.protocol.framing import core_decoder, frame, front_decoder, 
 from rayloom_engine.protocol.front_auth import common_version, core_proof, front_proof
 from rayloom_engine.protocol.front_key import load_front_key
 from rayloom_engine.protocol.messages import (
+    PROTOCOL_VERSION,
     CoreStatus,
     Draining,
     FrontChallenge,
@@ -37,15 +38,7 @@ from rayloom_engine.protocol.messages import (
 from rt_server import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef"
-# The first bytes that a front of version 3 sends: Hello(token="secret", front_id="front-1", version=3).
-HELLO_OF_VERSION_3 = bytes.fromhex(
-    "0000003384a474797065a568656c6c6fa5746f6b656ea6736563726574a866726f6e745f6964a766726f6e742d31a776657273696f6e03"
-)
-
-
-class WelcomeOfVersion3(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
-    epoch: int
-    pid: int
+NEXT = PROTOCOL_VERSION + 1  # a release whose version is one higher; it also speaks this one
 
 
 @pytest.fixture
@@ -134,41 +127,52 @@ def test_the_key_is_never_on_the_wire(io: tuple[CoreIo, str]) -> None:
     assert KEY.encode() not in sent
 
 
-def test_a_front_of_the_version_before_is_welcome_and_understands_the_answer(
-    tmp_path: Path, io: tuple[CoreIo, str]
-) -> None:
-    async def talk() -> tuple[bytes, bytes]:
-        reader, writer = await asyncio.open_unix_connection(f"{tmp_path}/core.sock")
-        writer.write(HELLO_OF_VERSION_3)
-        welcome, _status = await read_frame(reader), await read_frame(reader)
-        io[0].send(1, Outputs((SequenceOutput(sequence_id="s", token_ids=(9,)),)))
-        output = await read_frame(reader)
+def test_a_front_of_the_next_version_is_welcome_if_it_speaks_the_one_before(io: tuple[CoreIo, str]) -> None:
+    async def talk() -> Welcome:
+        _, host, port = io[1].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        challenge = core_decoder.decode(await read_frame(reader))
+        assert isinstance(challenge, FrontChallenge)
+        chosen = common_version(challenge.version, ours=NEXT, oldest=NEXT - 1)
+        assert chosen == PROTOCOL_VERSION
+        hello = Hello(front_id="gateway-1", version=chosen, nonce="m")
+        proven = msgspec.structs.replace(hello, proof=front_proof(KEY, challenge.nonce, hello))
+        data = msgspec.msgpack.encode({**msgspec.to_builtins(proven), "a_field_of_the_next_version": 1})
+        writer.write(len(data).to_bytes(4, "big") + data)
+        welcome = core_decoder.decode(await read_frame(reader))
+        assert isinstance(welcome, Welcome)
+        assert welcome.proof == core_proof(KEY, challenge.nonce, "m", welcome)
         writer.close()
-        return welcome, output
+        return welcome
 
-    welcome, output = asyncio.run(talk())
-    assert msgspec.msgpack.decode(welcome, type=WelcomeOfVersion3).epoch == 7
-    assert core_decoder.decode(welcome).version == 3  # type: ignore[union-attr]
-    assert msgspec.msgpack.decode(output) == {"type": "outputs", "outputs": [{"sequence_id": "s", "token_ids": [9]}]}
+    assert asyncio.run(asyncio.wait_for(talk(), 20.0)).version == PROTOCOL_VERSION
 
 
-def test_a_front_speaks_the_version_before_with_a_core_that_has_no_newer_one() -> None:
+@pytest.mark.parametrize("newest", [PROTOCOL_VERSION, NEXT])
+def test_a_front_speaks_its_version_with_a_core_of_the_next_one(newest: int) -> None:
     hellos: list[Hello] = []
 
-    async def older_core(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(FrontChallenge(nonce="n", version=3)))
+    async def core(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        data = msgspec.msgpack.encode({"type": "challenge", "nonce": "n", "version": newest, "a_new_field": [1]})
+        writer.write(len(data).to_bytes(4, "big") + data)
         hello = front_decoder.decode(await read_frame(reader))
         assert isinstance(hello, Hello)
         assert hello.proof == front_proof(KEY, "n", hello)
         hellos.append(hello)
-        welcome = Welcome(epoch=1, pid=1, version=3)
+        welcome = Welcome(epoch=1, pid=1, version=hello.version)
         proof = core_proof(KEY, "n", hello.nonce, welcome)
         writer.write(frame(msgspec.structs.replace(welcome, proof=proof)))
 
-    connection: CoreConnection = asyncio.run(
-        _serve_once(older_core, lambda address: connect(CoreAddress(address, KEY)))
-    )
-    assert hellos[0].version == connection.welcome.version == 3
+    connection: CoreConnection = asyncio.run(_serve_once(core, lambda address: connect(CoreAddress(address, KEY))))
+    assert hellos[0].version == connection.welcome.version == PROTOCOL_VERSION
+
+
+def test_a_core_that_is_too_old_is_named_with_the_versions_that_are_spoken() -> None:
+    async def core(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(FrontChallenge(nonce="n", version=3)))
+
+    with pytest.raises(ProtocolError, match="the core speaks protocol 3, this front 4 to 4"):
+        asyncio.run(_serve_once(core, lambda address: connect(CoreAddress(address, KEY))))
 
 
 @pytest.mark.parametrize(("theirs", "common"), [(2, None), (3, 3), (4, 4), (5, 4)])

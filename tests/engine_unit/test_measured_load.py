@@ -82,7 +82,7 @@ def test_a_load_hashes_a_bounded_number_of_blocks_and_the_next_ones_the_rest(mon
     waiting = [make_sequence(f"{number}", prompt) for number in range(4)]
     for sequence in waiting:
         scheduler.add(sequence)
-    tokens = [scheduler.load().outstanding_prefill_tokens for _ in range(4)]
+    tokens = [scheduler.load().tenants[0].prefill_tokens for _ in range(4)]
     # 52 tokens, of which 20, 40 and at last 48 are known to be cached: 5, 10 and 12 blocks.
     assert tokens == [32, 12, 4, 4]
     assert [len(sequence.known_hashes) for sequence in waiting] == [3, 3, 3, 3]

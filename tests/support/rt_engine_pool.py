@@ -56,7 +56,7 @@ class World:
     def is_known(self, name: str) -> bool:
         """True if the engine is usable and its first report, which replaces the estimate, has come."""
         link = self.client.pool.links[name]
-        return link in self.client.pool.usable() and (link.version < 4 or link.estimate.load == self.cores[name].load)
+        return link in self.client.pool.usable() and link.estimate.load == self.cores[name].load
 
     def place_of(self, sequence: ClientSequence) -> str:
         """The engine that has it; waits for nothing."""

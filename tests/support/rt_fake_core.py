@@ -78,7 +78,6 @@ class FakeCore:
         self.is_mute = False  # sends no status every second, as a core that hangs
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
-        self.version = PROTOCOL_VERSION
         self.cached: list[bytes] = []  # hashes of blocks, as `prompt_hashes` makes them
         self.load = SchedulerLoad(decode_token_cost=2.0)  # not the load that a gateway assumes before a report
         self.num_index_requests = 0
@@ -174,7 +173,7 @@ class FakeCore:
                 return
             self.hellos.append(hello)
             self._writers.add(writer)
-            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=self.version))
+            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION))
             _write(writer, self._status())
             while True:
                 self._take(front_decoder.decode(await read_frame(reader)), writer)
@@ -196,7 +195,6 @@ class FakeCore:
             self.num_fetches += 1
             _write(writer, read_part(self.model, message))
         elif isinstance(message, WantCache):
-            assert self.version >= 4, "a core of version 3 would end the connection"
             self.num_index_requests += 1
             _write(writer, self._changes(self.cached, num_parts=1))
             _write(writer, LoadReport(self.load))

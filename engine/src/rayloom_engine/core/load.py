@@ -24,17 +24,12 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: str  # empty without several API keys
     prefill_tokens: int = 0  # tokens to compute before its sequences get their next token, cached ones left out
-    num_running: int = 0
-    num_waiting: int = 0
 
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
-    outstanding_prefill_tokens: int = 0  # of running and waiting sequences; cached prefixes are left out
     num_decodes: int = 0  # running sequences whose newest token alone is not computed yet
-    num_waiting: int = 0
-    waiting_tokens: int = 0  # all tokens of the waiting sequences, cached ones included
     decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
-    tenants: tuple[TenantLoad, ...] = ()  # those with unfinished sequences, sorted by name
+    tenants: tuple[TenantLoad, ...] = ()  # those with prompts to compute, sorted by name
 
 
 class LoadCount:
@@ -44,16 +39,12 @@ class LoadCount:
         self._config = config
         self._pool = pool
         self._prefill: defaultdict[str, int] = defaultdict(int)
-        self._running: defaultdict[str, int] = defaultdict(int)
-        self._waiting: defaultdict[str, int] = defaultdict(int)
         self._num_decodes = 0
-        self._waiting_tokens = 0
         self._num_to_hash = MAX_HASHED_BLOCKS
 
     def add_running(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
             num_uncomputed = sequence.num_tokens - sequence.num_computed
-            self._running[sequence.tenant] += 1
             if num_uncomputed > 1:
                 self._prefill[sequence.tenant] += num_uncomputed
             else:
@@ -61,26 +52,14 @@ class LoadCount:
 
     def add_waiting(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
-            self._waiting[sequence.tenant] += 1
-            self._waiting_tokens += sequence.num_tokens
             self._prefill[sequence.tenant] += sequence.num_tokens - self._num_cached(sequence)
 
     def load(self, decode_token_cost: float) -> SchedulerLoad:
-        names = sorted({*self._running, *self._waiting})
         return SchedulerLoad(
-            outstanding_prefill_tokens=sum(self._prefill.values()),
             num_decodes=self._num_decodes,
-            num_waiting=sum(self._waiting.values()),
-            waiting_tokens=self._waiting_tokens,
             decode_token_cost=decode_token_cost,
             tenants=tuple(
-                TenantLoad(
-                    tenant=name,
-                    prefill_tokens=self._prefill[name],
-                    num_running=self._running[name],
-                    num_waiting=self._waiting[name],
-                )
-                for name in names
+                TenantLoad(tenant=name, prefill_tokens=tokens) for name, tokens in sorted(self._prefill.items())
             ),
         )
 

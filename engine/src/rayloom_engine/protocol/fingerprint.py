@@ -41,7 +41,7 @@ _OF_ARITHMETIC = (
 def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
     """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
 
-    None is an engine of protocol version 3, which sends no fingerprint: its model is taken for the same one.
+    None: it is not known, and the model is taken for the same one.
     """
     if earlier is None or later is None:
         return "rounding"

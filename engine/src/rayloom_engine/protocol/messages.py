@@ -1,4 +1,4 @@
-"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 4; version 3 is spoken, too.
+"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 4, the first for gateways.
 
 Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello and gets Welcome; if the core
 refuses the Hello, it closes the connection. On the Unix socket the Hello has the token. Over TCP the core first sends a
@@ -27,7 +27,7 @@ from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.protocol.fingerprint import Fingerprint
 
 PROTOCOL_VERSION = 4
-OLDEST_VERSION = 3  # version 4 adds the handshake over TCP, attempt numbers and the prefix index
+OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)  # the one before; version 3 had no port for gateways
 HASH_BYTES = 8  # of a block's hash of 16 bytes, in CacheChanges
 
 
@@ -104,7 +104,7 @@ class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     epoch: int
     pid: int
-    version: int = 3  # in which the core speaks on this connection; cores of version 3 do not send it
+    version: int  # in which the core speaks on this connection
     proof: str = ""  # over TCP: front_auth.core_proof
 
 
@@ -163,7 +163,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"  # as the setting
     weight_bytes: int
     commit: str | None = None
-    fingerprint: Fingerprint | None = None  # None: the core speaks version 3
+    fingerprint: Fingerprint | None = None  # None: the engine has no port for gateways
     text_files: tuple[TextFile, ...] = ()
 
 

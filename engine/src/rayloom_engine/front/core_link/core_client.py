@@ -206,7 +206,7 @@ class CoreClient:
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
         if not self.rules.is_gateway:  # False, too: the core may know of a drain that an earlier front has ended
             link.send(frame(Draining(self._is_draining)))
-        if self.rules.is_gateway and link.version >= 4:
+        if self.rules.is_gateway:
             link.send(frame(WantCache()))
         self._on_change()
         self._note_usable(link, waiting)

@@ -59,12 +59,8 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 
 
 def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
-    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt.
-
-    Cores of protocol version 3 send no attempt.
-    """
-    place = sequence.place
-    return place.engine == link.name and (link.version < 4 or place.attempt == attempt)
+    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt."""
+    return sequence.place.engine == link.name and sequence.place.attempt == attempt
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:

@@ -10,7 +10,6 @@ from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.messages import FetchFile, FilePart, TextFile
 
 _PART_SECONDS = 20.0
-FIRST_VERSION = 4  # of the protocol with these messages
 
 
 class TextFetch:
@@ -29,7 +28,7 @@ class TextFetch:
         """Returns the content of a file, whose hash is not checked yet. Raises ModelError."""
         content = bytearray()
         while len(content) < file.num_bytes:
-            if not link.is_connected or link.version < FIRST_VERSION:
+            if not link.is_connected:
                 raise ModelError(f"{link.name} cannot hand over {file.name}")
             self._expected = (file.sha256, len(content))
             self._part = asyncio.get_running_loop().create_future()
