@@ -47,6 +47,7 @@ LEASE = (f"--lease-namespace={NAMESPACE}",)
 _GROUPS = {
     "rayclusters": "/apis/ray.io/v1",
     "controllerrevisions": "/apis/apps/v1",
+    "deployments": "/apis/apps/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
 }
 

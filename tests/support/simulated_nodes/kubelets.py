@@ -20,6 +20,7 @@ from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
 SERVICE_LABEL = "rayloom.dev/service"
+_GATEWAY_LABEL = "rayloom.dev/gateway"
 _LABEL = "rayloom.dev/standin"
 # The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0
@@ -68,7 +69,7 @@ class Kubelets:
             await self._api.request("DELETE", f"/api/v1/nodes/{name}")
 
     def play(self, namespace: str, service: str, role: str, play: Play) -> None:
-        """Sets the behaviour of a service's pods of the role head, worker or job from now on."""
+        """Sets the behaviour of a service's pods of the role head, worker, gateway or job from now on."""
         self._plays[(namespace, service, role)] = play
         for uid in self._of_service(namespace, service):
             self._sync_soon(uid)
@@ -212,7 +213,9 @@ class Kubelets:
         meta = pod["metadata"]
         labels = meta.get("labels", {})
         kinds = {owner["kind"] for owner in meta.get("ownerReferences", ())}
-        role = "job" if "Job" in kinds else labels.get("ray.io/node-type", "")
+        role = (
+            "job" if "Job" in kinds else "gateway" if _GATEWAY_LABEL in labels else labels.get("ray.io/node-type", "")
+        )
         otherwise = self._release_of(pod).play if role == "head" else RUN
         return self._plays.get((meta["namespace"], labels.get(SERVICE_LABEL, ""), role), otherwise)
 
@@ -222,20 +225,28 @@ class Kubelets:
     async def _missing(self, uid: str, pod: Document) -> str:
         """Starts the engine of a head pod and returns "", or returns the reason why its volumes cannot be mounted."""
         meta = pod["metadata"]
-        if meta.get("labels", {}).get("ray.io/node-type") != "head" or self._ips.get(uid) in self._engines.by_ip:
+        labels = meta.get("labels", {})
+        is_head = labels.get("ray.io/node-type") == "head"
+        has_started = self._ips.get(uid) in self._engines.by_ip if is_head else uid in self._well
+        if not (is_head or _GATEWAY_LABEL in labels) or has_started:
             return ""
         base = f"/api/v1/namespaces/{meta['namespace']}"
         sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
-        found = {}
+        found: Document = {"secret": {"data": {}}}
         for source in sources:
+            if "downwardAPI" in source:
+                continue
             kind = "configMap" if "configMap" in source else "secret"
             name = source[kind]["name"]
             try:
-                found[kind] = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
+                each = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
             except ApiError as error:
                 if error.code != 404:
                     raise
                 return f'MountVolume.SetUp failed for volume "config" : {kind.lower()} "{name}" not found'
+            found[kind] = {"data": found.get(kind, {}).get("data", {}) | each["data"]}
+        if not is_head:
+            return ""
         config = json.loads(found["configMap"]["data"]["config.json"])
         num_ranks = config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
         token = base64.b64decode(found["secret"]["data"]["token"]).decode()

@@ -1,0 +1,210 @@
+"""`spec.gateway` on a real API server: real Deployment, disruption and EndpointSlice controllers, simulated pods."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from api.namespaces import llm_service
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.traffic import ready_addresses
+from real_api_server.world import World
+from simulated_nodes.api_client import MERGE, Document
+from simulated_nodes.pod_status import RUN, Play
+
+_COMES_BACK_S = 10.0
+_OF_PODS = {"Deployment/chat-gateway", "Service/chat-gateway", "PodDisruptionBudget/chat-gateway"}
+
+
+class Behind:
+    """A service with gateways, and what the API server has of it."""
+
+    def __init__(self, world: World, namespace: str, **spec: Any) -> None:
+        self.world = world
+        self.namespace = namespace
+        self._spec = spec
+        world.create(llm_service(namespace, "chat", **spec))
+        world.wait_serving(namespace, "chat", 60)
+
+    def apply(self, **spec: Any) -> None:
+        self._spec = {name: value for name, value in (self._spec | spec).items() if value is not None}
+        self.world.create(llm_service(self.namespace, "chat", **self._spec))
+
+    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
+
+    @property
+    def status(self) -> Document:
+        found: Document = self.world.services[(self.namespace, "chat")]["status"]
+        return found
+
+    @property
+    def gateway(self) -> Document:
+        found: Document = self.status.get("gateway", {})
+        return found
+
+    @property
+    def objects(self) -> dict[str, Document]:
+        """Objects of the gateway: kind/name -> object. The Secret's name is cut to what is the same in every test."""
+        found = self.world.objects(self.namespace, "chat", "services", "secrets", "deployments", "poddisruptionbudgets")
+        ours = {name: each for name, each in found.items() if "/chat-gateway" in name or "/chat-engines" in name}
+        return {("Secret/key" if name.startswith("Secret/") else name): each for name, each in ours.items()}
+
+    def clusters(self) -> set[str]:
+        return set(self.world.objects(self.namespace, "chat", "rayclusters"))
+
+    def pods(self) -> list[Document]:
+        found = self.world.pods(self.namespace, "chat")
+        return [each for each in found if "rayloom.dev/gateway" in each["metadata"]["labels"]]
+
+    def addresses(self, service: str) -> set[str]:
+        """Addresses that DNS has for a headless Service, and to which another Service leads."""
+        path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
+        label = f"kubernetes.io/service-name={service}"
+        found = self.world.request("GET", path, labelSelector=label)["items"]
+        return {address for each in found for address in ready_addresses(each)}
+
+    def _story(self) -> str:
+        status = json.dumps(self.world.services.get((self.namespace, "chat"), {}).get("status"), indent=1)
+        return f"{status}\n{self.world.story()}"
+
+
+def test_clients_and_gateways_find_what_they_need(world: World, operator: OperatorProcess, namespace: str) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 2})
+    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    assert it.status["endpoint"] == f"http://chat-gateway.{namespace}.svc:8000"
+    assert (it.gateway["replicas"], it.gateway["reason"]) == (2, "Ready")
+    assert set(it.objects) == _OF_PODS | {"Service/chat-engines", "Secret/key"}
+    uid = world.services[(namespace, "chat")]["metadata"]["uid"]
+    assert {each["metadata"]["ownerReferences"][0]["uid"] for each in it.objects.values()} == {uid}
+    # kube-controller-manager fills the EndpointSlices, from which DNS and kube-proxy get their addresses.
+    (engine,) = [each for each in world.pods(namespace, "chat") if _is_head(each)]
+    it.wait(lambda: it.addresses("chat-engines") == {engine["status"]["podIP"]}, "the engine in DNS")
+    it.wait(lambda: it.addresses("chat-gateway") == {each["status"]["podIP"] for each in it.pods()}, "the endpoints")
+    assert it.addresses("chat") == {engine["status"]["podIP"]}  # clients of the old endpoint
+    config = world.objects(namespace, "chat", "configmaps").popitem()[1]["data"]["config.json"]
+    assert json.loads(config)["front_port"] == 8003
+    assert {each["spec"]["nodeName"] for each in it.pods()} == {"standin-a", "standin-b"}
+
+
+def test_what_somebody_changes_or_deletes_is_as_before(world: World, operator: OperatorProcess, namespace: str) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 1})
+    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    clusters = it.clusters()
+    deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/chat-gateway"
+    world.request("PATCH", deployment, {"spec": {"replicas": 5}}, content_type=MERGE)
+    it.wait(lambda: it.objects["Deployment/chat-gateway"]["spec"]["replicas"] == 1, "one pod", _COMES_BACK_S)
+    engines = f"/api/v1/namespaces/{namespace}/services/chat-engines"
+    world.request("PATCH", engines, {"spec": {"publishNotReadyAddresses": False}}, content_type=MERGE)
+    it.wait(lambda: it.objects["Service/chat-engines"]["spec"].get("publishNotReadyAddresses"), "unready pods", 10)
+    for path in (
+        deployment,
+        engines,
+        f"/api/v1/namespaces/{namespace}/services/chat-gateway",
+        f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets/chat-gateway",
+    ):
+        uid = world.request("GET", path)["metadata"]["uid"]
+        world.delete(path)
+
+        def is_another(path: str = path, uid: str = uid) -> bool:
+            found = world.get(path)
+            return found is not None and found["metadata"]["uid"] != uid
+
+        it.wait(is_another, f"{path} to come back", _COMES_BACK_S)
+    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway of the new Deployment")
+    assert it.clusters() == clusters
+
+
+def test_a_deleted_key_comes_back_the_same(world: World, operator: OperatorProcess, namespace: str) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 1})
+    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    secret = it.objects["Secret/key"]
+    assert len(base64.b64decode(secret["data"]["key"])) == 64
+    world.delete(f"/api/v1/namespaces/{namespace}/secrets/{secret['metadata']['name']}")
+    (pod,) = it.pods()
+    world.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
+    it.wait(lambda: "Secret/key" in it.objects, "the Secret, for which a pod waits", 30)
+    assert it.objects["Secret/key"]["data"] == secret["data"]
+    it.wait(lambda: it.gateway.get("ready") == 1, "the new pod")
+
+
+def test_changes_of_the_gateway_restart_no_engine(world: World, operator: OperatorProcess, namespace: str) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 2})
+    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    clusters, pods = it.clusters(), {each["metadata"]["uid"] for each in it.pods()}
+    it.apply(gateway={"replicas": 1, "holdSeconds": 60, "resources": {"limits": {"memory": "1Gi"}}})
+    it.wait(lambda: (it.gateway["replicas"], it.gateway["ready"]) == (1, 1), "one gateway")
+    it.wait(lambda: len(it.pods()) == 1 and it.pods()[0]["metadata"]["uid"] not in pods, "a new pod")
+    annotations = it.pods()[0]["metadata"]["annotations"]
+    assert json.loads(annotations["rayloom.dev/gateway-config"])["hold_seconds"] == 60
+    it.apply(gateway={"replicas": 0})
+    it.wait(lambda: set(it.objects) == {"Service/chat-engines", "Secret/key"}, "the end of the pods' objects")
+    it.wait(lambda: it.status["endpoint"] == f"http://chat.{namespace}.svc:8000", "the engines' URL")
+    assert it.gateway["reason"] == "Off"
+    assert it.clusters() == clusters
+
+
+def test_a_running_service_gets_gateways_and_loses_them(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    rollout = {"analysis": {"holdSeconds": 1}}
+    it = Behind(world, namespace, rollout=rollout)
+    direct, through = f"http://chat.{namespace}.svc:8000", f"http://chat-gateway.{namespace}.svc:8000"
+    assert (it.status["endpoint"], it.objects) == (direct, {})
+    assert "gateway" not in it.status
+    before = it.clusters()
+    world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
+    it.apply(gateway={"replicas": 1})
+    it.wait(lambda: it.status["progress"] == "Complete" and not it.clusters() & before, "new engines", 120)
+    # No gateway is ready yet, so clients stay where they are.
+    assert it.status["endpoint"] == direct
+    assert world.condition(namespace, "chat", "Available")["status"] == "True"
+    world.play(namespace, "chat", "gateway", RUN)
+    it.wait(lambda: it.status["endpoint"] == through, "the gateways' URL")
+    after = it.clusters()
+    it.apply(gateway=None)
+    it.wait(lambda: it.status["endpoint"] == direct, "the engines' URL")
+    it.wait(lambda: not it.clusters() & after, "engines without a port for gateways", 120)
+    it.wait(lambda: not it.objects and "gateway" not in it.status, "the end of all objects")
+
+
+def test_the_status_tells_what_clients_of_a_gateway_get(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 1})
+    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
+    world.wait(namespace, "chat", "Available", "GatewayNotReady")
+    assert it.status["ready"] == "1/1"
+    assert it.gateway["reason"] == "Starting"
+    world.play(namespace, "chat", "gateway", Play(waiting=("ImagePullBackOff", "no such image")))
+    found = world.wait(namespace, "chat", "Degraded", "ImagePullFailed")
+    assert "Check spec.gateway.image" in found["message"]
+    world.play(namespace, "chat", "gateway", RUN)
+    world.wait(namespace, "chat", "Available", "Serving")
+    world.wait(namespace, "chat", "Degraded", "Healthy")
+
+
+def test_a_restarted_operator_writes_none_of_the_objects(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 2})
+    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    before = {name: each["metadata"]["resourceVersion"] for name, each in it.objects.items() if name in _SPECS}
+    generation = it.objects["Deployment/chat-gateway"]["metadata"]["generation"]
+    world.stop_operators()
+    world.start_operator()
+    it.apply(gateway={"replicas": 1})
+    it.wait(lambda: it.gateway.get("replicas") == 1, "the new operator's first write")
+    assert {name: each["metadata"]["resourceVersion"] for name, each in it.objects.items() if name in _SPECS} == before
+    assert it.objects["Deployment/chat-gateway"]["metadata"]["generation"] == generation + 1
+
+
+# Objects whose status no controller writes.
+_SPECS = ("Service/chat-gateway", "Service/chat-engines", "Secret/key")
+
+
+def _is_head(pod: Document) -> bool:
+    return bool(pod["metadata"]["labels"].get("ray.io/node-type") == "head")
