@@ -117,7 +117,7 @@ e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest;
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
-e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, too little memory, most rollouts
+e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, gateways, too little memory, most rollouts
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
 e2e-tool: parts ## Test the cluster tool on a second cluster, which it creates and removes

@@ -16,6 +16,16 @@ NUM_STREAMS = 8
 NUM_TOKENS = 64
 LATE_TOKENS = 16
 STRIKE_AT = 16
+PROMPTS = [
+    "Once upon a time in a small village",
+    "The three laws of thermodynamics are",
+    "def fibonacci(n):",
+    "Dear Sir or Madam,",
+    "1, 2, 3, 5, 8, 13,",
+    "Le petit prince habitait",
+    "In the year 2350, humanity",
+    "The recipe needs the following ingredients:",
+]
 _AGENT = Path(__file__).with_name("load_agent.py")
 
 StreamTokens = list[list[str]]  # index of the prompt -> tokens
@@ -28,13 +38,14 @@ class LoadAgent:
         self._service = service
         command = ("exec", "--stdin", "--namespace", service.namespace, service.client.name, "--", "python3", "-c")
         self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
+        num_tokens, late_tokens = settings.pop("num_tokens", NUM_TOKENS), settings.pop("late_tokens", LATE_TOKENS)
         asked = {
-            "model": service.name,
+            "model": service.name,  # of probes
             "urls": [service.url] * NUM_STREAMS,
-            "num_tokens": NUM_TOKENS,
+            "requests": [_request(service.name, index, num_tokens) for index in range(NUM_STREAMS)],
             "strike_at": 0,
             "late_url": service.url,
-            "late_tokens": LATE_TOKENS,
+            "late_requests": [_request(service.name, index, late_tokens) for index in range(NUM_STREAMS)],
             "late_every_s": 1.0,
             "late_for_s": 0.0,
             "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
@@ -59,6 +70,22 @@ class LoadAgent:
         assert line, "the client's pod is gone, or its program failed"
         said: dict[str, Any] = json.loads(line)
         return said
+
+
+def _request(model: str, index: int, max_tokens: int) -> dict[str, Any]:
+    """A request with reproducible tokens: greedy for even indices, seeded for odd ones."""
+    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
+    sampling = seeded if index % 2 else {"temperature": 0.0}
+    body = {
+        "model": model,
+        "prompt": PROMPTS[index],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "logprobs": 0,
+        **sampling,
+    }
+    return {"path": "/v1/completions", "body": body}
 
 
 def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> StreamTokens:

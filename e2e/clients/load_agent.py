@@ -17,53 +17,54 @@ from typing import Any
 
 import aiohttp
 
-PROMPTS = [
-    "Once upon a time in a small village",
-    "The three laws of thermodynamics are",
-    "def fibonacci(n):",
-    "Dear Sir or Madam,",
-    "1, 2, 3, 5, 8, 13,",
-    "Le petit prince habitait",
-    "In the year 2350, humanity",
-    "The recipe needs the following ingredients:",
-]
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
 
 Tasks = set["asyncio.Task[None]"]
 
 
-def body(model: str, index: int, max_tokens: int) -> dict[str, Any]:
-    """A request with reproducible tokens: greedy for even indices, seeded for odd ones."""
-    seeded = {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
-    sampling = seeded if index % 2 else {"temperature": 0.0}
-    return {
-        "model": model,
-        "prompt": PROMPTS[index % len(PROMPTS)],
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "logprobs": 0,
-        **sampling,
-    }
+class Choice:
+    """One choice of a streamed answer, put together from its events."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tool = ""  # names and arguments of its tool calls
+        self.tokens: list[str] = []
+        self.logprobs: list[float] = []
+        self.finish_reason: str | None = None
+
+    def take(self, part: dict[str, Any]) -> int:
+        """Adds one part of an event of completions or of chats. Returns the number of its tokens."""
+        delta = part.get("delta", {})
+        self.text += part.get("text") or delta.get("content") or ""
+        for call in delta.get("tool_calls") or ():
+            self.tool += (call["function"].get("name") or "") + call["function"]["arguments"]
+        logprobs = part.get("logprobs") or {}
+        content = logprobs.get("content") or []
+        tokens = logprobs.get("tokens") or [each["token"] for each in content]
+        self.tokens += tokens
+        self.logprobs += logprobs.get("token_logprobs") or [each["logprob"] for each in content]
+        self.finish_reason = part["finish_reason"] or self.finish_reason
+        return len(tokens)
 
 
 class Stream:
-    """One streamed completion. `failure` is empty only if the stream ended as a client expects."""
+    """One streamed answer. `failure` is empty only if the stream ended as a client expects."""
 
-    def __init__(self, url: str, index: int, num_tokens: int, is_late: bool) -> None:
-        self.url, self.index, self.num_tokens, self.is_late = url, index, num_tokens, is_late
-        self.tokens: list[str] = []
-        self.times: list[float] = []
+    def __init__(self, url: str, index: int, request: dict[str, Any], is_late: bool) -> None:
+        self.url, self.index, self.request, self.is_late = url, index, request, is_late
+        self.choices: dict[int, Choice] = {}
+        self.warnings: list[str] = []
+        self.times: list[float] = []  # of each token of each choice
         self.is_done = False
         self.failure = ""
         self.began = time.time()
         self.ended: float | None = None
         self.task: asyncio.Task[None]
 
-    async def run(self, session: aiohttp.ClientSession, content: dict[str, Any]) -> None:
+    async def run(self, session: aiohttp.ClientSession) -> None:
         try:
-            async with session.post(f"{self.url}/v1/completions", json=content) as answer:
+            async with session.post(f"{self.url}{self.request['path']}", json=self.request["body"]) as answer:
                 if answer.status != 200:
                     self.failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
                     return
@@ -86,21 +87,24 @@ class Stream:
         if "error" in event:
             self.failure = f"error event: {event['error']}"
             return
-        for choice in event["choices"]:
-            new = (choice.get("logprobs") or {}).get("tokens") or []
-            self.tokens += new
-            self.times += [time.time()] * len(new)
+        self.warnings += event.get("warnings", [])
+        for part in event["choices"]:
+            num_tokens = self.choices.setdefault(part["index"], Choice()).take(part)
+            self.times += [time.time()] * num_tokens
 
     def report(self) -> dict[str, Any]:
+        choices = [vars(choice) for _, choice in sorted(self.choices.items())]
         return {
             "url": self.url,
             "index": self.index,
-            "num_tokens": self.num_tokens,
+            "num_tokens": self.request["body"]["max_tokens"],
             "is_late": self.is_late,
             "began": self.began,
             "ended": self.ended,
-            "tokens": self.tokens,
+            "choices": choices,
+            "tokens": choices[0]["tokens"] if choices else [],
             "times": self.times,
+            "warnings": self.warnings,
             "failure": self.failure,
         }
 
@@ -123,10 +127,7 @@ class Agent:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             listening = asyncio.create_task(self._listen())
             probing = asyncio.create_task(self._probe(session)) if asked["probe_url"] else None
-            first = [
-                self._start(session, tasks, index, url, asked["num_tokens"], False)
-                for index, url in enumerate(asked["urls"])
-            ]
+            first = [self._start(session, tasks, index, url, False) for index, url in enumerate(asked["urls"])]
             running = asyncio.gather(*tasks)
             arriving = asyncio.create_task(self._arrive(session, tasks, running))
             if asked["strike_at"]:
@@ -146,11 +147,11 @@ class Agent:
         say({"streams": [each.report() for each in self.streams], "probes": self.probes, "had": self.had})
 
     async def _strike(self, first: list[Stream], strike_at: int) -> None:
-        while not all(len(each.tokens) >= strike_at or each.failure for each in first):
+        while not all(len(each.times) >= strike_at or each.failure for each in first):
             await asyncio.sleep(0.01)
         say({"ready": time.time()})
         await self.struck.wait()
-        self.had = [len(each.tokens) for each in first]
+        self.had = [len(each.times) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
         """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
@@ -161,7 +162,7 @@ class Agent:
             return
         number, until = 0, time.time() + asked["late_for_s"]
         while asked["late_every_s"] and (time.time() < until or not running.done()):
-            self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
+            self._start(session, tasks, number, asked["late_url"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])
 
@@ -170,22 +171,16 @@ class Agent:
         asked = self.settings
         while not self.stop.is_set():
             pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))
-            stream = self._start(session, tasks, number % len(PROMPTS), asked["late_url"], asked["late_tokens"], True)
+            stream = self._start(session, tasks, number, asked["late_url"], True)
             await asyncio.gather(pause, stream.task)
             number += asked["steady"]
 
-    def _start(
-        self,
-        session: aiohttp.ClientSession,
-        tasks: Tasks,
-        index: int,
-        url: str,
-        num_tokens: int,
-        is_late: bool,
-    ) -> Stream:
-        stream = Stream(url, index, num_tokens, is_late)
+    def _start(self, session: aiohttp.ClientSession, tasks: Tasks, number: int, url: str, is_late: bool) -> Stream:
+        requests = self.settings["late_requests" if is_late else "requests"]
+        index = number % len(requests)
+        stream = Stream(url, index, requests[index], is_late)
         self.streams.append(stream)
-        stream.task = asyncio.create_task(stream.run(session, body(self.settings["model"], index, num_tokens)))
+        stream.task = asyncio.create_task(stream.run(session))
         tasks.add(stream.task)
         return stream
 

@@ -1,6 +1,6 @@
-"""Fixtures that print what clients saw of a fault or a rollout, and the tables of all of them at the end.
+"""Fixtures that print what clients saw of a fault, a rollout or a disturbance, and tables of all of them at the end.
 
-The tables are also written to artifacts/faults.md and artifacts/rolls.md.
+The tables are also written to artifacts/faults.md, artifacts/rolls.md and artifacts/gateways.md.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from disruptions import fault_under_load, rollout_under_load
+from disruptions import fault_under_load, gateway_under_load, rollout_under_load
 
 _ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 _fault_rows: list[str] = []
 _rollout_rows: list[str] = []
+_gateway_rows: list[str] = []
 
 
 @pytest.fixture
@@ -48,9 +49,28 @@ def show_rollout(capsys: pytest.CaptureFixture[str]) -> Callable[[rollout_under_
     return shown
 
 
+@pytest.fixture
+def show_gateway(capsys: pytest.CaptureFixture[str]) -> Callable[[gateway_under_load.GatewayRecord], None]:
+    """show_gateway(seen) prints the timeline of a disturbance and adds a row to the table at the end."""
+
+    def shown(seen: gateway_under_load.GatewayRecord) -> None:
+        _gateway_rows.append(seen.row())
+        with capsys.disabled():
+            print(f"\n{seen.timeline.table()}")
+            for failure in seen.failures:
+                began_s, ended_s = (seen.timeline.seconds(failure.stream[name]) for name in ("began", "ended"))
+                print(f"  FAILED {began_s:.1f} to {ended_s:.1f} s, {failure.stream['url']}: {failure.what[:1000]}")
+
+    return shown
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints and writes the tables."""
-    tables = (("faults", fault_under_load.HEADER, _fault_rows), ("rolls", rollout_under_load.HEADER, _rollout_rows))
+    tables = (
+        ("faults", fault_under_load.HEADER, _fault_rows),
+        ("rolls", rollout_under_load.HEADER, _rollout_rows),
+        ("gateways", gateway_under_load.HEADER, _gateway_rows),
+    )
     for name, header, rows in tables:
         if rows:
             table = "\n".join([*header, *rows]) + "\n"

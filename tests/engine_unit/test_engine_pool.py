@@ -220,6 +220,19 @@ def test_an_engine_that_is_no_longer_listed_gives_its_sequences_up(tmp_path: Pat
     run(tmp_path, story)
 
 
+def test_the_record_of_a_loss_counts_the_requests_that_waited_for_the_only_engine(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        one = await held_after_four_ids(world)
+        world.cores["a"].die()
+        world.cores["a"].release()
+        assert await ids_of(one) == IDS
+        (record,) = world.client.recoveries.recoveries
+        assert record.seconds is not None
+        assert record.replayed_requests == 1
+
+    run(tmp_path, story, engines=("a",))
+
+
 def test_a_sequence_goes_only_where_it_fits(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         core = world.cores["a"]

@@ -3,6 +3,7 @@
 import pytest
 
 from rayloom_operator.kube.client import KubeError
+from rayloom_operator.observe.replicas import cluster_refusal
 from rt_world import CLIENT_SERVICE, SERVICE, service, with_world
 
 
@@ -44,6 +45,15 @@ def test_a_pod_that_is_refused_again_under_another_name_is_one_event():
         assert f'"{name}-head"' in told.pop()
 
     with_world(story)
+
+
+def test_a_pod_that_kuberay_could_not_delete_is_no_refusal():
+    message = 'FailedDeleteHeadPod\npods "chat-0-head" not found'
+    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedDeleteHeadPod", "message": message}
+    cluster = {"metadata": {"name": "chat-0"}, "status": {"conditions": [failing]}}
+    assert cluster_refusal(cluster) == ""
+    failing["reason"] = "FailedCreateHeadPod"
+    assert cluster_refusal(cluster) == message
 
 
 def test_a_namespace_that_is_being_deleted_is_no_refusal():

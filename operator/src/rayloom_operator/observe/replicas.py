@@ -92,9 +92,14 @@ def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], docume
 
 
 def cluster_refusal(cluster: Manifest) -> str:
-    """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if it could."""
+    """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if it could.
+
+    The condition has reasons such as FailedCreateHeadPod and FailedDeleteHeadPod. KubeRay also deletes pods that have
+    ended, and reports a failure if the pod is gone by then.
+    """
     failing = _condition(cluster, "ReplicaFailure")
-    message = failing.get("message", "") if failing.get("status") == "True" else ""
+    is_refused = failing.get("status") == "True" and not failing.get("reason", "").startswith("FailedDelete")
+    message = failing.get("message", "") if is_refused else ""
     # Mostly there is no message. Then no time is spent on compiling a pattern for the name.
     return without_suffixes(message, cluster["metadata"]["name"]) if message else ""
 

@@ -256,6 +256,7 @@ class CoreClient:
             self.recoveries.replayed(num_requests(self._sequences.values()))
         if link.is_serving:
             self._was_serving = True
+            self.recoveries.replayed(num_requests(waiting))  # a gateway submits them only now
             self._end_recovery(status.phases)
         self._on_status(link, status)
         if status.state == "failed" and not self.rules.is_gateway:

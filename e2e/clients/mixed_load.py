@@ -1,0 +1,126 @@
+"""Requests of every kind that a gateway must continue exactly, and the comparison of their answers.
+
+Every request has log-probabilities, so that its tokens are visible and can be compared. Values of log-probabilities may
+differ by rounding, because a replay adds numbers in another order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from clients.load import PROMPTS, LoadAgent
+from clients.service import Service
+
+NUM_TOKENS = 96
+LATE_TOKENS = 24
+NUM_KINDS = 8
+NUM_REQUESTS = 2 * NUM_KINDS
+_ROUNDING = 1e-3
+# The place of the stop string in the text of the plain answer: behind the tokens at which a fault happens.
+_STOP = slice(-24, -12)
+# A list that is longer than any answer, so that a disturbance always lands inside it.
+_PEOPLE = {
+    "type": "array",
+    "minItems": 1_000_000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+        "required": ["name", "age"],
+    },
+}
+_ARGUMENTS = {"type": "object", "properties": {"people": _PEOPLE}, "required": ["people"]}
+_TOOL = {"type": "function", "function": {"name": "add", "parameters": _ARGUMENTS}}
+_GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "stream": True}
+_SEEDED = {**_GREEDY, "temperature": 0.9, "top_p": 0.95}
+
+Request = dict[str, Any]  # path and body
+Answers = list[list[dict[str, Any]]]  # index of the request -> its choices
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLoad:
+    """16 requests, two of each kind, and their answers without a disturbance."""
+
+    model: str
+    stop: str
+    answers: Answers
+
+    def requests(self, num_tokens: int = NUM_TOKENS) -> list[Request]:
+        return mixed_requests(self.model, self.stop, num_tokens)
+
+    def problem_of(self, stream: dict[str, Any]) -> str:
+        """The failure of a stream, in words; empty when its answer is the undisturbed one, or the beginning of it."""
+        if stream["failure"]:
+            return str(stream["failure"])
+        if stream["warnings"]:
+            return f"warnings: {stream['warnings']}"
+        is_whole = stream["num_tokens"] == NUM_TOKENS
+        meant = self.answers[stream["index"]]
+        if len(stream["choices"]) != len(meant):
+            return f"{len(stream['choices'])} choices instead of {len(meant)}"
+        for got, wanted in zip(stream["choices"], meant, strict=True):
+            if problem := _difference(got, wanted, stream["num_tokens"], is_whole=is_whole):
+                return f"request {stream['index']} changed: {problem}"
+        return ""
+
+
+def mixed_requests(model: str, stop: str, num_tokens: int) -> list[Request]:
+    """Two requests of each kind: plain, seeded, n = 3, stop string, penalties, log-probabilities, JSON, tool call."""
+    made: list[Request] = []
+    for index in range(NUM_REQUESTS // NUM_KINDS):
+        prompt, seed = {"prompt": PROMPTS[index]}, {"seed": 7 + index}
+        penalties = {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+        kinds: list[dict[str, Any]] = [
+            {**prompt, **_GREEDY},
+            {**prompt, **_SEEDED, **seed},
+            {**prompt, **_SEEDED, **seed, "n": 3},
+            {"prompt": PROMPTS[0], **_GREEDY, "stop": [stop]},
+            {**prompt, **_SEEDED, **seed, **penalties},
+            {**prompt, **_SEEDED, **seed, "logprobs": 3},
+            {**prompt, **_GREEDY, "structured_outputs": {"json": _PEOPLE}},
+        ]
+        common = {"model": model, "max_tokens": num_tokens}
+        made += [{"path": "/v1/completions", "body": {"logprobs": 0, **common, **kind}} for kind in kinds]
+        chat = {"messages": [{"role": "user", "content": PROMPTS[index]}], "logprobs": True}
+        call = {"tools": [_TOOL], "tool_choice": "required"}
+        made.append({"path": "/v1/chat/completions", "body": {**common, **_GREEDY, **chat, **call}})
+    return made
+
+
+def undisturbed_mix(service: Service) -> MixedLoad:
+    """The load with the answers of an undisturbed run. Fails unless each request is of its kind."""
+    (plain,) = _run(service, mixed_requests(service.name, "", NUM_TOKENS)[:1])
+    stop = plain["choices"][0]["text"][_STOP]
+    streams = _run(service, mixed_requests(service.name, stop, NUM_TOKENS))
+    answers: Answers = [stream["choices"] for stream in streams]
+    assert [len(choices) for choices in answers] == [1, 1, 3, 1, 1, 1, 1, 1] * 2
+    reasons = [choices[0]["finish_reason"] for choices in answers]
+    assert reasons == ["length", "length", "length", "stop", *["length"] * 4] * 2
+    assert [bool(choices[0]["tool"]) for choices in answers] == [False] * 7 + [True] + [False] * 7 + [True]
+    assert all(len(choice["tokens"]) > NUM_TOKENS // 2 for choices in answers for choice in choices)
+    return MixedLoad(service.name, stop, answers)
+
+
+def _run(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
+    agent = LoadAgent(service, requests=requests, urls=[service.url] * len(requests))
+    try:
+        streams: list[dict[str, Any]] = agent.receive()["streams"]
+    finally:
+        agent.process.kill()
+    assert [stream["failure"] for stream in streams] == [""] * len(requests), streams
+    return streams
+
+
+def _difference(got: dict[str, Any], wanted: dict[str, Any], num_tokens: int, *, is_whole: bool) -> str:
+    """The difference of two choices in words. An answer of fewer tokens is compared with the beginning of the other."""
+    tokens, meant = got["tokens"], wanted["tokens"][:num_tokens]
+    if tokens != meant:
+        return f"{tokens} instead of {meant}"
+    pairs = zip(got["logprobs"], wanted["logprobs"], strict=False)
+    far = [(one, other) for one, other in pairs if not math.isclose(one, other, abs_tol=_ROUNDING, rel_tol=_ROUNDING)]
+    if far:
+        return f"log-probabilities {far[0][0]} instead of {far[0][1]}, and {len(far) - 1} others"
+    different = [name for name in ("text", "tool", "finish_reason") if is_whole and got[name] != wanted[name]]
+    return "; ".join(f"{name} {got[name]!r} instead of {wanted[name]!r}" for name in different)

@@ -1,0 +1,107 @@
+"""Disturbs a service with gateways while clients receive streams of every kind, and reports what the clients saw.
+
+The rules: retries are off; new requests keep arriving until the disturbance is over; it happens when every stream has
+at least 12 tokens and none has more than half of its tokens; weights are float32; a request has failed on any HTTP
+error, error event, missing [DONE], and any difference from the undisturbed answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from clients.load import LoadAgent
+from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, NUM_TOKENS, MixedLoad
+from clients.service import Service, wait
+from observers.timeline import Timeline
+
+STRIKE_AT = 12
+NUM_STEADY = 3  # streams at a time that arrive during the disturbance
+HEADER = (
+    "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | failed |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    stream: dict[str, Any]  # report of load_agent.py
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayRecord:
+    what: str
+    streams: list[dict[str, Any]]
+    failures: list[Failure]
+    timeline: Timeline
+    over_at: float  # Unix time
+
+    @property
+    def pause_s(self) -> float:
+        """The longest time between two tokens of a stream, since the disturbance."""
+        return max(_longest(each["times"], self.timeline.began_at) for each in self.streams)
+
+    @property
+    def usual_pause_s(self) -> float:
+        """The longest time between two tokens of a stream, before the disturbance."""
+        began = self.timeline.began_at
+        before = [[at for at in each["times"] if at < began] for each in self.streams]
+        return max(_longest(times, times[0]) for times in before if times)
+
+    @property
+    def first_token_s(self) -> float:
+        """The longest time to the first token of a request that came after the disturbance."""
+        return max(each["times"][0] - each["began"] for each in self.streams if each["is_late"] and each["times"])
+
+    def row(self) -> str:
+        over_s = self.timeline.seconds(self.over_at)
+        seconds = (self.pause_s, self.usual_pause_s, self.first_token_s, over_s)
+        numbers = (len(self.streams), len(self.failures))
+        return "| " + " | ".join((self.what, *(f"{each:.1f}" for each in seconds), *map(str, numbers))) + " |"
+
+
+def disturb_gateway(
+    service: Service,
+    load: MixedLoad,
+    what: str,
+    strike: Callable[[], object],
+    *,
+    is_over: Callable[[], bool],
+    seconds: float = 180.0,
+    urls: list[str] | None = None,
+) -> GatewayRecord:
+    """Calls `strike` under streams, by the rules above. `urls`: where the first streams go, one for each request."""
+    requests = {"requests": load.requests(), "late_requests": load.requests(LATE_TOKENS)}
+    settings = {"urls": urls or [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2}
+    agent = LoadAgent(service, strike_at=STRIKE_AT, **settings, **requests)
+    try:
+        with Timeline(service) as timeline:
+            agent.receive()  # every stream has tokens
+            timeline.begin(what)
+            strike()
+            agent.send("struck")
+            wait(is_over, seconds, lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}")
+            over_at = time.time()
+            agent.send("stop")
+            said: dict[str, Any] = {}
+            while "streams" not in said:
+                said = agent.receive()
+    finally:
+        agent.process.kill()
+    streams = said["streams"]
+    sizes = [sum(len(choice["tokens"]) for choice in choices) for choices in load.answers]
+    late = [had for had, size in zip(said["had"], sizes, strict=True) if had > max(size // 2, NUM_TOKENS // 2)]
+    assert not late, f"the disturbance came too late: {said['had']} of {sizes}"
+    failures = [Failure(stream=each, what=problem) for each in streams if (problem := load.problem_of(each))]
+    return GatewayRecord(what=what, streams=streams, failures=failures, timeline=timeline, over_at=over_at)
+
+
+def _longest(times: list[float], since: float) -> float:
+    """The longest time between two tokens of which the second arrived after `since`."""
+    pairs = itertools.pairwise(times)
+    return max((later - earlier for earlier, later in pairs if later > since), default=0.0)
