@@ -40,3 +40,11 @@ class RawClient:
 
     def __exit__(self, _kind: type | None, _error: BaseException | None, _where: TracebackType | None) -> None:
         self._socket.close()
+
+
+def streamed_text(events: str) -> str:
+    """The text of a streamed chat or completion with one choice. Fails unless the stream is complete."""
+    assert events.rstrip().endswith("data: [DONE]"), events[-500:]
+    documents = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    choices = [choice for document in documents for choice in document["choices"]]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
