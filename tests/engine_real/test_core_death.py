@@ -14,6 +14,7 @@ import pytest
 
 from rt_faults import breakable_server, strike
 from rt_message_events import read_messages_stream
+from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
 from rt_server import RunningServer, wait_until
 from rt_streams import Said, completion_body, disturb, undisturbed
@@ -55,6 +56,20 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     }
     assert sentence[fault] in server.log_text()
     measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
+
+
+def test_a_repeat_gets_the_whole_answer_though_the_core_died_while_nobody_read_it(server: RunningServer) -> None:
+    body = {**completion_body(1), "max_tokens": 200, "stream": True}
+    expected = streamed_text(server.client.post(f"{server.api_url}/v1/completions", json=body).text)
+    key = {"Idempotency-Key": "order-66"}
+    client = RawClient(server.api_url, "/v1/completions", body, key)
+    client.read_until(b"data: ")
+    client.vanish()
+    strike(server, "core", "killed")
+    wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
+    answer = server.client.post(f"{server.api_url}/v1/completions", json=body, headers=key, timeout=120.0)
+    assert answer.headers["idempotent-replayed"] == "true"
+    assert streamed_text(answer.text) == expected
 
 
 def test_n_choices_continue_after_the_core_died(server: RunningServer) -> None:

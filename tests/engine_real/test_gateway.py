@@ -41,11 +41,15 @@ class Request:
 
     path: str
     body: dict[str, Any]
+    key: str | None = None  # its Idempotency-Key
     choices: dict[int, Choice] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)
     num_events: int = 0
     num_pings: int = 0
     warnings: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+    cold_start: str | None = None  # the header
+    cold_start_comment: str | None = None
     is_done: bool = False
     failure: str | None = None
 
@@ -53,7 +57,9 @@ class Request:
         """Sends the request and reads the stream to its end. No retries."""
         body = {**self.body, "model": "m", "stream": True}
         try:
-            with httpx.stream("POST", f"{url}{self.path}", json=body, timeout=180.0) as response:
+            headers = {} if self.key is None else {"Idempotency-Key": self.key}
+            with httpx.stream("POST", f"{url}{self.path}", json=body, headers=headers, timeout=180.0) as response:
+                self.cold_start = response.headers.get("x-rayloom-cold-start")
                 if response.status_code != 200:
                     self.failure = f"HTTP {response.status_code}: {response.read().decode()}"
                 for line in response.iter_lines():
@@ -64,7 +70,9 @@ class Request:
             self.failure = "the stream ended without [DONE]"
 
     def _take(self, line: str) -> None:
-        if line.startswith(":"):
+        if line.startswith(": cold start "):
+            self.cold_start_comment = line.removeprefix(": cold start ")
+        elif line.startswith(":"):
             self.num_pings += 1
         if line == "data: [DONE]":
             self.is_done = True
@@ -76,6 +84,7 @@ class Request:
             self.failure = f"error event: {event['error']}"
             return
         self.num_events += 1
+        self.ids.add(event["id"])
         self.warnings += event.get("warnings", [])
         for part in event["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
@@ -262,6 +271,11 @@ def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
     end(threads)
 
     check_equal([*made, late], [*undisturbed[1], undisturbed[1][0]])
+    assert made[0].cold_start is None
+    assert made[0].cold_start_comment is None, "it had begun"
+    assert late.cold_start is not None
+    assert late.cold_start_comment is not None
+    assert 0 < float(late.cold_start) < float(late.cold_start_comment)
 
 
 def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequences(
@@ -269,7 +283,8 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
 ) -> None:
     wait_for_engines(gateway, {"first"})
     body = undisturbed[1][0].body
-    kept, lost = Request("/v1/completions", body), Request("/v1/completions", {**body, "max_tokens": 900})
+    unseeded = {**body, "max_tokens": 300, "temperature": 0.9}
+    kept, lost = Request("/v1/completions", body), Request("/v1/completions", unseeded, key="order-66")
     with running_gateway(tmp_path, {"first": engines.ports["first"]}, name="second-gateway") as other:
         wait_for_engines(other, {"first"})
         (lost_thread,) = begin(other.api_url, [lost])
@@ -280,6 +295,17 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
         end([lost_thread, kept_thread])
     assert lost.failure is not None
     check_equal([kept], [undisturbed[1][0]])
+
+    repeat = Request("/v1/completions", unseeded, key="order-66")
+    end(begin(gateway.api_url, [repeat]))
+    assert repeat.failure is None
+    assert len(lost.choices[0].text) > 0
+    assert repeat.choices[0].text.startswith(lost.choices[0].text), "the seed follows from the key"
+    assert repeat.choices[0].finish_reason == "length"
+    assert repeat.ids == lost.ids
+    other = Request("/v1/completions", unseeded, key="order-67")
+    end(begin(gateway.api_url, [other]))
+    assert other.choices[0].text != repeat.choices[0].text
 
     with running_gateway(tmp_path, {"gone": free_port()}, "--hold-seconds", "0", name="third-gateway") as alone:
         models = httpx.get(f"{alone.api_url}/v1/models", timeout=60.0).json()

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import httpx
 
 from rayloom_engine.config import parse_config
-from rayloom_engine.front.app import api_app
+from rayloom_engine.front.app import ApiApplication, api_app
+from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.protocol import HttpLimits
@@ -32,10 +33,13 @@ R = TypeVar("R")
 class FrontUnderTest:
     """`core` and `service` belong to the loop of another thread: read and change them through `do`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, core: FakeCore, service: Service, api: str, admin: str) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, core: FakeCore, app: ApiApplication, api: str, admin: str
+    ) -> None:
         self._loop = loop
         self.core = core
-        self.service = service
+        self.kept_answers = app.kept_answers
+        self.service: Service = app.state.service
         self.api_url = api
         self.admin_url = admin
         self.http = httpx.Client(base_url=api, timeout=20.0)
@@ -87,6 +91,7 @@ def running_front(
     start: int = 1,
     server_started: float | None = None,
     max_model_len: int = 512,
+    rules: PoolRules | None = None,
     **config: Any,
 ) -> Iterator[FrontUnderTest]:
     """A front with its fake core; `config` are fields of EngineConfig. Without `ready` the core is still loading."""
@@ -109,9 +114,11 @@ def running_front(
             api_url=urls[0],
             waits=waits,
             start=FrontStart(start, server_started),
+            rules=rules,
         )
+        app = api_app(service, keys)
         servers = [
-            api_server(api_app(service, keys), limits),
+            api_server(app, limits),
             admin_server(admin_app(service, admin_token)),
         ]
         tasks = [
@@ -122,7 +129,7 @@ def running_front(
                 for server, listener in zip(servers, sockets, strict=True)
             ),
         ]
-        started.append(FrontUnderTest(asyncio.get_running_loop(), core, service, *urls))
+        started.append(FrontUnderTest(asyncio.get_running_loop(), core, app, *urls))
         stop.append(asyncio.Event())
         is_started.set()
         await stop[0].wait()

@@ -222,6 +222,7 @@ class EngineConfig(BaseModel):
     repeat_seconds: float = Field(
         30.0,
         ge=0,
+        le=600,
         strict=False,
         description="Seconds for which an answer is kept, and still computed, for a client that repeats its request "
         "after a broken connection; 0: not at all.",

@@ -47,7 +47,7 @@ class ApiApplication(FastAPI):
         )
         self.state.service = service
         self._root = service.config.root_path
-        self._kept_answers = KeptAnswers(
+        self.kept_answers = KeptAnswers(
             keep_limits(service.config), service.config.max_body_bytes, lambda: service.lifecycle.drains
         )
         for route in ROUTES:
@@ -61,7 +61,7 @@ class ApiApplication(FastAPI):
 
     def _repeatable(self, handler: Handler) -> Handler:
         """Returns the handler for clients that may repeat their requests after a broken connection."""
-        return lambda request: self._kept_answers.answer(request, handler)
+        return lambda request: self.kept_answers.answer(request, handler)
 
     def build_middleware_stack(self) -> ASGIApp:
         return Starlette.build_middleware_stack(self)

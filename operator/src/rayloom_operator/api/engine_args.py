@@ -48,6 +48,13 @@ class EngineArgs(Part):
     enable_force_include_usage: bool | None = Field(
         None, description="Every chunk of a stream has `usage`, also if the request did not ask for it."
     )
+    repeat_seconds: int | None = Field(
+        None,
+        ge=0,
+        le=600,
+        description="Seconds for which an answer is kept, and still computed, for a client that repeats its request "
+        "after a broken connection; 30 by default, 0: not at all.",
+    )
     ui: bool | None = Field(
         None,
         description="Serve the built-in page at /ui of the API port. Default: on on this machine, off in a cluster.",
