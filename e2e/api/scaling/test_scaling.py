@@ -22,6 +22,10 @@ NEVER = "acme/engine:never-serves"
 SCALER = "rayloom-operator-scaler"
 
 
+def _clusters(scaled: Scaled) -> list[Document]:
+    return list(scaled.world.objects(scaled.namespace, "chat", "rayclusters").values())
+
+
 class Scaled:
     """An autoscaled service whose engines all have the same load."""
 
@@ -113,6 +117,20 @@ def test_a_rollout_is_not_disturbed(world: World, operator: OperatorProcess, nam
     it.wait(lambda: it.scaling.get("reason") == "RollingOut", "the scaler to wait for the rollout")
     it.load(queued_tokens=9000)
     assert it.stays(8)
+
+
+def test_a_paused_rollout_stops_no_scaling(world: World, operator: OperatorProcess, namespace: str) -> None:
+    world.ship(NEVER, Release(engine={"state": "starting"}))
+    it = Scaled(world, namespace)
+    it.apply(engine={"image": NEVER}, rollout={"paused": True})
+    world.wait(namespace, "chat", "Progressing", "Paused")
+    it.load(queued_tokens=2000)
+    it.wait(lambda: it.replicas == 3, "three replicas")
+    it.load()
+    it.wait_all(3)
+    assert {each["metadata"]["name"].split("-")[1] for each in _clusters(it)} == {
+        it.document["status"]["currentRevision"]
+    }
 
 
 def test_users_and_other_autoscalers_write_within_the_bounds(
