@@ -115,6 +115,19 @@ def test_a_rollout_is_not_disturbed(world: World, operator: OperatorProcess, nam
     assert it.stays(8)
 
 
+def test_a_paused_rollout_stops_no_scaling(world: World, operator: OperatorProcess, namespace: str) -> None:
+    world.ship(NEVER, Release(engine={"state": "starting"}))
+    it = Scaled(world, namespace)
+    it.apply(engine={"image": NEVER}, rollout={"paused": True})
+    world.wait(namespace, "chat", "Progressing", "Paused")
+    it.load(queued_tokens=2000)
+    it.wait(lambda: it.replicas == 3, "three replicas")
+    it.load()
+    it.wait_all(3)
+    revisions = {name.split("-")[1] for name in world.objects(namespace, "chat", "rayclusters")}
+    assert revisions == {it.document["status"]["currentRevision"]}
+
+
 def test_users_and_other_autoscalers_write_within_the_bounds(
     world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl
 ) -> None:

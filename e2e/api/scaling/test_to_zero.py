@@ -91,7 +91,7 @@ def test_to_zero_without_requests_and_back_for_held_ones(
     held = it.gateways[0]
     held.num_held, held.held_tokens = 2, 3000
     it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows", 15)
-    assert it.scaling["reason"] == "Woken"
+    it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
     assert (it.scaling["inputs"]["heldRequests"], it.scaling["inputs"]["heldTokens"]) == (2, 3000)
     held.num_held, held.held_tokens, held.num_finished = 0, 0, 2
     it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines", 60)
@@ -105,7 +105,7 @@ def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(
     pod = next(iter(world.gateways_of(namespace, "chat")))
     world.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}")
     it.wait(lambda: it.replicas == 1, "an engine", 60)
-    assert it.scaling["reason"] == "Woken"
+    it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
     assert "a gateway pod has no tokenizer" in it.scaling["message"]
     it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways", 60)
     it.wait_for_zero()
