@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import uvloop
 
 PATH = "/v1/chat/completions"
-RAMP_S = 1.0  # streams are opened one after the other for so long
-START_S = 30.0  # within which each stream has its first event
-PROBE_S = 10.0  # within which a single request has its first event
+OPENING_S = 0.005  # between the openings of two streams
+SETTLING_S = 0.005  # for each stream, from the last one's first event to the window: openings shall cost nothing in it
+START_S = 120.0  # within which each stream has its first event
+PROBE_S = 60.0  # within which a single request has its first event
 PAUSE_S = 0.013  # between single requests; no multiple of usual steps, so that these come at all times within a step
 _EVENT = b"data: {"
 
@@ -97,10 +98,10 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
     try:
         for _ in range(settings.num_streams):
             clients.append(await _connected(port, endless))
-            await asyncio.sleep(RAMP_S / settings.num_streams)
+            await asyncio.sleep(OPENING_S)
         async with asyncio.timeout(START_S):
             await asyncio.gather(*(client.first_event_s for client in clients))
-        await asyncio.sleep(RAMP_S)  # the last streams' openings are over, and their costs
+        await asyncio.sleep(SETTLING_S * settings.num_streams)
         before_s = cpu_seconds()
         num_before = sum(client.num_events for client in clients)
         began_s = time.perf_counter()

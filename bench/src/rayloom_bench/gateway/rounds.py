@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rayloom_bench.gateway.load import LoadResult, LoadSettings, run_load
+from rayloom_bench.gateway.load import LoadFailed, LoadResult, LoadSettings, run_load
 from rayloom_bench.gateway.servers import MeasuredServer
 
 
@@ -42,7 +42,10 @@ def measure(
     for number in range(num_rounds):
         for server in servers:
             if server.port:
-                result = run_load(server.port, settings, server.cpu_seconds)
+                try:
+                    result = run_load(server.port, settings, server.cpu_seconds)
+                except LoadFailed as failure:
+                    raise LoadFailed(f"{server.name}: {failure}") from failure
                 found[server.name].append(result)
                 cost = 1e6 * result.cpu_s / result.num_events
                 log(f"round {number + 1}: {server.name}: {cost:.1f} us an event")

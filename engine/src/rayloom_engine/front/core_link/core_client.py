@@ -30,7 +30,7 @@ from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.placement import Placement
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.request_mailbox import Mailbox
+from rayloom_engine.front.core_link.request_mailbox import DueReaders
 from rayloom_engine.front.core_link.sequences import (
     ClientSequence,
     by_prompt,
@@ -80,7 +80,7 @@ class CoreClient:
         self._on_change = on_change
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
-        self._due: list[Mailbox] = []  # those that `_call_readers` has to read
+        self._readers = DueReaders()
         self._was_serving = False
         self._is_draining = False
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
@@ -289,15 +289,7 @@ class CoreClient:
                 link.estimate.ended(sequence.sequence_id)
                 del self._sequences[whole.sequence_id]
             if sequence.mailbox.put(sequence.lane, whole):
-                self._due.append(sequence.mailbox)
-                if len(self._due) == 1:
-                    asyncio.get_running_loop().call_soon(self._call_readers)
-
-    def _call_readers(self) -> None:
-        """Lets requests read the outputs of one step, or of several that arrived together, in a single callback."""
-        due, self._due = self._due, []
-        for mailbox in due:
-            mailbox.read()
+                self._readers.add(sequence.mailbox)
 
     def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)

@@ -119,3 +119,20 @@ class _IdleTimer:
             self._handle = self._loop.call_later(left_s, self._fire)
         else:
             self._mailbox.wake()
+
+
+class DueReaders:
+    """The mailboxes that must be read, all of them in one callback: those of a step, or of steps that came together."""
+
+    def __init__(self) -> None:
+        self._mailboxes: list[Mailbox] = []
+
+    def add(self, mailbox: Mailbox) -> None:
+        self._mailboxes.append(mailbox)
+        if len(self._mailboxes) == 1:
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        mailboxes, self._mailboxes = self._mailboxes, []
+        for mailbox in mailboxes:
+            mailbox.read()

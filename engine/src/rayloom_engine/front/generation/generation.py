@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -19,6 +18,8 @@ from rayloom_engine.front.core_link.request_mailbox import Items, Mailbox
 from rayloom_engine.front.core_link.sequences import ClientSequence, Place
 from rayloom_engine.front.generation.admission import check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
+from rayloom_engine.front.generation.lane import Lane
+from rayloom_engine.front.generation.sink import DeltaSink
 from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
@@ -33,26 +34,6 @@ LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other request
 OUTPUTS_AT_ONCE = 64  # decoded and written (in 1 ms) in one callback; tokens that waited for a slow client are more
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
-
-
-class DeltaSink(Protocol):
-    """Takes deltas at once, in a callback of the event loop."""
-
-    def is_open(self) -> bool:
-        """False if deltas must wait now, because the client reads too slowly or is gone."""
-
-    def write(self, deltas: list[ChoiceDelta]) -> None:
-        """Writes the deltas. Called only while `is_open`."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Lane:
-    sequence: ClientSequence
-    decoder: OutputDecoder
-    first_output_s: float | None = None
-    last_output_s: float | None = None
-    has_begun: bool = False  # an output has arrived
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
 
 
 class Generation:
@@ -84,7 +65,7 @@ class Generation:
         self.num_cached_tokens = 0
         self._form_warnings: tuple[str, ...] = ()  # parts of the answer's form that cannot be enforced
         self.is_rounded = False  # engines whose results differ by rounding computed parts of the answer
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._unfinished: set[int] = set()
         self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         self.sink: DeltaSink | None = None  # gets small deltas instead of the reader of `deltas`
@@ -233,7 +214,7 @@ class Generation:
         for prompt in self.prompts:
             metrics.request_prompt_tokens.observe(len(prompt))
 
-    async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[_Lane]:
+    async def _make_lanes(self, text: ModelText, fresh_seed: int) -> AsyncIterator[Lane]:
         model = text.model
         arrival = time.time()
         stops = StopAutomaton(self.params.stop_strings)
@@ -272,7 +253,7 @@ class Generation:
                     cache_key=self._caller.cache_key,
                 )
                 leader = leader or sequence.sequence_id
-                yield _Lane(
+                yield Lane(
                     sequence=sequence,
                     decoder=OutputDecoder(
                         text.tokenizer, self.params, model.eos_token_ids, prompt, stops, text.kept_ids
@@ -324,9 +305,8 @@ class Generation:
         for index, _ in items:
             if not self._lanes[index].has_begun:
                 return False
-        deltas = self._decode(items)
-        if deltas:
-            self.sink.write(deltas)
+        for delta in self._decode(items):
+            self.sink.write(delta)
         if not self._unfinished:
             self._mailbox.wake()
         return True
@@ -363,7 +343,6 @@ class Generation:
 
     def _delta(self, index: int, outputs: list[SequenceOutput], now_s: float) -> ChoiceDelta:
         lane = self._lanes[index]
-        last = outputs[-1]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         is_first = lane.decoder.num_tokens == 0
         if is_first:
@@ -374,18 +353,9 @@ class Generation:
                 )
                 self.num_cached_tokens += outputs[0].num_cached_tokens
             prompt_logprobs = self._lanes[self._leader(index)].prompt_logprobs
-        lane.has_begun = True
         self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
         num_before = lane.decoder.num_tokens
-        if len(outputs) == 1:
-            delta = lane.decoder.add(last.token_ids, last.logprobs, last.finish_reason, last.stop_token_id)
-        else:
-            delta = lane.decoder.add(
-                [token_id for output in outputs for token_id in output.token_ids],
-                [entry for output in outputs for entry in output.logprobs],
-                last.finish_reason,
-                last.stop_token_id,
-            )
+        delta = lane.decode(outputs)
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
@@ -396,7 +366,7 @@ class Generation:
                 self._service.metrics.request_decode_s.observe(now_s - lane.first_output_s)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
 
-    def _observe(self, lane: _Lane, num_tokens: int, now_s: float) -> None:
+    def _observe(self, lane: Lane, num_tokens: int, now_s: float) -> None:
         metrics = self._service.metrics
         if num_tokens == 0:
             return
@@ -416,17 +386,3 @@ class Generation:
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:
             self._service.client.abort(self._lanes[index].sequence.sequence_id)
-
-
-def watch_client(receive: Callable[[], Awaitable[Any]], generation: Generation) -> asyncio.Task[None]:
-    """Returns a task that ends `generation` when its client closes the connection.
-
-    Read the request's body before the call. Cancel the task when the answer is complete.
-    """
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        generation.client_gone()
-
-    return asyncio.create_task(watch())

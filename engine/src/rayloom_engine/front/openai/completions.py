@@ -101,14 +101,15 @@ class CompletionAnswer(Answer):
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._streams = bool(wire.stream)
-        self._is_plain = not self._wants_logprobs and not self.returns_ids  # later chunks have nothing but text
+        # Chunks after the first have nothing but text.
+        self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
         self._offsets: dict[int, int] = {}  # choice index -> offset of its next token in its text
 
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
-        self.count(delta)
         text = delta.text
         if not delta.is_first and self._is_plain and text.finish_reason is None and self.is_chunk_fixed:
             return [self._text_chunk(delta.index, text.text)] if text.text else []
+        self.count(delta)
         is_echoed = delta.is_first and bool(self._echoes)
         logprobs = None
         if self._wants_logprobs and (text.logprobs or is_echoed):

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from rayloom_engine.choice_limits import check_num_allowed_ids
 from rayloom_engine.front.generation.admission import check_num_logprobs, check_num_prompt_logprobs
 from rayloom_engine.front.generation.beam_search import BeamSearch
+from rayloom_engine.front.generation.client_watch import watch_client
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
-from rayloom_engine.front.generation.generation import Generation, watch_client
+from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
@@ -107,8 +108,8 @@ class Answer(ABC):
 
     @property
     def is_chunk_fixed(self) -> bool:
-        """True if the next chunk has nothing beside its choice that changes: neither usage nor a new warning."""
-        return not self.continuous_usage and len(self.generation.warnings) == self._num_warned
+        """True if the next chunk has no new warning. Without continuous usage, it differs in its choice alone then."""
+        return len(self.generation.warnings) == self._num_warned
 
     def count(self, delta: ChoiceDelta) -> None:
         """Counts the tokens of `delta` in the usage that chunks report."""

@@ -48,17 +48,15 @@ class DirectStream:
 
     def __init__(self, writer: EventWriter, body: DirectBody) -> None:
         self._writer = writer
-        self._body = body
+        self._write = body.write
+        self.is_open = body.is_open
 
-    def is_open(self) -> bool:
-        return self._body.is_open()
-
-    def write(self, deltas: list[ChoiceDelta]) -> None:
-        events = [event for delta in deltas for event in self._writer.chunks(delta)]
+    def write(self, delta: ChoiceDelta) -> None:
+        events = self._writer.chunks(delta)
         if len(events) == 1 and isinstance(events[0], bytes):  # one token, as almost always
-            self._body.write(b"data: %b\n\n" % events[0])
+            self._write(b"data: %b\n\n" % events[0])
         elif events:
-            self._body.write(b"".join(_pieces(self._writer, events)))
+            self._write(b"".join(_pieces(self._writer, events)))
 
 
 class EventStream(Response):

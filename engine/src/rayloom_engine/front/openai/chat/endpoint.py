@@ -43,15 +43,13 @@ class ChatAnswer(Answer):
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
-        self._is_plain = (
-            not self._wants_logprobs and not self.returns_ids
-        )  # chunks have nothing but parts of the message
+        # Chunks have nothing but parts of the message.
+        self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
         self._messages: list[Message] = []  # messages of a whole answer
 
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         if not delta.is_first and self._is_plain and delta.text.finish_reason is None and self.is_chunk_fixed:
-            self.count(delta)
             return self._plain_chunks(delta.index, self._readers[delta.index].add(delta.text))
         chunks: list[dict[str, Any]] = []
         if delta.is_first:
@@ -73,20 +71,18 @@ class ChatAnswer(Answer):
         chunks: list[Event] = []
         for part in parts:
             if isinstance(part, (Content, Reasoning)):
-                chunks.append(self._text_chunk(index, part))
+                kind = type(part)
+                template = self._templates.get((index, kind)) or self._new_template(index, kind)
+                chunks.append(template.filled(part.text))
             else:
                 deltas = message_deltas([part], is_older=self._has_functions)
                 chunks += [self.chunk(_choice(index, delta)) for delta in deltas]
         return chunks
 
-    def _text_chunk(self, index: int, part: Content | Reasoning) -> bytes:
-        key = (index, type(part))
-        template = self._templates.get(key)
-        if template is None:
-            kind = type(part)
-            template = ChunkTemplate(lambda text: self.chunk(_choice(index, *message_deltas([kind(text)]))))
-            self._templates[key] = template
-        return template.filled(part.text)
+    def _new_template(self, index: int, kind: type[Content | Reasoning]) -> ChunkTemplate:
+        template = ChunkTemplate(lambda text: self.chunk(_choice(index, *message_deltas([kind(text)]))))
+        self._templates[index, kind] = template
+        return template
 
     def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         """Returns the choices of the chunks for one delta: one for each part of the message, at least one if there is

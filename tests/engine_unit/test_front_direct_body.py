@@ -1,0 +1,123 @@
+"""Streams whose tokens are written from a callback: the same bytes as through ASGI, and none for a slow client."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from rayloom_engine.front.http.direct_body import DirectBody, direct_body, offer
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
+from rt_byte_model import END
+from rt_fake_core import say
+from rt_front import FrontUnderTest, running_front
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
+    with running_front(tmp_path_factory.mktemp("front")) as running:
+        yield running
+
+
+@given(text=st.text(), name=st.text())
+def test_a_filled_template_has_the_bytes_of_the_encoded_document(text: str, name: str) -> None:
+    def document(shown: str) -> dict[str, Any]:
+        return {"name": name, "delta": {"reasoning": shown, "reasoning_content": shown}, "n": None}
+
+    assert ChunkTemplate(document).filled(text) == msgspec.json.encode(document(text))
+
+
+def cycle(**changes: Any) -> SimpleNamespace:
+    written: list[bytes] = []
+    state = {"chunked_encoding": True, "disconnected": False, "response_complete": False, **changes}
+    flow = SimpleNamespace(write_paused=state.pop("write_paused", False))
+    return SimpleNamespace(flow=flow, transport=SimpleNamespace(write=written.append), written=written, **state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_open"),
+    [
+        ({}, True),
+        ({"chunked_encoding": None}, False),  # the answer has not begun
+        ({"chunked_encoding": False}, False),  # its length is known
+        ({"write_paused": True}, False),
+        ({"disconnected": True}, False),
+        ({"response_complete": True}, False),
+    ],
+)
+def test_a_body_is_open_while_an_answer_runs_and_its_client_reads(changes: dict[str, Any], is_open: bool) -> None:
+    scope: dict[str, Any] = {}
+    assert direct_body(scope) is None
+    offer(scope, cast("RequestResponseCycle", cycle(**changes)))
+    found = direct_body(scope)
+    assert found is not None and found.is_open() is is_open
+
+
+def test_a_part_is_a_chunk_of_the_body() -> None:
+    answer = cycle()
+    DirectBody(cast("RequestResponseCycle", answer)).write(b"0123456789")
+    assert answer.written == [b"a\r\n0123456789\r\n"]
+
+
+def test_each_token_of_a_stream_is_an_event_of_the_documented_form(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "script", say('He said "é€😀".')))
+    with front.chat_stream(max_tokens=50) as events:
+        shown = list(events)
+    assert shown.pop() == "[DONE]"
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in shown) == 'He said "é€😀".'
+    assert {tuple(event) for event in shown} == {("id", "object", "created", "model", "system_fingerprint", "choices")}
+    assert {tuple(event["choices"][0]) for event in shown[:-1]} == {("index", "delta", "logprobs", "finish_reason")}
+    assert [event["choices"][0]["finish_reason"] for event in shown] == [None] * (len(shown) - 1) + ["stop"]
+
+
+def test_a_client_that_does_not_read_gets_all_its_text_later_and_fills_no_memory(tmp_path: Path) -> None:
+    """Tokens wait in the mailbox, at some bytes each, and not as events in the connection's buffer.
+
+    The events are large, because the system's buffers hold megabytes of them.
+    """
+    name = "m" * 4000
+    with running_front(tmp_path, max_model_len=10_000, served_model_name=name) as front:
+        _check_client_that_does_not_read(front, name)
+
+
+def _check_client_that_does_not_read(front: FrontUnderTest, name: str) -> None:
+    num_tokens = 4000
+    front.do(lambda: setattr(front.core, "script", lambda _submit: [*b"x" * (num_tokens - 1), END]))
+    front.do(lambda: setattr(front.core, "tokens_per_output", 1))
+    num_before = front.do(lambda: len(front.core.submits))
+    place = urlsplit(front.api_url)
+    body = json.dumps({"model": name, "prompt": "a", "stream": True, "max_tokens": num_tokens}).encode()
+    fields = ("Host: h", "Connection: close", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", ""))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(60.0)
+    with client:
+        client.connect((place.hostname, place.port))
+        client.sendall(head.encode() + body)
+        front.wait_until(lambda: len(front.core.submits) == num_before + 1, "the request came", 60.0)
+        front.wait_until(lambda: not list(front.service.client.unfinished()), "the core sent all tokens", 60.0)
+        connections = front.do(lambda: [each for each in _transports() if each.get_write_buffer_size()])
+        assert all(each.get_write_buffer_size() < 200_000 for each in connections)
+        received = bytearray()
+        while part := client.recv(1 << 20):
+            received += part
+    events = [line for line in received.split(b"\n") if line.startswith(b"data: {")]
+    shown = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events)
+    assert (len(shown), shown.strip("x")) == (num_tokens - 1, "")
+    assert len(events) < num_tokens / 2  # tokens that waited came together
+
+
+def _transports() -> list[Any]:
+    return [each for each in gc.get_objects() if type(each).__name__ == "TCPTransport" and not each.is_closing()]

@@ -1,0 +1,152 @@
+"""Mailbox: who gets outputs, the waiting task or its reader, and when the wait ends. Streams use it in test_front_*."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rayloom_engine.front.core_link.request_mailbox import DueReaders, Items, Mailbox
+from rayloom_engine.protocol.messages import SequenceOutput
+
+
+def output(token_id: int) -> SequenceOutput:
+    return SequenceOutput(sequence_id="s", token_ids=(token_id,))
+
+
+def ids(items: Items) -> list[int]:
+    return [token_id for _, each in items for token_id in each.token_ids]
+
+
+class ReadMailbox:
+    """A mailbox with a task in `take` and a reader, which takes everything until `is_open` is False."""
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self.mailbox = Mailbox()
+        self.is_open = True
+        self.read: list[list[int]] = []
+        self.task = asyncio.ensure_future(self.mailbox.take(timeout_s, self._reader))
+        self._due = DueReaders()
+
+    def _reader(self, items: Items) -> bool:
+        if self.is_open:
+            self.read.append(ids(items))
+        return self.is_open
+
+    def put(self, token_id: int) -> None:
+        if self.mailbox.put(0, output(token_id)):
+            self._due.add(self.mailbox)
+
+
+async def turns(number: int = 4) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_outputs_that_arrive_together_are_read_in_one_call_and_the_task_sleeps_on() -> None:
+    async def work() -> None:
+        box = ReadMailbox()
+        await turns()
+        box.put(1)
+        box.put(2)
+        assert box.read == []  # later, in a callback: the caller is in the middle of its own work
+        await turns()
+        box.put(3)
+        await turns()
+        assert box.read == [[1, 2], [3]]
+        assert not box.task.done()
+        box.task.cancel()
+
+    run(work())
+
+
+def test_outputs_that_the_reader_refuses_go_to_the_task_with_those_after_them() -> None:
+    async def work() -> None:
+        box = ReadMailbox()
+        await turns()
+        box.put(1)
+        await turns()
+        box.is_open = False
+        box.put(2)
+        await turns(1)
+        box.put(3)
+        assert ids(await box.task) == [2, 3]
+        assert box.read == [[1]]
+
+    run(work())
+
+
+def test_a_failure_comes_after_the_outputs_before_it() -> None:
+    async def work() -> None:
+        box = ReadMailbox()
+        await turns()
+        box.put(1)
+        box.mailbox.fail(KeyError("gone"))
+        assert ids(await box.task) == [1]
+        with pytest.raises(KeyError, match="gone"):
+            await box.mailbox.take(60.0)
+
+    run(work())
+
+
+def test_an_error_of_the_reader_ends_the_request() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        due = DueReaders()
+
+        def broken(_items: Items) -> bool:
+            raise ZeroDivisionError("reader")
+
+        task = asyncio.ensure_future(mailbox.take(60.0, broken))
+        await turns()
+        if mailbox.put(0, output(1)):
+            due.add(mailbox)
+        await turns()
+        assert ids(await task) == [1]
+        with pytest.raises(ZeroDivisionError, match="reader"):
+            await mailbox.take(60.0)
+
+    run(work())
+
+
+def test_what_the_reader_takes_begins_the_wait_again() -> None:
+    """A stream sends a comment when nothing arrived for a while, and each token begins that while again."""
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        box = ReadMailbox()
+        await turns()
+        began_s = loop.time()
+        assert box.mailbox.idle_s(began_s + 50.0) >= 50.0
+        box.put(1)
+        assert box.mailbox.idle_s(began_s + 50.0) == 0.0  # it has arrived, and is read in a moment
+        await turns()
+        assert box.mailbox.idle_s(began_s + 50.0) <= 50.0
+        box.task.cancel()
+
+    run(work())
+
+
+def test_a_wait_in_which_nothing_arrives_ends_after_its_time() -> None:
+    async def work() -> None:
+        assert await ReadMailbox(timeout_s=0.01).task == []
+
+    run(work())
+
+
+def test_without_a_reader_the_task_is_woken() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        task = asyncio.ensure_future(mailbox.take(60.0))
+        await turns()
+        assert not mailbox.put(0, output(1))
+        assert ids(await task) == [1]
+        assert await mailbox.take(0.0) == []
+
+    run(work())
