@@ -23,6 +23,9 @@ ARGS = {
     "toolParser": "hermes",
     "reasoningParser": "none",
     "logLevel": "debug",
+    "maxLogprobs": 100,
+    "enableForceIncludeUsage": True,
+    "repeatSeconds": 60,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.objects.engine_config import engine_config
+from rayloom_operator.objects.gateway.config import GATEWAY_ARGS
 
 LOOPBACK = "127.0.0.1"
 GATEWAY = "gateway"
@@ -16,28 +17,7 @@ KEY_FILE = "key"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 # The fields of an engine's document that a gateway has, too.
-GATEWAY_FIELDS = (
-    "served_model_name",
-    "host",
-    "port",
-    "admin_host",
-    "admin_port",
-    "cors_allowed_origins",
-    "ui",
-    "max_body_bytes",
-    "max_output_tokens",
-    "max_queued_requests",
-    "max_logprobs",
-    "enable_force_include_usage",
-    "enable_priority",
-    "generation_config",
-    "root_path",
-    "metrics_prefix",
-    "tool_parser",
-    "reasoning_parser",
-    "drain_seconds",
-    "log_level",
-)
+GATEWAY_FIELDS = ("served_model_name", "host", "port", "admin_host", "admin_port", "drain_seconds", *GATEWAY_ARGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +98,8 @@ def plan_processes(
     document: dict[str, Any] = {name: whole[name] for name in GATEWAY_FIELDS if name in whole}
     document["engines"] = {plan.name: f"{plan.place.host}:{plan.place.front_port}" for plan in plans}
     document |= {"key_file": key, "cache_dir": str(folder / "texts")}
-    hold_seconds = getattr(getattr(service.spec, "gateway", None), "hold_seconds", None)
-    if hold_seconds is not None:
-        document["hold_seconds"] = hold_seconds
+    if service.spec.gateway is not None:
+        document["hold_seconds"] = service.spec.gateway.hold_seconds
     own_plan = ProcessPlan(name=GATEWAY, command="gateway", place=gateway, document=document, environment={})
     return (*plans, own_plan)
 

@@ -181,7 +181,8 @@ class Metrics:
     def observe_recovery(self, recovery: RecoveryRecord) -> None:
         """Counts a recovery that has ended."""
         # The label is the kind of process. Using the sentence of the cause would create an unbounded number of series.
-        self.recoveries.add(1, cause=f"{recovery.process.split()[0]}_lost")
+        process = recovery.process.partition(" ")[0] or "process"  # a status may name no lost process
+        self.recoveries.add(1, cause=f"{process}_lost")
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)

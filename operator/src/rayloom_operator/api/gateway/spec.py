@@ -58,7 +58,7 @@ class GatewayResources(Part):
 
 
 class Gateway(Part):
-    """The pods to which clients connect. No effect without a cluster."""
+    """The pods to which clients connect. Without a cluster only `holdSeconds` has an effect."""
 
     replicas: Annotated[int, AfterValidator(_is_a_number_of_gateways)] = Field(
         2,

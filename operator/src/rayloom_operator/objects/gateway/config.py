@@ -14,9 +14,10 @@ from rayloom_operator.api.spec import LLMService
 
 _CACHE_FOLDER = "/tmp/rayloom-gateway"  # in the emptyDir of the pod, so a restarted container finds its tokenizers
 # Settings of spec.engine.args that concern HTTP, text and the queue, and so the gateway.
-_ENGINE_ARGS = (
+GATEWAY_ARGS = (
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "log_level"),
+    *("max_logprobs", "enable_force_include_usage", "repeat_seconds"),
 )
 
 JsonValue: TypeAlias = str | int | bool | list[str]
@@ -25,7 +26,7 @@ JsonValue: TypeAlias = str | int | bool | list[str]
 def gateway_config(service: LLMService, gateway: Gateway) -> dict[str, JsonValue]:
     """The GatewayConfig v1 document for a gateway pod of the service."""
     keys: dict[str, JsonValue] = {"api_key_file": f"{names.KEYS_FOLDER}/{names.KEYS_FILE}"}
-    given = service.spec.engine.args.model_dump(mode="json", include=set(_ENGINE_ARGS), exclude_none=True)
+    given = service.spec.engine.args.model_dump(mode="json", include=set(GATEWAY_ARGS), exclude_none=True)
     return {
         "version": "v1",
         "served_model_name": service.served_name,
