@@ -14,7 +14,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").rea
 OF_ROLLS = {
     *map(str, RolloutStep),
     *get_args(FailureReason),
-    *("Moving", "NotRolledBack", "NotPaused", "Suspended"),
+    *("Moving", "NotRolledBack", "NotPaused", "Suspended", "ScaledToZero"),
 }
 WORTH_A_LOOK = {"WaitingForCapacity", "RollingBack", "RolledBack", "Halted", "AnalysisFailed", "CrashLoop"}
 WORTH_A_LOOK |= {"DeadlineExceeded"}
