@@ -105,6 +105,15 @@ def test_losses_before_tokens_flow_are_one_recovery() -> None:
     assert len(log.recoveries) == 1
 
 
+@pytest.mark.parametrize(("process", "cause"), [("rank 3", "rank_lost"), ("core", "core_lost"), ("", "process_lost")])
+def test_a_recovery_is_counted_by_the_kind_of_process(process: str, cause: str) -> None:
+    metrics = Metrics("m")
+    metrics.observe_recovery(
+        RecoveryRecord(cause="it died", process=process, node="here", at=100.0, started_s=1.0, seconds=2.0)
+    )
+    assert f'rayloom:recoveries_total{{cause="{cause}",model_name="m"}} 1.0' in metrics.text()
+
+
 @pytest.mark.parametrize(
     ("body", "is_deep"),
     [
