@@ -12,6 +12,7 @@ import yaml
 from rayloom_operator.__main__ import _parser
 from rayloom_operator.api.pod_template.privileges import PRIVILEGES
 from rayloom_operator.names import NODE_TYPE_LABEL
+from rayloom_operator.objects.gateway.deployment import gateway_deployment
 from rayloom_operator.objects.guards import network_policy
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rt_operator import make_resolved
@@ -103,10 +104,21 @@ def test_the_monitor_of_engines_finds_their_head_pods_and_the_port_that_everybod
     assert (endpoint["path"], endpoint["interval"]) == ("/metrics", "15s")
     assert [port["port"] for rule in open_rules for port in rule["ports"]] == [ports[endpoint["port"]]]
     # KubeRay adds the label ray.io/node-type.
-    assert monitor["spec"]["selector"]["matchLabels"] == {NODE_TYPE_LABEL: "head"}
-    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
-    assert expression["key"] in head["metadata"]["labels"]
+    of_service, no_worker = monitor["spec"]["selector"]["matchExpressions"]
+    assert no_worker == {"key": NODE_TYPE_LABEL, "operator": "NotIn", "values": ["worker"]}
+    assert of_service["key"] in head["metadata"]["labels"]
     assert set(monitor["spec"]["podTargetLabels"]) <= head["metadata"]["labels"].keys()
+
+
+def test_the_monitor_of_engines_finds_gateway_pods():
+    resolved = make_resolved(gateway={})
+    template = gateway_deployment(resolved, resolved.service.spec.gateway)["spec"]["template"]
+    of_service, _ = rendered(*ENGINES)["PodMonitor"]["spec"]["selector"]["matchExpressions"]
+    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+
+    assert of_service["key"] in template["metadata"]["labels"]
+    assert NODE_TYPE_LABEL not in template["metadata"]["labels"]
+    assert ports["http"] == 8000
 
 
 def test_the_monitor_of_engines_selects_the_namespaces_of_the_operator():

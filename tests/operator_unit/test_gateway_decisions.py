@@ -9,6 +9,8 @@ from rayloom_operator.decide.status import status
 from rayloom_operator.observe.pods import pod
 from rt_operator import (
     conditions,
+    make_group,
+    make_pod,
     make_pod_document,
     make_resolved,
     make_serving,
@@ -118,6 +120,17 @@ def test_engines_of_an_earlier_revision_keep_the_secret_that_they_mount():
     assert made(found) == ["Secret chat-gateway-key", "Service chat-engines"]
     assert "secrets key" not in deleted(found)
     assert found.document["gateway"]["replicas"] == 0
+
+
+def test_engines_of_an_unknown_revision_have_the_port_only_if_the_status_names_a_gateway():
+    strange = make_group(make_pod("strange", route=True), name="chat-ffffffff-0", uid="uid-strange")
+    groups = [make_serving(ONE), strange]
+
+    without = settled(ONE, groups=groups)
+    assert (made(without), without.status.gateway) == ([], None)
+    left = settled(ONE, groups=groups, previous=LEFT)
+    assert made(left) == ["Secret chat-gateway-key", "Service chat-engines"]
+    assert left.status.gateway.reason == "Off"
 
 
 def test_a_refusal_keeps_the_gateway_in_the_status():

@@ -232,24 +232,25 @@ class Kubelets:
             return ""
         base = f"/api/v1/namespaces/{meta['namespace']}"
         sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
-        found: Document = {"secret": {"data": {}}}
+        files: dict[str, str] = {}  # path in the volume -> content
         for source in sources:
             if "downwardAPI" in source:
                 continue
             kind = "configMap" if "configMap" in source else "secret"
             name = source[kind]["name"]
             try:
-                each = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
+                found = await self._api.request("GET", f"{base}/{kind.lower()}s/{name}")
             except ApiError as error:
                 if error.code != 404:
                     raise
                 return f'MountVolume.SetUp failed for volume "config" : {kind.lower()} "{name}" not found'
-            found[kind] = {"data": found.get(kind, {}).get("data", {}) | each["data"]}
+            for item in source[kind]["items"]:
+                content = found["data"][item["key"]]
+                files[item["path"]] = content if kind == "configMap" else base64.b64decode(content).decode()
         if not is_head:
             return ""
-        config = json.loads(found["configMap"]["data"]["config.json"])
+        config = json.loads(files["config.json"])
         num_ranks = config.get("tensor_parallel_size", 1) * config.get("pipeline_parallel_size", 1)
-        token = base64.b64decode(found["secret"]["data"]["token"]).decode()
         cluster = meta["labels"]["ray.io/cluster"]
         num_pods = 1
         if num_ranks > 1:
@@ -258,7 +259,7 @@ class Kubelets:
             )
             num_pods = sum(group["replicas"] for group in ray["spec"]["workerGroupSpecs"])
         self._engines.by_ip[self._next_ip(uid)] = Engine(
-            token=token,
+            token=files["admin/token"],
             num_ranks=num_ranks,
             ranks_per_pod=max(1, num_ranks // max(1, num_pods)),
             **self._release_of(pod).engine,

@@ -280,7 +280,7 @@ class Spec(Part):
     gateway: Gateway | None = Field(
         None,
         description="Pods to which clients connect, so that no stream ends with an engine. Left out: clients reach the "
-        "engines directly. Adding or removing this part restarts the engines once.",
+        "engines directly. Adding or removing this part restarts the engines once. No effect without a cluster.",
     )
     drain_seconds: int = Field(
         30,

@@ -39,11 +39,12 @@ def is_announced(situation: Situation, resolved: Resolved) -> bool:
 def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
     """Returns whether an engine has a port for gateways, or may get one.
 
-    Engines of a revision whose spec cannot be read may have one as well.
+    Engines of a revision whose spec is not known may have one as well, if the status names a gateway.
     """
-    if resolved.service.spec.gateway is not None:
+    known = [each.resolved for each in situation.revisions if each.resolved is not None]
+    if any(each.service.spec.gateway is not None for each in (resolved, *known)):
         return True
-    return any(each.resolved is None or each.resolved.service.spec.gateway is not None for each in situation.revisions)
+    return stored_gateway(situation.previous) is not None and len(known) < len(situation.revisions)
 
 
 def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
