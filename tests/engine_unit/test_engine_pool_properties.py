@@ -35,6 +35,7 @@ from rt_fake_core import FakeCore
 
 NUM_IDS = 5
 NAMES = ("a", "b", "c")
+CORE = CoreAddress("unix:/none", "token")
 
 
 def ids_of(sequence_id: str) -> list[int]:
@@ -72,10 +73,14 @@ class ScriptedLink(EngineLink):
 
     def lose(self) -> None:
         if self.is_connected:
-            self.to_engine.clear()
-            self.to_front.clear()
-            self.live.clear()
+            self.forget()
             self._disconnected("lost")
+
+    def forget(self) -> None:
+        """The connection has ended, and with it all sequences."""
+        self.to_engine.clear()
+        self.to_front.clear()
+        self.live.clear()
 
     def tell(self, *, is_draining: bool) -> None:
         self.core_of_status.is_draining = is_draining
@@ -123,7 +128,7 @@ class ScriptedLink(EngineLink):
 ACTIONS = st.one_of(
     st.tuples(
         st.sampled_from(
-            ["connect", "lose", "drain", "take_back", "take", "compute", "deliver", "deliver", "deliver", "fill"]
+            ["connect", "lose", "drain", "take_back", "take", "compute", *["deliver"] * 3, "fill", "unlist", "list"]
         ),
         st.sampled_from(NAMES),
     ),
@@ -138,6 +143,7 @@ class World:
         self.made: dict[str, ClientSequence] = {}
         self.aborted: set[str] = set()  # ids are never used again
         self.links: dict[str, ScriptedLink] = {}
+        self.listed = frozenset(NAMES)
         self.client = CoreClient(
             {},
             on_status=lambda link, status: None,
@@ -146,10 +152,20 @@ class World:
             rules=PoolRules(is_gateway=True),
         )
         for name in NAMES:
-            link = ScriptedLink(name, CoreAddress("unix:/none", "token"), self.client)
+            link = ScriptedLink(name, CORE, self.client)
             link.begin(FakeCore(Path("/none")))
             self.links[name] = link
             self.client.pool.links[name] = link
+
+    def set_engines(self) -> None:
+        """Tells the client the list. An engine that has left, and is listed again, has a new connection."""
+        before = set(self.client.pool.links)
+        self.client.set_engines({name: CORE for name in NAMES if name in self.listed})
+        for name in before - set(self.client.pool.links):
+            self.links[name].forget()
+        for name in set(self.client.pool.links) - before:
+            self.client.pool.links[name] = self.links[name]
+            self.links[name].is_leaving = False
 
     def submit(self, name: str) -> None:
         if name in self.made or name in self.aborted:
@@ -165,6 +181,7 @@ class World:
             arrival=0.0,
         )
         self.client.submit([self.made[name]])
+        assert self.made[name].place.engine in (None, *self.listed), "an engine that left the list gets nothing new"
 
     def act(self, action: str, of: str) -> None:
         match action:
@@ -177,8 +194,13 @@ class World:
             case "drain" | "take_back":
                 if self.links[of].is_connected:
                     self.links[of].tell(is_draining=action == "drain")
+            case "unlist" | "list":
+                self.listed = self.listed - {of} if action == "unlist" else self.listed | {of}
+                self.set_engines()
             case "fill":
                 self.links[of].room = 0
+            case "connect" | "lose" if of not in self.client.pool.links:
+                pass  # nothing connects to an engine that is not listed
             case _:
                 getattr(self.links[of], action)()
 
@@ -204,6 +226,8 @@ def test_every_sequence_gets_each_id_once(actions: list[tuple[str, str]], num_co
         check_books(world)
         for sequence in world.made.values():
             assert sequence.generated_ids == ids_of(sequence.sequence_id)[: len(sequence.generated_ids)]
+    world.listed = frozenset(NAMES)
+    world.set_engines()
     for link in world.links.values():  # in the end all engines serve
         link.connect()
         link.room = 100
