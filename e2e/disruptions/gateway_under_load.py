@@ -56,7 +56,8 @@ class GatewayRecord:
     @property
     def first_token_s(self) -> float:
         """The longest time to the first token of a request that came after the disturbance."""
-        return max(each["times"][0] - each["began"] for each in self.streams if each["is_late"] and each["times"])
+        late = [each for each in self.streams if each["is_late"] and each["times"]]
+        return max(float(each["times"][0] - each["began"]) for each in late)
 
     def row(self) -> str:
         over_s = self.timeline.seconds(self.over_at)
