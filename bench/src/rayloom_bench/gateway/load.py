@@ -34,7 +34,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What the clients of one server saw."""
+    """Counts and times of the clients of one server."""
 
     num_events: int  # of all streams within the window
     seconds: float
