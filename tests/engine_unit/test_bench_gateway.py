@@ -84,7 +84,9 @@ def test_a_request_has_its_length() -> None:
 
 def figures(name: str, costs_us: list[float], first_event_s: float, version: str = "1") -> ServerFigures:
     rounds = tuple(
-        LoadResult(num_events=1000, seconds=0.5, cpu_s=1000 * cost / 1e6, first_event_s=(first_event_s,))
+        LoadResult(
+            num_events=1000, num_tokens=2000, seconds=0.5, cpu_s=1000 * cost / 1e6, first_event_s=(first_event_s,)
+        )
         for cost in costs_us
     )
     return ServerFigures(name=name, version=version, rounds=rounds)
@@ -101,10 +103,10 @@ FIGURES = [
 def test_the_table_has_medians_and_what_is_added_to_no_proxy() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in figures_table(FIGURES).splitlines()[2:]]
     assert rows == [
-        [f"{GATEWAY} 1", "19.0 (18.0 to 21.0)", "1,053", "2,000", "3.20", "3.00"],
-        [DIRECT, "-", "-", "2,000", "0.20", "-"],
-        ["aiohttp proxy 1", "25.0 (25.0 to 25.0)", "800", "2,000", "6.20", "6.00"],
-        ["nginx not installed", "-", "-", "-", "-", "-"],
+        [f"{GATEWAY} 1", "19.0 (18.0 to 21.0)", "9.5", "1,053", "2,000", "3.20", "3.00"],
+        [DIRECT, "-", "-", "-", "2,000", "0.20", "-"],
+        ["aiohttp proxy 1", "25.0 (25.0 to 25.0)", "12.5", "800", "2,000", "6.20", "6.00"],
+        ["nginx not installed", "-", "-", "-", "-", "-", "-"],
     ]
 
 

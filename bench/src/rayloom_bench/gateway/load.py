@@ -34,9 +34,10 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What the clients of one server saw."""
+    """Counts and times of the clients of one server."""
 
     num_events: int  # of all streams within the window
+    num_tokens: int  # in these events; more than events where a server that is late sends several at once
     seconds: float
     cpu_s: float  # of the server within the window
     first_event_s: tuple[float, ...]  # for each single request: from the request to its first event
@@ -55,6 +56,7 @@ class StreamClient(asyncio.Protocol):
         self._request = request
         self._sent_s = 0.0
         self.num_events = 0
+        self.num_tokens = 0
         self.problem = ""
         self.first_event_s: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -66,6 +68,8 @@ class StreamClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         count = data.count(_EVENT)
         self.num_events += count
+        # Each word has a blank before it. The events have no other blank than the one after "data:".
+        self.num_tokens += data.count(b" ") - count
         if not self.first_event_s.done():
             if not data.startswith(b"HTTP/1.1 200") and not self.num_events:
                 self.problem = self.problem or data[:300].decode(errors="replace")
@@ -103,11 +107,11 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
             await asyncio.gather(*(client.first_event_s for client in clients))
         await asyncio.sleep(SETTLING_S * settings.num_streams)
         before_s = cpu_seconds()
-        num_before = sum(client.num_events for client in clients)
+        num_before = _counts(clients)
         began_s = time.perf_counter()
         await asyncio.sleep(settings.window_s)
         cpu_s = cpu_seconds() - before_s
-        num_events = sum(client.num_events for client in clients) - num_before
+        num_events, num_tokens = (after - before for after, before in zip(_counts(clients), num_before, strict=True))
         seconds = time.perf_counter() - began_s
         first_event_s = [await _probe(port) for _ in range(settings.num_probes)]
     except TimeoutError as error:
@@ -115,7 +119,18 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
     finally:
         for client in clients:
             client.transport.abort()
-    return LoadResult(num_events=num_events, seconds=seconds, cpu_s=cpu_s, first_event_s=tuple(first_event_s))
+    return LoadResult(
+        num_events=num_events,
+        num_tokens=num_tokens,
+        seconds=seconds,
+        cpu_s=cpu_s,
+        first_event_s=tuple(first_event_s),
+    )
+
+
+def _counts(clients: list[StreamClient]) -> tuple[int, int]:
+    """Events and tokens of all streams so far."""
+    return sum(client.num_events for client in clients), sum(client.num_tokens for client in clients)
 
 
 async def _probe(port: int) -> float:

@@ -24,6 +24,11 @@ class ServerFigures:
         return tuple(1e6 * each.cpu_s / each.num_events for each in self.rounds)
 
     @property
+    def token_us(self) -> tuple[float, ...]:
+        """CPU microseconds of the server for each token, by round; less than `event_us` where events have several."""
+        return tuple(1e6 * each.cpu_s / each.num_tokens for each in self.rounds)
+
+    @property
     def events_s(self) -> tuple[float, ...]:
         """Events in a second that all clients got, by round."""
         return tuple(each.num_events / each.seconds for each in self.rounds)

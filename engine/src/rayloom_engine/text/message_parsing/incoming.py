@@ -140,7 +140,7 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What `until` waits for, and where it emits the text before it."""
+    """The markers that `until` waits for, and the function that gets the text before them."""
 
     markers: Markers
     emit: Callable[[str], None]
