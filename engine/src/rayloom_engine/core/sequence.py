@@ -40,7 +40,10 @@ NO_ORIGIN = Origin()  # for a server without API keys, and for the engine's own 
 
 
 class Sequence:
-    """Mutable and private to the scheduler. Its KV blocks are only a cache: they can be computed from its token ids."""
+    """A waiting or running sequence. Mutable and private to the scheduler.
+
+    The KV blocks of a sequence are only a cache: they can be computed from its token ids.
+    """
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ def order_of(sequence: Sequence) -> tuple[int, float, int]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A sequence whose prompt the ranks have, with the first `num_blocks` entries of its block table."""
+    """A sequence of which the ranks have the prompt and the first `num_blocks` entries of the block table."""
 
     sequence: Sequence
     num_blocks: int

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CoreState:
-    """Written by the main thread and read by the I/O thread without a lock: fields are only replaced as a whole."""
+    """The state of the core, from which the I/O thread makes the CoreStatus for fronts.
+
+    The main thread writes the fields, and the I/O thread reads them without a lock: fields are only replaced as a
+    whole.
+    """
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"

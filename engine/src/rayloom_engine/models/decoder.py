@@ -44,7 +44,7 @@ class DecoderLayer:
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights:
-    """The weights of one stage. None for parts that the stage does not have."""
+    """The weights of one stage. A part that the stage does not have is None."""
 
     embedding_VD: torch.Tensor | None
     layers: list[DecoderLayer]

@@ -21,7 +21,7 @@ from rayloom_engine.routing.router import EngineView
 
 @dataclass(slots=True)
 class _Sent:
-    """A sequence sent to the engine that has no token yet."""
+    """A sequence that was sent to the engine, and of which no token has arrived yet."""
 
     tenant: str
     blocks: tuple[int, ...]
@@ -29,7 +29,10 @@ class _Sent:
 
 
 class EngineEstimate:
-    """One connection to an engine; a new connection begins with a new estimate."""
+    """A gateway's estimate of an engine's load and cache, for one connection to that engine.
+
+    A new connection begins with a new estimate.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

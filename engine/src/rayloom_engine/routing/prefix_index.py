@@ -22,7 +22,10 @@ def cut_hashes(hashes: Sequence[bytes]) -> tuple[int, ...]:
 
 
 class PrefixIndex:
-    """Empty until the whole index of the core has arrived; empty again when changes are missing."""
+    """A front's copy of a core's prefix index.
+
+    Empty until the whole index of the core has arrived, and empty again when changes are missing.
+    """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.block_size = 0  # tokens in a block; 0 = unknown

@@ -42,7 +42,7 @@ GATEWAY_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one process listens: numbers of ports. Only an engine has a port for gateways."""
+    """The address and the ports of one process. Only an engine has a `front_port`, to which gateways connect."""
 
     host: str
     port: int
@@ -52,13 +52,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process to start. Its document becomes its `--config`."""
+    """A process to start. `document` becomes the file that the process gets as `--config`."""
 
     name: str
     command: str  # of rayloom-engine: serve or gateway
     place: Place
     document: Mapping[str, Any]
-    environment: Mapping[str, str]  # added to that of all processes
+    environment: Mapping[str, str]  # added to the environment of all processes
 
 
 def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[str, ...]:

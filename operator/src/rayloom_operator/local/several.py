@@ -86,7 +86,7 @@ def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
 
 
 class Several:
-    """The processes of one run: engines and their gateway."""
+    """The processes of a local run: several engines and their gateway."""
 
     def __init__(self, run: LocalRun, ports: Sequence[ReservedPort], command: Path, folder: Path) -> None:
         self._run = run

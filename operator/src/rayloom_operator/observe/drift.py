@@ -44,10 +44,10 @@ ListedObjects = dict[tuple[str, str], Listed]
 
 
 class Drift:
-    """Not thread-safe: used in one event loop, in which the caller runs `reflectors`.
+    """Finds the operator's objects that somebody else has changed.
 
-    `on_change` is called with the key of a service when one of its objects has another version than after our last
-    apply.
+    Not thread-safe: used in one event loop, in which the caller runs `reflectors`. `on_change` is called with the key
+    of a service when one of its objects has another version than after our last apply.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:

@@ -71,11 +71,12 @@ class _PolledEngine:
 
 
 class EnginePoller:
-    """Not thread-safe: used in one event loop.
+    """Asks each engine for its /status again and again, and keeps the last answers.
 
-    `on_report` is called with the service of an engine whose answer, or lack of one, may change the service's status.
-    `num_expected` returns how many more engines may be followed soon. An operator process that has just started learns
-    of engines one by one, and asks the first ones at the interval that all of them together will need.
+    Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or lack
+    of one, may change the service's status. `num_expected` returns how many more engines may be followed soon. An
+    operator process that has just started learns of engines one by one, and asks the first ones at the interval that
+    all of them together will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:

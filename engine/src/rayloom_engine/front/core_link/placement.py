@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Placement:
-    """For one event loop. A sequence without an engine is held: it waits for one."""
+    """Gives sequences to engines. A sequence that no engine has is held: it waits for an engine. For one event loop."""
 
     def __init__(self, pool: EnginePool, sequences: dict[str, ClientSequence], recoveries: RecoveryLog) -> None:
         """`sequences`: the unfinished ones by id, in order of arrival; those that fail are removed from it."""

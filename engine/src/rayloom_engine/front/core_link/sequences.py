@@ -72,15 +72,15 @@ class ClientSequence:
 
 @dataclass(slots=True)
 class Place:
-    """Where a sequence is computed, and how it came there."""
+    """The engine that computes a sequence, and the earlier engines and waits of the sequence."""
 
-    engine: str | None = None  # name of the engine; None: it waits for one
+    engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # the fence: only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # Of the engine that computed the last id; before the first id, of the model whose tokenizer made the prompt.
+    # The fingerprint of the engine that computed the last id; before the first id, that of the prompt's tokenizer.
     fingerprint: Fingerprint | None = None
-    is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of it
-    waits_since_s: float | None = None  # time.monotonic since which no engine has it
+    is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
+    waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
     held_s: float = 0.0  # earlier waits before the first token, in seconds
     refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
     num_losses: int = 0  # engines lost in a row with this sequence, and no token in between

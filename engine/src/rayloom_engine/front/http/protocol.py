@@ -41,7 +41,7 @@ class HttpLimits:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Pipelined requests are answered in order.
+    """The HTTP protocol of one connection. Pipelined requests are answered in order.
 
     A refusal is sent after the answers to earlier requests.
     """

@@ -34,10 +34,10 @@ class _History:
 
 
 class ScalingGatherer:
-    """Not thread-safe: used in one event loop.
+    """Returns the scaler's decision for a service, and keeps the load samples that the scaler needs.
 
-    `held` returns the requests that a service's gateway holds; no gateway exists yet. `interval_s` returns the
-    seconds between two answers of an engine.
+    Not thread-safe: used in one event loop. `held` returns the requests that a service's gateway holds; no gateway
+    exists yet. `interval_s` returns the seconds between two answers of an engine.
     """
 
     def __init__(
