@@ -62,7 +62,7 @@ class ProcessPlan:
 
 
 def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[str, ...]:
-    """Returns the names of the accelerators that engines may use. `num_present`: of the machine.
+    """Returns the names of the accelerators that engines may use. `num_present`: the number that the machine has.
 
     As in CUDA, names in CUDA_VISIBLE_DEVICES count up to the first -1.
     """
@@ -97,7 +97,7 @@ def plan_processes(
 ) -> tuple[ProcessPlan, ...]:
     """Returns the plans of the engines, then that of the gateway. `folder` has the key file and gets the tokenizer.
 
-    Each engine gets as many of the `devices` as it has ranks. Call only if there are enough: `replicas_problem`.
+    Each engine gets as many of the `devices` as it has ranks. First check with `replicas_problem` that these suffice.
     """
     key = str(folder / KEY_FILE)
     num_ranks = _num_ranks(service)

@@ -1,8 +1,8 @@
 """CoreClient: the front's unfinished sequences, and the engines that compute them.
 
 The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
-sequences are submitted again as resumed ones: by the front inside an engine to the next core of this engine, by a
-gateway to another engine. While there is none, they wait.
+sequences are submitted again as resumed sequences: by the front inside an engine to the next core of this engine, by a
+gateway to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -80,9 +80,9 @@ class CoreClient:
         self._on_change = on_change
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
-        self._due: list[Mailbox] = []  # those that `_call_readers` has to read
+        self._due: list[Mailbox] = []  # mailboxes whose `read` `_call_readers` has to call
         self._was_serving = False
-        self._is_draining: bool | None = None  # the last message about it; None: none was sent
+        self._is_draining: bool | None = None  # as the last message to the cores said; None: none was sent
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -131,8 +131,8 @@ class CoreClient:
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
         """Changes the set of engines.
 
-        One that is no longer named gets no new sequences. Those that it has move to other engines. It keeps the ones
-        that no other engine can take, until they end or its connection does.
+        An engine that is no longer named gets no new sequences, and its sequences move to other engines. Sequences that
+        no other engine can take stay until they end or the engine's connection ends.
         """
         for name, link in list(self.pool.links.items()):
             if name not in cores and not link.is_leaving:
@@ -154,7 +154,8 @@ class CoreClient:
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
-        Submits none of them and raises RequestError if one cannot be encoded, QueueFull if too many tokens wait.
+        Raises RequestError if a sequence cannot be encoded, and QueueFull if too many tokens wait. Then none of the
+        sequences is submitted.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
@@ -287,7 +288,7 @@ class CoreClient:
                     asyncio.get_running_loop().call_soon(self._call_readers)
 
     def _call_readers(self) -> None:
-        """Lets requests read the outputs of one step, or of several that arrived together, in a single callback."""
+        """Lets requests read the outputs of one step, or of several steps that arrived together, in one callback."""
         due, self._due = self._due, []
         for mailbox in due:
             mailbox.read()
@@ -306,13 +307,13 @@ class CoreClient:
         if other is None and not sequence.is_accepted:
             self._placement.fail(sequence, refusal(message))
             return
-        # It became accepted only after it was submitted, or another engine may have room.
+        # The sequence became accepted only after it was submitted, or another engine may have room.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
-        """Moves the sequences of engines that are no longer in the list, and forgets each engine that has none."""
+        """Moves the sequences of engines that are no longer in the list, and forgets engines without sequences."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):

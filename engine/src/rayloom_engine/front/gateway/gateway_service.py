@@ -42,10 +42,10 @@ class GatewayService(Service):
         super().__init__(config.front, cores, api_url=api_url, rules=rules)
         self._cache = cache
         self._fetch = TextFetch()
-        self._changing: asyncio.Task[None] | None = None  # loads a text
+        self._changing: asyncio.Task[None] | None = None  # the task that loads another text
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
         self._last_problem = ""
-        self._text_hash = ""  # of the text in use
+        self._text_hash = ""  # hash of the text in use
         self.client.on_file_part = self._fetch.receive
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class GatewayService(Service):
         await super().run()
 
     def state(self) -> tuple[State, str]:
-        """The current state and its reason. Engines that hang are the pool's matter."""
+        """The current state and its reason. The pool ends the connections of engines that hang."""
         return self.lifecycle.state
 
     def _received(self) -> ReceivedStatus:
@@ -71,7 +71,7 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if the gateway has no text, or one that no connected engine has any more while `link` serves.
+        """True if `link`'s engine serves, and the gateway has no text or a text that no connected engine has any more.
 
         An engine that has left the list only ends its sequences, so its model does not count.
         """

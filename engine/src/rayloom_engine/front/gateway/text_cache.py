@@ -26,7 +26,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def text_hash(model: ServedModel) -> str:
-    """Returns the name of a model's text in the cache: a hash of its files and of what the front knows of it."""
+    """Returns the name of a model's text in the cache: a hash of its files and of the front's `ServedModel`."""
     neutral = msgspec.structs.replace(model, path="")  # the folder is another one in each pod
     return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()
 
@@ -73,7 +73,7 @@ class TextCache:
                     _check_content(file, content)
                     (part / file.name).write_bytes(content)
                 (part / _MODEL).write_bytes(msgspec.json.encode(model))
-                shutil.rmtree(target, ignore_errors=True)  # a damaged one; otherwise it would have been found
+                shutil.rmtree(target, ignore_errors=True)  # a damaged folder; an intact one would have been found
                 os.rename(part, target)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -82,7 +82,7 @@ class TextCache:
         return msgspec.structs.replace(model, path=str(target))
 
     def use(self, model: ServedModel) -> None:
-        """Records that the service uses `model` from now on. A disk that is full only costs the next start its text."""
+        """Records that the service uses `model` from now on. If the disk is full, only the next start lacks a text."""
         with contextlib.suppress(OSError):
             part = self._last.with_suffix(f".{os.getpid()}")
             part.write_text(Path(model.path).name, encoding="utf-8")
@@ -101,7 +101,7 @@ class TextCache:
 
 
 def check_files(files: tuple[TextFile, ...]) -> None:
-    """Raises ModelError unless the files are ones that a gateway accepts from an engine."""
+    """Raises ModelError unless a gateway accepts these files from an engine."""
     names = [file.name for file in files]
     if TOKENIZER not in names:
         raise ModelError("the engine hands over no tokenizer.json; put the model's tokenizer.json into its folder")
