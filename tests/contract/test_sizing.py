@@ -30,7 +30,7 @@ NAMES = sorted(path.stem for path in CONFIGS.iterdir())
 
 
 def costs_of(shape):
-    """What the operator reads of the engine's costs."""
+    """The engine's costs, as the operator reads them."""
     return Costs.model_validate_json(model_costs(shape, shard_counts(shape)).model_dump_json(exclude_none=True))
 
 

@@ -162,7 +162,7 @@ def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:
         ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same
         ({"eos": (4,), "min_tokens": 1, "bad_words": ((3,),)}, [3, 4]),
         ({"eos": (4,), "min_tokens": 1, "generated": (1,)}, []),
-        ({"eos": (40,), "min_tokens": 1}, []),  # not in the vocabulary
+        ({"eos": (40,), "min_tokens": 1}, []),  # the end token is not in the vocabulary
         ({}, []),
     ],
 )

@@ -16,7 +16,7 @@ from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
 
-STEP = 16  # what a step costs besides its tokens
+STEP = 16  # cost of a step besides its tokens
 NUM_MEASURED = 100
 
 

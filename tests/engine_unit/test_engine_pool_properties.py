@@ -242,7 +242,7 @@ def test_an_output_that_an_engine_sends_before_it_reads_the_abort_is_dropped() -
     first.deliver()
     assert sequence.place.engine == other.name
     first.tell(is_draining=False)
-    first.compute()  # it has not read the Abort
+    first.compute()  # the core has not read the Abort
     first.deliver()
     other.lose()
     assert (sequence.place.engine, sequence.place.attempt) == (first.name, 2)

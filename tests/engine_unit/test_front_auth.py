@@ -89,7 +89,7 @@ def test_a_front_with_another_key_is_refused_and_says_so(io: tuple[CoreIo, str],
 
 
 async def _serve_once(core: Any, use: Any) -> Any:
-    """What `use(address)` returns, while `core(reader, writer)` answers its connection."""
+    """Returns the result of `use(address)`, while `core(reader, writer)` answers its connection."""
     server = await asyncio.start_server(core, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()[:2]

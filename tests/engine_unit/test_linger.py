@@ -145,7 +145,7 @@ def front(lifecycle):
     ("begin", "answer"),
     [
         (lambda lifecycle: lifecycle.become_ready(), "working"),
-        (lambda lifecycle: None, "working"),  # it starts
+        (lambda lifecycle: None, "working"),  # the engine starts
         (lambda lifecycle: lifecycle.stop(), "draining"),
         (lambda lifecycle: lifecycle.drain(True), "draining"),
         (lambda lifecycle: lifecycle.fail("a rank keeps dying"), "working"),

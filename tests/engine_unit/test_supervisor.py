@@ -80,7 +80,7 @@ class Heard:
 def heard() -> Iterator[Heard]:
     child = Heard()
     wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_SLEEPING, 10.0, lambda: "not asleep")
-    child.process.send_signal(signal.SIGSTOP)  # so that it computes nothing
+    child.process.send_signal(signal.SIGSTOP)  # so that the process computes nothing
     wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED, 10.0, lambda: "not stopped")
     yield child
     child.close()

@@ -146,7 +146,7 @@ def test_a_cluster_whose_label_was_taken_away_gets_it_back():
         await world.rest()
         path = world.kube.path("RayCluster")
         before = world.kube.objects[path]
-        world.kube.remove(path)  # what a watch says of one that it no longer selects
+        world.kube.remove(path)  # as a watch reports an object that it no longer selects
         world.kube.objects[path] = before | {"metadata": before["metadata"] | {"labels": {}}}
         await world.until(lambda: world.kube.objects[path]["metadata"]["labels"])
         assert world.kube.named("RayCluster") == [before["metadata"]["name"]]

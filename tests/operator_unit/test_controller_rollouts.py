@@ -232,7 +232,7 @@ def cordon(world, name, is_cordoned=True):
     world.kube.put(node | {"spec": {"unschedulable": True} if is_cordoned else {}, "status": {}})
 
 
-@pytest.mark.parametrize("node", ["n1", "n2"])  # of the head and of the worker
+@pytest.mark.parametrize("node", ["n1", "n2"])  # nodes of the head and of the worker
 def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
     async def story(world):
         old = await serve(world)

@@ -56,7 +56,7 @@ class ApiServer:
         self.address = ""
 
     def put(self, manifest):
-        """As the cluster's own, from another thread: watchers get the event in the server's thread."""
+        """Stores an object, as the cluster does, from another thread: watchers get the event in the server's thread."""
         asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(10)
 
     async def _put(self, manifest):

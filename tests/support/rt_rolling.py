@@ -37,7 +37,7 @@ class Running(SimulatedEngine):
     ill_s: int = 0
     is_cordoned: bool = False
     is_tolerant: bool = False
-    has_stuck_streams: bool = False  # its requests never end
+    has_stuck_streams: bool = False  # the engine's requests never end
 
     @property
     def counts(self):
@@ -81,9 +81,9 @@ class Rolling(SimulatedService):
         super().__init__(desired or make_desired())
         self.capacity = capacity
         self.has_stuck_streams, self.knows_nodes = False, True
-        self.acts = []  # of the last reconcile, in their order
+        self.acts = []  # changes of the last reconcile, in their order
         self.step = None
-        self.least_ready = 0  # what the disruption budget says, as written with the last reconcile
+        self.least_ready = 0  # minAvailable of the disruption budget, as written with the last reconcile
         self.evicted = []  # with how many then served
 
     def new_engine(self, name, revision):

@@ -73,7 +73,7 @@ class ScaledWorld:
         return self.replicas - sum(time > self.at for time in self.starting)
 
     def turn(self, load, *, rollout=RolloutActivity.SETTLED, is_complete=True, held=Held()):  # noqa: B008 - frozen
-        """One look, two seconds after the one before."""
+        """Takes a sample and a decision, two seconds after those before."""
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]
         self.samples.append(Sample(self.at, load, is_complete))

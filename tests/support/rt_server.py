@@ -104,7 +104,7 @@ class Stream:
 
     text: str = ""
     tokens: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # of each token, by time.monotonic
+    times: list[float] = field(default_factory=list)  # time.monotonic at each token
     finish_reason: str | None = None
     is_done: bool = False
     failure: str | None = None

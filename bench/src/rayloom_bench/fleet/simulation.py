@@ -26,7 +26,7 @@ class FleetLoad:
 
     now_s: float
     num_wanted: int  # engines that serve or start
-    loads: tuple[SchedulerLoad, ...]  # of the engines that serve and do not drain
+    loads: tuple[SchedulerLoad, ...]  # loads of the engines that serve and do not drain
     held_tokens: int  # tokens of requests that wait for an engine
 
 
@@ -38,7 +38,7 @@ class FleetSettings:
     shape: EngineShape
     num_engines: int
     start_s: float = 30.0  # from the decision for an engine, or a failure, until the engine serves
-    mean_s_between_failures: float | None = None  # of one engine; None: no engine fails
+    mean_s_between_failures: float | None = None  # mean time between failures of one engine; None: no engine fails
     resumes: bool = True  # requests of a lost engine continue on another one; False: they are lost
     scaler: Scaler | None = None
     scaler_period_s: float = 2.0
@@ -60,7 +60,7 @@ class _Member:
     """An engine of the fleet with its unfinished requests."""
 
     engine: SimulatedEngine
-    since_s: float  # of the decision for it: its accelerators are in use from then on
+    since_s: float  # time of the decision for this engine: its accelerators are in use from then on
     is_serving: bool = False
     is_draining: bool = False
     requests: dict[str, _Request] = field(default_factory=dict)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import uvloop
 
 PATH = "/v1/chat/completions"
-RAMP_S = 1.0  # streams are opened one after the other for so long
-START_S = 30.0  # within which each stream has its first event
-PROBE_S = 10.0  # within which a single request has its first event
-PAUSE_S = 0.013  # between single requests; no multiple of usual steps, so that these come at all times within a step
+RAMP_S = 1.0  # seconds within which all streams are opened, one after the other
+START_S = 30.0  # seconds within which each stream must have its first event
+PROBE_S = 10.0  # seconds within which a single request must have its first event
+PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so they come at all times of a step
 _EVENT = b"data: {"
 
 
@@ -27,7 +27,7 @@ class LoadSettings:
     """The size of a measurement."""
 
     num_streams: int
-    window_s: float  # in which CPU time and events are counted
+    window_s: float  # seconds in which CPU time and events are counted
     num_probes: int  # single requests after the window, beside the streams
 
 
@@ -35,9 +35,9 @@ class LoadSettings:
 class LoadResult:
     """What the clients of one server saw."""
 
-    num_events: int  # of all streams within the window
+    num_events: int  # events of all streams within the window
     seconds: float
-    cpu_s: float  # of the server within the window
+    cpu_s: float  # CPU time of the server within the window
     first_event_s: tuple[float, ...]  # for each single request: from the request to its first event
 
 
@@ -48,7 +48,7 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts events that begin in a received part; that is all of them, or nearly."""
+    """One connection with one request. Counts the events that begin in a received part, which are nearly all events."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -100,7 +100,7 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
             await asyncio.sleep(RAMP_S / settings.num_streams)
         async with asyncio.timeout(START_S):
             await asyncio.gather(*(client.first_event_s for client in clients))
-        await asyncio.sleep(RAMP_S)  # the last streams' openings are over, and their costs
+        await asyncio.sleep(RAMP_S)  # until the opening of the last streams costs no more CPU time
         before_s = cpu_seconds()
         num_before = sum(client.num_events for client in clients)
         began_s = time.perf_counter()
