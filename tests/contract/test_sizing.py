@@ -35,7 +35,7 @@ def costs_of(shape):
 
 
 def ranks(costs, tensor, pipeline, element_bytes=2):
-    """The operator's ranks that differ."""
+    """The ranks that the operator computes, equal ones once."""
     split = stage_split.stages(costs.num_layers, pipeline, costs.head_layers)
     return rank_memory.Cut(costs, tensor, element_bytes).ranks(split)
 

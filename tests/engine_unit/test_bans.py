@@ -1,4 +1,4 @@
-"""bad_words, allowed_token_ids and logprob_token_ids: which tokens a rank may choose, and in LLM which ones it chooses.
+"""bad_words, allowed_token_ids and logprob_token_ids: the tokens that a rank may choose, and those that LLM chooses.
 
 The C library's sampler is compared with the reference in test_cpu_sampler.py.
 """

@@ -124,7 +124,7 @@ def test_a_lost_engine_loses_no_request_if_requests_resume_and_all_of_its_own_if
 
 def test_requests_are_held_while_no_engine_serves() -> None:
     class Wakes:
-        """Wants an engine as soon as a request is held."""
+        """A scaler that asks for an engine as soon as a request is held."""
 
         def __call__(self, load: FleetLoad) -> int:
             return 1 if load.held_tokens or load.num_wanted else 0

@@ -28,7 +28,7 @@ def message(number: int, num_bytes: int = 10) -> Failed:
 
 
 def _echo(port: int) -> None:
-    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages and then nothing, as a stopped one."""
+    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages, then nothing, like a hung rank."""
     steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
     while True:
         heard = steps.receive()

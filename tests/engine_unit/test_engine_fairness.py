@@ -21,7 +21,7 @@ NUM_MEASURED = 100
 
 
 class _Flooder:
-    """Keeps `num_requests` requests of `n` choices each submitted, as far as it is let."""
+    """Keeps `num_requests` requests of `n` choices each submitted, as far as the engine accepts them."""
 
     def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
         self._engine = engine

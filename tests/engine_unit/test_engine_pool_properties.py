@@ -82,7 +82,7 @@ class ScriptedLink(EngineLink):
         self.to_front.append(self.core_of_status._status())
 
     def take(self) -> None:
-        """The engine handles all messages."""
+        """Lets the engine handle all waiting messages."""
         while self.to_engine:
             message = self.to_engine.popleft()
             key = (message.sequence_id, message.attempt)
@@ -115,7 +115,7 @@ class ScriptedLink(EngineLink):
             self.to_front.append(Outputs(tuple(outputs)))
 
     def deliver(self) -> None:
-        """The front receives the oldest message."""
+        """Lets the front receive the oldest message."""
         if self.to_front and self.is_connected:
             self._receive(self.to_front.popleft())
 

@@ -110,7 +110,7 @@ def test_the_key_is_never_on_the_wire(io: tuple[CoreIo, str]) -> None:
     sent = bytearray()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Between front and core, as somebody who records both directions."""
+        """An attacker between front and core, who records both directions."""
         _, host, port = io[1].split(":")
         to_core = await asyncio.open_connection(host, int(port))
 

@@ -33,7 +33,7 @@ exec /bin/sleep "$@"
 
 @pytest.fixture
 def head():
-    """A port that refuses until somebody listens."""
+    """The head's port, which refuses connections until `listen` is called."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         yield found

@@ -28,7 +28,7 @@ class Story:
         self.now += seconds
 
     def end(self):
-        """(seconds, why)"""
+        """Returns (seconds until the end, the reason)."""
         why = linger(self.look, lambda: self.now, self.sleep)
         return round(self.now, 1), why
 

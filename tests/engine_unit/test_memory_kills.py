@@ -1,4 +1,4 @@
-"""Kills for want of memory in the message of a loss, and for how long."""
+"""Kills for lack of memory, and how long the message of a loss names them."""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -
     is_blocked = threading.Event()
 
     def compute(order: object) -> None:
-        """Half a layer of 4 s, and one that never ends."""
+        """Computes half a layer of 4 s, then one that never ends."""
         if not isinstance(order, Run):
             return
         began = time.monotonic()

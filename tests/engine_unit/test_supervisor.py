@@ -52,7 +52,7 @@ def test_an_admin_port_that_others_can_reach_needs_a_token() -> None:
 
 
 class Heard:
-    """A child that sleeps, and its end of the pipe."""
+    """A sleeping child process, and the child's end of the pulse pipe."""
 
     def __init__(self, code: str = "import time; time.sleep(60)") -> None:
         listening, self._speaking = os.pipe()

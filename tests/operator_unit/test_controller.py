@@ -131,7 +131,7 @@ def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
 
 
 async def end(world):
-    """The service is deleted, and all that it owns goes."""
+    """Deletes the service with all objects that it owns."""
     document = world.kube.objects.pop(SERVICE)
     world.controller.set_service(document, True)
     for path in [path for path, each in world.kube.objects.items() if each["kind"] != "CustomResourceDefinition"]:

@@ -44,7 +44,7 @@ def engines(monkeypatch):
 
 
 def run_pods(world):
-    """Each RayCluster has its two pods, ready."""
+    """Gives each RayCluster its two pods, both ready."""
     kube = world.kube
     clusters = [each for each in kube.objects.values() if each["kind"] == "RayCluster"]
     for cluster in clusters:
@@ -74,7 +74,7 @@ async def settle(world, condition):
 
 @pytest.fixture
 def patched(monkeypatch):
-    """FakeKube keeps no labels that are patched; this one does."""
+    """A patch that keeps the patched labels, which FakeKube does not."""
 
     async def patch(self, path, body):
         self._note("patch", path)

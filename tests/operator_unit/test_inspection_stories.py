@@ -12,7 +12,7 @@ PENDING = {"waiting": {"reason": "ContainerCreating"}}
 
 
 def seconds_after_noon():
-    """Now, as the tests' documents count."""
+    """The present time, in seconds after noon of the day in the tests' documents."""
     return (datetime.now(UTC) - datetime(2026, 1, 1, 12, 0, tzinfo=UTC)).total_seconds()
 
 

@@ -1,4 +1,4 @@
-"""The client against an HTTP server: its counts, its errors, and that a process that leads no more changes nothing."""
+"""The client against an HTTP server: its counts, its errors, and no changes by a process that no longer leads."""
 
 import asyncio
 import json

@@ -20,7 +20,7 @@ SCALING = {"maxReplicas": 4}
 
 
 def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, **load):
-    """The decisions of so many looks, and the gatherer."""
+    """The decisions of `number` reconciles, and the gatherer."""
     gatherer = gatherer or ScalingGatherer(kube or FakeKube(), Windows(10.0), lambda: 0.0)
     resolved = make_resolved(replicas=replicas, autoscaling=SCALING)
     load = ReportedLoad(**{"max_running_tokens": 100, "prefill_tokens_per_second": 1000.0, **load})

@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def _discovery(path):
-    """What the API server says about itself at a path of no object; None for others."""
+    """Returns the API server's discovery document at a path without an object; None for other paths."""
     groups = [each.removeprefix("/apis/").split("/") for each in _KINDS if each.startswith("/apis/")]
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}

@@ -127,7 +127,7 @@ class Rolling(SimulatedService):
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
-        """One reconcile; with `num_acts` the operator dies after so many changes, before anything is written."""
+        """Runs a reconcile. With `num_acts` the operator dies after so many changes, before it writes the status."""
         written = RolloutStatus.of(self.stored).model_dump_json(by_alias=True, exclude_none=True)
         stored = RolloutStatus.model_validate_json(written).state()
         assert stored == self.stored

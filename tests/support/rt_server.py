@@ -97,7 +97,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 
 @dataclass
 class Stream:
-    """One streamed completion, gathered while it runs. `failure` is set for anything that a user would call one."""
+    """A streamed completion, read while it runs. `failure` is set for anything that a user would call a failure."""
 
     endpoint: ClassVar[str] = "/v1/completions"
     logprobs: ClassVar[object] = 0  # the value with which a token comes with its own logprob alone
