@@ -36,7 +36,7 @@ class Origin:
     cache_key: bytes = b""  # only sequences with the same key share cached blocks
 
 
-NO_ORIGIN = Origin()  # for a server without API keys, and for the engine's own probes
+NO_ORIGIN = Origin()  # origin on a server without API keys, and of the engine's own probes
 
 
 class Sequence:
@@ -89,7 +89,7 @@ class Sequence:
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # entries of token_ids that the ranks have
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
-        self.waits_for_form = False  # its next token waits for a grammar that the sampling rank builds
+        self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order

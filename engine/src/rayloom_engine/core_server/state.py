@@ -29,7 +29,7 @@ class CoreState:
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"
-    hang_seconds: float = 10.0  # from the config
+    hang_seconds: float = 10.0  # hang_seconds of the config
     state: str = "starting"
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # while recovering: the node of the lost rank

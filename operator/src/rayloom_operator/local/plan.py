@@ -55,7 +55,7 @@ class ProcessPlan:
     """A process to start. `document` becomes the file that the process gets as `--config`."""
 
     name: str
-    command: str  # of rayloom-engine: serve or gateway
+    command: str  # command of rayloom-engine: serve or gateway
     place: Place
     document: Mapping[str, Any]
     environment: Mapping[str, str]  # added to the environment of all processes

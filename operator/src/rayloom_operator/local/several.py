@@ -35,7 +35,7 @@ _STATUS_INTERVAL_S = 0.5
 # An engine puts its sockets into a folder `rayloom-XXXXXXXX` of the folder for temporary files, unless the path of that
 # folder has more than 37 bytes (rayloom_engine/supervisor/sockets.py).
 _MAX_FOLDER_BYTES = 37 - len("/rayloom-XXXXXXXX")
-_STOP_GRACE_S = 2.5  # for processes to end after SIGINT; also added to the seconds of a drain
+_STOP_GRACE_S = 2.5  # time for processes to end after SIGINT; also added to the seconds of a drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

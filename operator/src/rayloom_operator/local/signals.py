@@ -27,7 +27,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.is_urgent = False
-        self._first_at: float | None = None  # by time.monotonic
+        self._first_at: float | None = None  # time.monotonic of the first signal
         self._raises = False
 
     def install(self) -> None:

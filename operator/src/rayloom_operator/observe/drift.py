@@ -154,7 +154,7 @@ class VersionReflector(Reflector):
         super().__init__(kube, watched, lambda _: None, namespaces=namespaces)
         self._kind = kind
         self._on_object = on_object
-        self._uids: dict[tuple[str, str], str] = {}  # by (namespace, name)
+        self._uids: dict[tuple[str, str], str] = {}  # (namespace, name) -> uid
 
     def take(self, kind: str, found: Manifest) -> None:
         if kind == "BOOKMARK":

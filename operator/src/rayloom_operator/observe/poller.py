@@ -82,7 +82,7 @@ class EnginePoller:
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
         self._on_report = on_report
         self._num_expected = num_expected
-        self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # by name of the engine replica
+        self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # service -> name of an engine replica -> engine
         self.num_engines = 0
         self.num_failing = 0  # engines that did not answer the last request
         self.num_failures = 0  # unanswered requests since the start of this process

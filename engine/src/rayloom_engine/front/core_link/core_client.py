@@ -273,7 +273,7 @@ class CoreClient:
             if not place.is_decoding:
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
-                sequence.is_accepted = True  # its client gets an answer, so no later engine may refuse it
+                sequence.is_accepted = True  # the answer has begun, so no later engine may refuse the sequence
             whole = sequence.logprob_parts.take(output)
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token

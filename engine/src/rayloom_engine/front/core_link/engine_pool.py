@@ -23,7 +23,7 @@ class EnginePool:
 
     def __init__(self, cores: Mapping[str, CoreAddress], rules: PoolRules, listener: LinkListener) -> None:
         self.rules = rules
-        self.model: Fingerprint | None = None  # of a gateway: the model whose tokenizer makes the prompts
+        self.model: Fingerprint | None = None  # in a gateway, the model whose tokenizer makes the prompts
         self.links: dict[str, EngineLink] = {}
         self._listener = listener
         self._group: asyncio.TaskGroup | None = None

@@ -26,7 +26,7 @@ class LinearKernel:
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     pack: Callable[[torch.Tensor], torch.Tensor]
-    description: str  # for the log: the backend, and the reason if it is a fallback
+    description: str  # text for the log: the backend, and the reason if it is a fallback
 
 
 def choose_linear(target: Target) -> LinearKernel:

@@ -16,7 +16,7 @@ class RolloutActivity(Enum):
 
     SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
     ROLLING = "rolling"  # engines of two revisions exist; it replaces them, or is paused or halted
-    WAITING = "waiting"  # for a node with room
+    WAITING = "waiting"  # the rollout waits for a node with room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Fleet:
     num_available: int
     rollout: RolloutActivity
     load: ServiceLoad
-    samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
+    samples: tuple[Sample, ...]  # taken since the last change of `replicas`, the present sample included
     held: Held = NOTHING_HELD
     writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
 
