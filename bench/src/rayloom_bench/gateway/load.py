@@ -33,7 +33,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What the clients of one server saw."""
+    """The figures that the clients of one server measured."""
 
     num_events: int  # events of all streams within the window
     seconds: float

@@ -50,7 +50,7 @@ def _row(figures: ServerFigures, direct: ServerFigures | None) -> tuple[str, ...
 
 
 def verdicts(figures: Sequence[ServerFigures]) -> list[str]:
-    """Whether the gateway reaches its goals, one sentence for each."""
+    """Returns a sentence for each goal of the gateway: whether the gateway reaches it."""
     by_name = {each.name: each for each in figures}
     gateway = by_name[GATEWAY]
     cost = statistics.median(gateway.event_us)
