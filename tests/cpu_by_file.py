@@ -1,6 +1,6 @@
 """A pytest plugin: `-p cpu_by_file` prints the CPU seconds of each test file, child processes that have ended included.
 
-Unlike durations, these seconds hardly depend on what else runs on the machine.
+Unlike durations, these seconds hardly depend on other programs on the machine.
 """
 
 from __future__ import annotations

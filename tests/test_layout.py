@@ -28,7 +28,7 @@ def our_files():
 
 
 def run_python(code):
-    """What a new interpreter prints that has the repository's root first on its path."""
+    """Returns the output of a new interpreter that has the repository's root first on its path."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -60,7 +60,7 @@ def import_graph(paths, roots):
 
 
 def folder_graph(graph):
-    """The same of folders: each with the other folders that its modules import."""
+    """Folder -> the other folders that its modules import."""
     folders = {}
     for name, imported in graph.items():
         folder = name.rpartition(".")[0]

@@ -25,7 +25,7 @@ REQUIREMENTS = FOLDER / "requirements.txt"
 CONSTRAINTS = FOLDER / "constraints.txt"
 TEMPLATE = FOLDER / "chat_template.jinja"
 MODEL = "smollm2"  # the name in docs/clients.md
-# No client may ask a host for prices or send it traces.
+# No client may ask another host for prices, or send traces to another host.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",

@@ -25,7 +25,7 @@ from rayloom_engine.worker.sampler import Sampler
 from rayloom_engine.worker.slots import Slot
 
 VOCAB_SIZES = (49_152, 151_936)
-WARM_UP = 3  # calls of each that are not counted
+WARM_UP = 3  # calls of each sampler that are not counted
 CONTEXT = 1000  # tokens of the sequence, half of them generated
 SETTINGS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},

@@ -18,7 +18,7 @@ from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 Schema = dict[str, Any]
-# Table -> the requests of which it has the fields that all of them have, and the requests whose fields it leaves out.
+# Table -> requests, and other requests. The table has the fields that all of the former have and none of the latter.
 FIELD_TABLES = {
     "shared fields": (("ChatRequest", "CompletionRequest"), ()),
     "chat fields": (("ChatRequest",), ("CompletionRequest",)),

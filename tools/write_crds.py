@@ -35,7 +35,7 @@ _COLUMNS = (
     ("URL", "string", ".status.endpoint", "URL of the API inside the cluster."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
 )
-# Columns of `kubectl get -o wide` only.
+# Columns that only `kubectl get -o wide` shows.
 _WIDE_COLUMNS = (("Scaling", "string", ".status.autoscaling.reason", "Cause of the number of engines."),)
 # Helm keeps the definition when the release is uninstalled, since deleting it would delete every LLMService.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}

@@ -1,7 +1,7 @@
 """Writes the facts of published models, which `rayloom-operator plan` uses without an engine: `make facts`.
 
-Each is what `rayloom-engine inspect` says of the model's config.json. tools/model_configs/ holds those files, as their
-repositories publish them, without the fields that no engine reads.
+The facts of a model are the output of `rayloom-engine inspect` for its config.json. tools/model_configs/ holds the
+config.json files, as their repositories publish them, without the fields that no engine reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUBLISHED = {
     "llama-3.1-70b": ("hf://meta-llama/Llama-3.1-70B", "hf://meta-llama/Llama-3.1-70B-Instruct"),
     "mistral-7b-v0.3": ("hf://mistralai/Mistral-7B-v0.3", "hf://mistralai/Mistral-7B-Instruct-v0.3"),
 }
-# Files that show how `plan --facts` is used, for models whose facts are not shipped as well.
+# Example files for `plan --facts`, of models whose facts are not shipped with the operator.
 OF_EXAMPLES = ("qwen2.5-72b", "qwen3-8b")
 
 

@@ -51,7 +51,7 @@ class LoadAgent:
             "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
             "probe_url": "",
             "probe_timeout_s": 120.0,
-            "probe_rest_s": 30.0,  # for the last probes, once the service is Available
+            "probe_rest_s": 30.0,  # time for the last probes, once the service is Available
         }
         self._write(asked | settings)
 

@@ -30,11 +30,11 @@ class FaultRecord:
     """The observations of clients during a fault. Seconds count from the fault."""
 
     streams: list[dict[str, Any]]
-    failures: list[str]  # of requests, in words; empty when clients saw a pause at most
+    failures: list[str]  # failed requests, in words; empty when clients saw a pause at most
     failed_probes: list[tuple[float, float, str]]  # Unix times of request and failure, and its reason
     num_requests: int
-    tokens_s: float  # until the next token of a running stream
-    available_s: float | None  # until Available was True again; None when it was never False
+    tokens_s: float  # seconds until the next token of a running stream
+    available_s: float | None  # seconds until Available was True again; None when it was never False
     timeline: Timeline
     untrue_times: list[str]
 

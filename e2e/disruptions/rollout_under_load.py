@@ -19,7 +19,7 @@ from clients.service import ROOT, Service, manifest, wait
 from observers.availability import untrue_times
 from observers.rollout_timeline import RolloutTimeline
 
-NUM_TOKENS = 96  # of the first streams, which run during the change
+NUM_TOKENS = 96  # tokens of each of the first streams, which run during the change
 LATE_TOKENS = 32
 # Streams at a time, before and after the change. A fixed number, so that a slow machine is not overloaded.
 NUM_FIRST, NUM_STEADY = 4, 3
@@ -34,7 +34,7 @@ class Failure:
     began: float  # Unix times
     ended: float
     what: str
-    is_cut: bool  # after its first token
+    is_cut: bool  # the stream ended early, after its first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class RolloutRecord:
     what: str
     streams: list[dict[str, Any]]
     probes: list[tuple[float, float, str]]  # sent, answered, failure
-    failures: list[Failure]  # of streams and probes, in the order of their beginning
+    failures: list[Failure]  # failures of streams and probes, in the order of their start
     untrue_times: list[str]
     timeline: RolloutTimeline
     over_at: float

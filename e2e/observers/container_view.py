@@ -61,8 +61,8 @@ class Inside:
     processes: list[dict[str, list[str]]]
     ports: frozenset[tuple[str, int]]  # (tcp or udp, port) that other pods can reach
     root_is_read_only: bool
-    write_error: str  # of an attempt to write below /
-    has_token: bool  # for the Kubernetes API
+    write_error: str  # error of an attempt to write below /
+    has_token: bool  # a token for the Kubernetes API is mounted
 
 
 def look_inside(kubectl: Kubectl, pod: dict[str, Any], container: str) -> Inside:

@@ -31,11 +31,11 @@ class Engine:
     name: str
     revision: str
     made_at: float
-    is_there: bool = False  # its RayCluster exists
+    is_there: bool = False  # the engine's RayCluster exists
     gone_at: float | None = None
-    routes: list[tuple[float, bool]] = field(default_factory=list)  # its route label's first value and changes
+    routes: list[tuple[float, bool]] = field(default_factory=list)  # the first value and the changes of the route label
     touches: list[tuple[float, str]] = field(default_factory=list)  # actions on it, in words
-    answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # its /status at each time
+    answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # the engine's /status at each time
 
     @property
     def token_seen_at(self) -> float | None:

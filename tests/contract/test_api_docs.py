@@ -45,7 +45,7 @@ def test_every_error_code_has_a_row():
     source = "".join(path.read_text(encoding="utf-8") for path in FRONT.rglob("*.py") if path.name != "admin.py")
     codes = set(re.findall(r'code="(\w+)"', source))
     codes |= set(re.findall(r'"(engine_\w+)"', source)) - {"engine_version"}
-    codes |= set(re.findall(r'"(\w+)", (?:\d+|RETRY_AFTER_S)\)', source))  # of unavailable()
+    codes |= set(re.findall(r'"(\w+)", (?:\d+|RETRY_AFTER_S)\)', source))  # codes of unavailable()
     rows = PAGE.split("## Errors")[1].split("## Headers")[0]
 
     assert {"context_length_exceeded", "engine_draining", "engine_failed", "queue_full"} <= codes

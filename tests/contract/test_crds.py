@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition in `crds/` and in the chart is what the typed models say, in the form allowed."""
+"""The CustomResourceDefinition in `crds/` and in the chart follows from the typed models."""
 
 import importlib.util
 from pathlib import Path

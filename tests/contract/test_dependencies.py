@@ -1,4 +1,4 @@
-"""What the three packages declare: no version with a known hole, nothing that is not used, nothing that is missing."""
+"""The packages' declared dependencies: no version with a known hole, none that is unused, none missing."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What the operator emits is what the engine reads, field by field."""
+"""The operator writes exactly the fields that the engine reads."""
 
 from pathlib import Path
 

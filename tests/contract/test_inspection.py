@@ -1,4 +1,4 @@
-"""The termination message of `rayloom-engine inspect` is what the operator reads."""
+"""The operator reads the termination message of `rayloom-engine inspect`."""
 
 import json
 from pathlib import Path

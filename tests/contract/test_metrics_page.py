@@ -1,4 +1,4 @@
-"""docs/metrics.md is what engine and operator register, and their samples have the labels that it names."""
+"""docs/metrics.md has the metrics that engine and operator register, with their labels."""
 
 import importlib.util
 import re
@@ -37,7 +37,7 @@ def test_every_metric_has_a_meaning_and_stands_once():
 
 
 def busy_engine():
-    """Metrics of an engine of which everything that can be observed was."""
+    """Metrics of an engine in which every value has been observed."""
     metrics = Metrics("m")
     rank = RankReport(rank=0, node="n", host="h", pid=1, phase="idle", heartbeat_age_s=0.1, step=1, memory_bytes=1)
     phase = PhaseProgress(name="load", seconds=1.0, done=1, total=1, unit="bytes", is_finished=True)

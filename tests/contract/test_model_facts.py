@@ -1,4 +1,4 @@
-"""The facts that come with the operator, and those of examples/, are what the engine says of the models."""
+"""The facts that come with the operator, and those in examples/, are the facts that the engine computes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The schemas in `schemas/` are what the code says."""
+"""The schemas in `schemas/` are those that the code generates."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine's sentences that the operator tells apart: a model that is not there, a rank that stands still."""
+"""The engine's sentences that the operator recognises: a missing model, a rank that makes no progress."""
 
 import httpx2
 import msgspec

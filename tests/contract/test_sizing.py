@@ -30,12 +30,12 @@ NAMES = sorted(path.stem for path in CONFIGS.iterdir())
 
 
 def costs_of(shape):
-    """What the operator reads of the engine's costs."""
+    """The engine's costs, as the operator reads them."""
     return Costs.model_validate_json(model_costs(shape, shard_counts(shape)).model_dump_json(exclude_none=True))
 
 
 def ranks(costs, tensor, pipeline, element_bytes=2):
-    """The operator's ranks that differ."""
+    """The ranks that the operator computes, equal ones once."""
     split = stage_split.stages(costs.num_layers, pipeline, costs.head_layers)
     return rank_memory.Cut(costs, tensor, element_bytes).ranks(split)
 

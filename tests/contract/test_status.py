@@ -1,4 +1,4 @@
-"""What the engine's /status says of requests is what the operator compares revisions by."""
+"""The operator compares revisions by the request counts in the engine's /status."""
 
 import json
 

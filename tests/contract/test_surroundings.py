@@ -1,4 +1,4 @@
-"""What stands around a service in examples/ (routes, autoscalers) names what the operator makes of that service.
+"""The routes and autoscalers in examples/ name the objects that the operator makes of their service.
 
 That the API server takes each of them is in e2e/api/surroundings/test_surroundings.py. Not here: KEDA's own definition;
 the shape of its object is written down below.

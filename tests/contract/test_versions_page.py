@@ -1,4 +1,4 @@
-"""The figures of docs/versions.md are those of the files that decide them."""
+"""The version numbers in docs/versions.md are those of the files that set them."""
 
 import re
 import tomllib

@@ -93,7 +93,7 @@ def test_a_manifest_block_is_valid(block):
 
 @contextlib.contextmanager
 def started(script, log):
-    """A server started by shell commands, the last of which goes on, in a session of its own like a terminal's."""
+    """A server in a session of its own, started by shell commands, of which the last one keeps running."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["bash", "-euc", script],
@@ -110,7 +110,7 @@ def started(script, log):
 
 
 def interrupt(process, log):
-    """Ctrl-C; everything is gone after it. How many processes there were."""
+    """Sends Ctrl-C and waits until all processes have ended. Returns how many there were."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     # A terminal sends Ctrl-C to all of the foreground group, so the test does.
     os.killpg(process.pid, signal.SIGINT)
@@ -157,7 +157,7 @@ def wait_for(sign, process, log):
 
 
 def end_all(process):
-    """Leaves nothing of the server behind, however the test ended."""
+    """Ends all processes of the server, however the test ended."""
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)
         for member in family:

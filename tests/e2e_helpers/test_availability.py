@@ -1,4 +1,4 @@
-"""Times in which the tests on pods call a status untrue, in seconds."""
+"""The seconds in which tests on pods count a status as wrong."""
 
 from __future__ import annotations
 

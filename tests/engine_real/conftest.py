@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way; 3 as stages."""
+    """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way, and 3 ranks as stages."""
     folder = tmp_path_factory.mktemp("four-layers")
     tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
     return str(tiny_tokenizer(folder, has_tools=True))
@@ -35,7 +35,7 @@ def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def one_rank(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One rank with that model as "m", in float32: the tokens that all other settings must give."""
+    """A server of one rank with this model, named "m", in float32. All other settings must give its tokens."""
     arguments = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
     with running_server(tmp_path_factory.mktemp("one-rank"), "--model", four_layers, *arguments) as running:
         yield running

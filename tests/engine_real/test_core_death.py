@@ -1,4 +1,4 @@
-"""The table of faults with one rank, which is the core: killed, stopped or stuck, it is started again; nothing fails.
+"""Faults of a server of one rank, which is the core. If it is killed, stopped or stuck, no request fails.
 
 The rules are those of rt_streams.py.
 """

@@ -25,7 +25,7 @@ STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
 
 @pytest.fixture(scope="module")
 def expected(one_rank: RunningServer) -> list[Said]:
-    """The tokens of one rank."""
+    """The answers of one rank."""
     return undisturbed(one_rank)
 
 

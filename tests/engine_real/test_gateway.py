@@ -37,7 +37,7 @@ class Choice:
 
 @dataclass
 class Request:
-    """One streamed request and what came back. `failure` is set for anything that a user would call one."""
+    """A streamed request and its answer. `failure` is set for anything that a user would call a failure."""
 
     path: str
     body: dict[str, Any]
@@ -198,7 +198,7 @@ def wait_for_engines(gateway: Gateway, names: set[str]) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
-    """A stop string, and the answers when nothing breaks."""
+    """A stop string, and the answers of undisturbed engines."""
     greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
     plain = Request("/v1/completions", {"prompt": PROMPTS[1], **greedy})
     plain.run(gateway.api_url)

@@ -92,7 +92,7 @@ def post(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
 
 
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
-    """The results of `calls`, each made by a thread of its own."""
+    """Returns the results of `calls`, each of which runs in its own thread."""
     results: list[Any] = [None] * len(calls)
 
     def run(index: int) -> None:

@@ -19,7 +19,7 @@ ARGUMENTS = ("--executor", "ray", "--device", "cpu", "--num-kv-blocks", "64", "-
 
 
 def listeners(root: psutil.Process) -> dict[str, set[str]]:
-    """Process -> the addresses at which it listens, of a process and everything below it."""
+    """Process -> the addresses at which it listens, for a process and all of its descendants."""
     found: dict[str, set[str]] = {}
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -163,7 +163,7 @@ def test_the_policy_stops_markup_and_other_hosts(page: Page) -> None:
 
 
 def stream_of(*deltas: dict[str, object]) -> str:
-    """A script that lets the page's next chat be answered with these deltas."""
+    """A script that answers the page's next chat with these deltas."""
     chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     ended = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, ended]) + "data: [DONE]\n\n"

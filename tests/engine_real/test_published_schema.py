@@ -29,7 +29,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 
 def both(client: httpx.Client, path: str, num_choices: int, **fields: Any) -> dict[str, Any]:
-    """The whole answer, after comparing it with the streamed one."""
+    """Returns the whole answer, after comparing it with the streamed answer."""
     body = {"model": MODEL, "temperature": 0, "max_tokens": 4, **fields}
     is_chat = path == "/v1/chat/completions"
     whole = client.post(path, json=body)

@@ -28,7 +28,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
-    """A tiny model or the embedded one, which the tests on pods break with Ray."""
+    """A server of a tiny model or of the embedded model. Tests on pods cause the same faults with Ray."""
     executor, model = request.param.split()
     if model == "embedded":
         return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)

@@ -34,7 +34,7 @@ HEALTH = {
 
 
 class RayOnThisMachine:
-    """A head without room for ranks, and nodes with two CPUs."""
+    """A Ray cluster: a head without room for ranks, and nodes with two CPUs."""
 
     def __init__(self) -> None:
         self.start(port=None)
@@ -52,12 +52,12 @@ class RayOnThisMachine:
         return self._cluster.add_node(**{"num_cpus": 2, "object_store_memory": 80 << 20, **arguments})
 
     def kill_node(self, status_name: str) -> None:
-        """Kills the node that /status calls so."""
+        """Kills the node with this name in /status."""
         node = next(n for n in self._cluster.worker_nodes if n.node_id.startswith(status_name.rpartition("/")[2]))
         self._cluster.remove_node(node, allow_graceful=False)
 
     def kill_all(self) -> None:
-        """The control store first, then everything else."""
+        """Kills the control store first, then all other processes."""
         self._cluster.head_node.kill_gcs_server(check_alive=False)
         for node in [*self._cluster.worker_nodes, self._cluster.head_node]:
             self._cluster.remove_node(node, allow_graceful=False)
@@ -172,7 +172,7 @@ def test_an_engine_whose_node_does_not_return_in_time_fails_with_the_cause(
 
 @pytest.fixture(scope="module")
 def local_server(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """With a Ray of its own."""
+    """A server with a private Ray."""
     arguments = ("--executor", "ray", "--pipeline-parallel-size", "2")
     with running_server(tmp_path_factory.mktemp("local"), "--model", four_layers, *ARGUMENTS, *arguments) as running:
         yield running

@@ -1,4 +1,4 @@
-"""How long prompts may make running streams wait: the pure rules, in plans, and what clients of a load see."""
+"""The time for which prompts may make running streams wait: the pure rules, plans, and the times that clients see."""
 
 from __future__ import annotations
 

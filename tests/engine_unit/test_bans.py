@@ -1,4 +1,4 @@
-"""bad_words, allowed_token_ids and logprob_token_ids: which tokens a rank may choose, and in LLM which ones it chooses.
+"""bad_words, allowed_token_ids and logprob_token_ids: the tokens that a rank may choose, and those that LLM chooses.
 
 The C library's sampler is compared with the reference in test_cpu_sampler.py.
 """
@@ -162,7 +162,7 @@ def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:
         ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same
         ({"eos": (4,), "min_tokens": 1, "bad_words": ((3,),)}, [3, 4]),
         ({"eos": (4,), "min_tokens": 1, "generated": (1,)}, []),
-        ({"eos": (40,), "min_tokens": 1}, []),  # not in the vocabulary
+        ({"eos": (40,), "min_tokens": 1}, []),  # the end token is not in the vocabulary
         ({}, []),
     ],
 )

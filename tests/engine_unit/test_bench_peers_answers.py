@@ -45,7 +45,7 @@ def server_of(document: object) -> Iterator[tuple[Endpoint, list[tuple[str, dict
             self.wfile.write(answer)
 
         def log_message(self, *args: object) -> None:
-            """Nothing: the test reads `requests`."""
+            """Logs nothing: the test reads `requests`."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -11,7 +11,7 @@ from rayloom_engine.core.block_pool import BlockPool
 
 
 def serve(pool: BlockPool, prompt: list[bytes]) -> int:
-    """Serves one prompt, one block for each of its hashes, and releases it. Returns how many blocks were hits."""
+    """Serves a prompt with a block for each hash, and releases its blocks. Returns the number of hits."""
     known = pool.known(prompt)
     hits = next((index for index, block_id in enumerate(known) if block_id is None), len(known))
     table = [block_id for block_id in known[:hits] if block_id is not None]

@@ -28,7 +28,7 @@ def message(number: int, num_bytes: int = 10) -> Failed:
 
 
 def _echo(port: int) -> None:
-    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages and then nothing, as a stopped one."""
+    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages, then nothing, like a hung rank."""
     steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
     while True:
         heard = steps.receive()
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_channel() -> None:
 
 @pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"name": "rayloom-of-another"}, {"memory_fd": 100_000}])
 def test_memory_that_is_not_the_cores_is_not_used(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in another container: the process is not there, or it is another one."""
+    """As in another container, the core's process id is unknown or that of another process."""
     real = channel_module.open_memory
     monkeypatch.setattr(
         channel_module,

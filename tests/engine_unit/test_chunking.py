@@ -1,4 +1,4 @@
-"""The number of prompt tokens in a step when contexts are long, and that short prompts never wait for it."""
+"""The number of prompt tokens in a step if contexts are long. Short prompts never wait because of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ K = 1024
 
 
 def _builder(*chunks: tuple[int, int], budget: int) -> StepBuilder:
-    """A step that computes `chunks` (start, tokens) already."""
+    """A step builder whose step already has `chunks` of (start, tokens)."""
     builder = StepBuilder(budget=budget, max_decodes=64)
     for index, (start, num) in enumerate(chunks):
         sequence = make_sequence(f"s{index}", prompt=(1,))

@@ -35,7 +35,7 @@ class CoreUnderTest:
         self.exit_codes: list[int] = []
         self.restarts_ranks = True
         self.has_memory = True
-        self.is_deadly: Callable[[StepPlan], bool] = lambda plan: False  # which plans kill rank 1
+        self.is_deadly: Callable[[StepPlan], bool] = lambda plan: False  # returns True for plans that kill rank 1
         self.before_run: Callable[[], None] = lambda: None  # called by rank 1
         threading.Thread(target=lambda: self.exit_codes.append(self.process.run()), daemon=True).start()
         self._launcher = FakeLauncher(self._port, self._restart)
@@ -43,7 +43,7 @@ class CoreUnderTest:
         self.wait_for("serving")
 
     def submit(self, sequence_id: str, *prompt_ids: int) -> None:
-        """As from a front, whose connection is number 1."""
+        """Submits a sequence like a front with connection number 1."""
         params = DecodingParams(max_tokens=4, temperature=0.0)
         self.process._inbox.put(1, Submit(sequence_id=sequence_id, prompt_ids=prompt_ids, params=params))
 

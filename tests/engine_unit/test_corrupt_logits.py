@@ -1,4 +1,4 @@
-"""Logits that hold a NaN: an error for that request alone, and the end of a rank whose probe has them."""
+"""Logits that hold a NaN: they end their request alone, or a rank whose probe has them."""
 
 from __future__ import annotations
 

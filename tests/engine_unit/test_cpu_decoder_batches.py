@@ -32,7 +32,7 @@ VARIANTS = ("llama-biases", "mistral-window", "qwen3-biases")
 @dataclass(frozen=True)
 class Case:
     model: RankModel
-    expected_TV: torch.Tensor  # of the sequence alone, in one step
+    expected_TV: torch.Tensor  # logits of the sequence alone, computed in one step
 
 
 def token_ids_of(seed: int, count: int) -> list[int]:

@@ -65,7 +65,7 @@ def _params(vocab_size: int) -> st.SearchStrategy[dict]:
 
 
 def _slot(vocab_size: int, rng: random.Random, params: dict) -> Slot:
-    """A sequence of which many tokens repeat."""
+    """A slot with a sequence in which many tokens repeat."""
     ids = [rng.randrange(vocab_size) for _ in range(6)]
     prompt = rng.choices(ids, k=rng.randrange(1, 40))
     return make_slot(prompt, rng.choices(ids, k=rng.randrange(8)), eos=(rng.choice(ids),), **params)

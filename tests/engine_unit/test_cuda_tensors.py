@@ -1,4 +1,4 @@
-"""The model on tensors that claim to be on a CUDA device: every result is there, and no CPU tensor gets in between.
+"""The model on tensors that claim to be on a CUDA device: all results are complete, and no CPU tensor is used.
 
 Fake tensors carry sizes, types and devices but no memory, so no device is needed, and no value is computed. The sampler
 reads values and is left out.

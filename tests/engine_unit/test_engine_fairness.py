@@ -16,12 +16,12 @@ from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
 
-STEP = 16  # what a step costs besides its tokens
+STEP = 16  # cost of a step besides its tokens
 NUM_MEASURED = 100
 
 
 class _Flooder:
-    """Keeps `num_requests` requests of `n` choices each submitted, as far as it is let."""
+    """Keeps `num_requests` requests of `n` choices each submitted, as far as the engine accepts them."""
 
     def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
         self._engine = engine

@@ -53,7 +53,7 @@ def test_an_engine_that_leaves_the_list_keeps_the_sequences_that_no_other_one_ca
         world.client.submit([kept])
         await until(lambda: len(kept.generated_ids) == 4)
         pool = world.client.pool
-        world.client.set_engines({"b": world.address("b")})  # which does not run
+        world.client.set_engines({"b": world.address("b")})  # engine b does not run
         held = sequence("held")
         world.client.submit([held])
         assert (kept.place.engine, held.place.engine) == ("a", None)
@@ -76,7 +76,7 @@ def test_an_engine_that_left_the_list_hands_over_as_soon_as_another_one_serves(t
         one = sequence()
         world.client.submit([one])
         await until(lambda: len(one.generated_ids) == 4)
-        one.place.num_losses = 2  # only its last engine is to get it
+        one.place.num_losses = 2  # from now on only its last engine may get it
         world.client.set_engines({"b": world.address("b")})
         assert one.place.engine == "a"
         world.cores["b"].state = "serving"
@@ -127,7 +127,7 @@ def test_an_engine_that_left_the_list_and_ends_is_no_loss(tmp_path: Path) -> Non
 def test_a_held_request_is_not_given_to_another_model_although_the_text_has_changed(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         one = sequence()
-        one.place.fingerprint = FINGERPRINT  # of the model whose tokenizer made the prompt
+        one.place.fingerprint = FINGERPRINT  # fingerprint of the model whose tokenizer made the prompt
         for core in world.cores.values():
             core.is_draining = True
             core.send_status()

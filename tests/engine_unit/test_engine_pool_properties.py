@@ -87,7 +87,7 @@ class ScriptedLink(EngineLink):
         self.to_front.append(self.core_of_status._status())
 
     def take(self) -> None:
-        """The engine handles all messages."""
+        """Lets the engine handle all waiting messages."""
         while self.to_engine:
             message = self.to_engine.popleft()
             key = (message.sequence_id, message.attempt)
@@ -120,7 +120,7 @@ class ScriptedLink(EngineLink):
             self.to_front.append(Outputs(tuple(outputs)))
 
     def deliver(self) -> None:
-        """The front receives the oldest message."""
+        """Lets the front receive the oldest message."""
         if self.to_front and self.is_connected:
             self._receive(self.to_front.popleft())
 
@@ -266,7 +266,7 @@ def test_an_output_that_an_engine_sends_before_it_reads_the_abort_is_dropped() -
     first.deliver()
     assert sequence.place.engine == other.name
     first.tell(is_draining=False)
-    first.compute()  # it has not read the Abort
+    first.compute()  # the core has not read the Abort
     first.deliver()
     other.lose()
     assert (sequence.place.engine, sequence.place.attempt) == (first.name, 2)

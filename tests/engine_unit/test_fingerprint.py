@@ -1,4 +1,4 @@
-"""Whether another engine continues a sequence exactly or up to rounding, and what tells two models apart."""
+"""Fingerprints: which engines continue a sequence exactly or up to rounding, and which models differ."""
 
 from __future__ import annotations
 

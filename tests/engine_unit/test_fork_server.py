@@ -80,7 +80,7 @@ def test_the_end_of_a_rank_has_its_cause_and_its_successor_has_imported(ranks: P
     assert _ended(ranks) == [(0, "SIGKILL")]
     ranks.kill(1)
     assert _ended(ranks) == [(1, "SIGKILL")]
-    ranks.kill(1)  # it has ended
+    ranks.kill(1)  # the rank has ended
     ranks.start(0, 2)
     wait_until(lambda: len(server.children()) == 1, 60.0, lambda: "the rank does not start")
     (successor,) = server.children()
@@ -239,7 +239,7 @@ def test_a_rank_that_cannot_be_forked_costs_no_other(
     monkeypatch.setattr(os, failing, fail)
     with near, far:
         far.send(msgspec.json.encode(StartRank(1, 1, None)))
-        far.send(msgspec.json.encode(KillRank(1)))  # it does not run
+        far.send(msgspec.json.encode(KillRank(1)))  # rank 1 does not run
         far.shutdown(socket.SHUT_WR)
         assert fork_server.ForkServer(near).run() is None
         said = [msgspec.json.decode(far.recv(4096), type=Ready | RankEnd) for _ in range(2)]

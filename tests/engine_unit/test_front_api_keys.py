@@ -1,4 +1,4 @@
-"""API keys: where they come from, how they change while the engine runs, and how requests bring them."""
+"""API keys: their file and variable, changes while the engine runs, and the headers of requests."""
 
 from __future__ import annotations
 

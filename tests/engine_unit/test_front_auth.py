@@ -84,7 +84,7 @@ def test_a_front_with_another_key_is_refused_and_says_so(io: tuple[CoreIo, str],
 
 
 async def _serve_once(core: Any, use: Any) -> Any:
-    """What `use(address)` returns, while `core(reader, writer)` answers its connection."""
+    """Returns the result of `use(address)`, while `core(reader, writer)` answers its connection."""
     server = await asyncio.start_server(core, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()[:2]
@@ -105,7 +105,7 @@ def test_the_key_is_never_on_the_wire(io: tuple[CoreIo, str]) -> None:
     sent = bytearray()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Between front and core, as somebody who records both directions."""
+        """An attacker between front and core, who records both directions."""
         _, host, port = io[1].split(":")
         to_core = await asyncio.open_connection(host, int(port))
 

@@ -1,4 +1,4 @@
-"""41 values in every field of every endpoint: each is an answer or a refusal in JSON's words, never a fault of ours.
+"""41 values in every field of every endpoint: each gets an answer or a refusal in JSON's words, never a 5xx.
 
 The requests go to the application itself, in the front's loop: thousands of connections would take longer and show no
 more. Fields that are known but not implemented or without effect are among them, and so are unknown names.

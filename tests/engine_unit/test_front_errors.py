@@ -40,7 +40,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def refused(response: httpx.Response, status: int, field: str | None = None, code: str | None = None) -> str:
-    """The message of a refusal, after checking the rest of it."""
+    """Returns the message of a refusal, after checking all other parts of the refusal."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -24,7 +24,7 @@ class SlowChecks:
     """Answers of llguidance: each waits for `end`, and has no warnings."""
 
     def __init__(self) -> None:
-        self.grammars: list[str] = []  # in the order of their checks
+        self.grammars: list[str] = []  # grammars in the order of their checks
         self.begun = threading.Event()
         self.end = threading.Event()
 

@@ -21,7 +21,7 @@ def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
 
 
 def counts(front: FrontUnderTest) -> tuple[int, int, int]:
-    """Finished, failed and first tokens, once nothing is in flight."""
+    """Numbers of finished requests, failed requests and first tokens, once no request is in flight."""
     front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "nothing is in flight")
     requests = front.admin.get("/status").json()["requests"]
     return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]

@@ -270,7 +270,7 @@ def refusal_of(submit: Submit) -> Refused:
 
 
 def send_to_front(front: FrontUnderTest, *messages: Any) -> None:
-    """In one write, so that they arrive together."""
+    """Sends all messages in one write, so that they arrive together."""
     data = b"".join(map(frame, messages))
     front.do(lambda: [writer.write(data) for writer in front.core._writers])
 

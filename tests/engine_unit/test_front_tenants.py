@@ -166,7 +166,7 @@ def _held(front: FrontUnderTest, key: str, **fields: object):
 
 
 class _Accepted:
-    """A stream that was accepted, until the block ends."""
+    """An accepted stream, which stays open until the block ends."""
 
     def __init__(self, stream) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""The gateway's settings and its list of engines: what is accepted, and the sentence for what is not."""
+"""The gateway's settings and its list of engines: accepted values, and the message for each wrong value."""
 
 from __future__ import annotations
 

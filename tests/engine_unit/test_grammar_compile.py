@@ -1,4 +1,4 @@
-"""Forms become grammars: which texts they accept, which forms are refused, and how long the hostile ones take."""
+"""Forms become grammars: which texts they accept, which forms are refused, and how long hostile forms take."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
         builds.note_wait()
     now[0] += 3600  # the process was stopped: 0.1 s
     builds.note_wait()
-    assert not builds.is_done(stuck)  # after 0.4 s
+    assert not builds.is_done(stuck)  # 0.4 s have passed
     for _ in range(2):
         now[0] += 0.11
         builds.note_wait()
@@ -195,7 +195,7 @@ def test_a_step_that_waits_itself_counts_its_wait_once() -> None:
         now[0] += 0.1
         builds.wait_a_slice(stuck)
         builds.note_wait()
-    assert not builds.is_done(stuck)  # after 0.4 s
+    assert not builds.is_done(stuck)  # 0.4 s have passed
     builds.wait_a_slice(stuck)
     assert builds.is_done(stuck)
     release.set()

@@ -33,7 +33,7 @@ exec /bin/sleep "$@"
 
 @pytest.fixture
 def head():
-    """A port that refuses until somebody listens."""
+    """The head's port, which refuses connections until `listen` is called."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         yield found
@@ -52,7 +52,7 @@ def test_an_address_may_stand_in_brackets_as_those_of_ipv6_do(image, head):
 
 def test_the_check_is_answered_as_soon_as_the_head_listens(image, head, tmp_path):
     with check(image, head) as running:
-        assert (tmp_path / "first_nap").read_text() == "asleep\n"  # it has asked in vain
+        assert (tmp_path / "first_nap").read_text() == "asleep\n"  # the script has asked in vain
         head.listen()
         assert running.wait(timeout=20) == 0
 

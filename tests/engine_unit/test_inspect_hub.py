@@ -32,7 +32,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of two files, as far as anybody looks: its weights are not to be read."""
+    """A model of two files. Its weights are missing, because `inspect` must not read them."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "model.safetensors.index.json").write_text("{}")
@@ -41,7 +41,7 @@ def model(tmp_path_factory):
 
 
 def run_inspect(model, home, url="", *flags, **environ):
-    """(exit code, the last words, stderr). A process of its own: the hub library reads its settings at import."""
+    """(exit code, termination message, stderr) of a new process: the hub library reads its settings at import."""
     words = home / "words"
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "RAYLOOM_TERMINATION_LOG": str(words)}
     command = [sys.executable, "-m", "rayloom_engine", "inspect", "--model", model, *flags]

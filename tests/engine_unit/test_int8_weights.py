@@ -1,4 +1,4 @@
-"""int8 weights: the arithmetic of a torch model, memory, several ranks, and what they cannot be combined with.
+"""int8 weights: the arithmetic of a torch model, memory, several ranks, and settings that exclude int8.
 
 That results do not depend on the batch is in test_cpu_decoder_batches.py.
 """

@@ -18,7 +18,7 @@ from rayloom_engine.worker import machine
 
 
 class _End(Exception):
-    """The script is over."""
+    """Raised when the script is over."""
 
 
 class PaperRanks:

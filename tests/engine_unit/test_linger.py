@@ -28,7 +28,7 @@ class Story:
         self.now += seconds
 
     def end(self):
-        """(seconds, why)"""
+        """Returns (seconds until the end, the reason)."""
         why = linger(self.look, lambda: self.now, self.sleep)
         return round(self.now, 1), why
 
@@ -145,7 +145,7 @@ def front(lifecycle):
     ("begin", "answer"),
     [
         (lambda lifecycle: lifecycle.become_ready(), "working"),
-        (lambda lifecycle: None, "working"),  # it starts
+        (lambda lifecycle: None, "working"),  # the engine starts
         (lambda lifecycle: lifecycle.stop(), "draining"),
         (lambda lifecycle: lifecycle.drain(True), "draining"),
         (lambda lifecycle: lifecycle.fail("a rank keeps dying"), "working"),

@@ -1,4 +1,4 @@
-"""The late ranks of an assembly: missing ones, and those whose loading stands still. Tests set the clock."""
+"""The late ranks of an assembly: missing ranks, and ranks whose loading makes no progress. Tests set the clock."""
 
 from __future__ import annotations
 

@@ -96,4 +96,4 @@ def test_a_long_conversation_is_written_in_a_thread(tmp_path: Path) -> None:
     roomy = replace(text, model=msgspec.structs.replace(text.model, max_model_len=1_000_000))
     prompt, cpu_s = asyncio.run(ask(roomy))
     assert prompt.count("<tool_response>") == 20_000
-    assert cpu_s < 0.03  # of the thread of the event loop
+    assert cpu_s < 0.03  # CPU time of the event loop's thread

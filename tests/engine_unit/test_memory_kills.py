@@ -1,4 +1,4 @@
-"""Kills for want of memory in the message of a loss, and for how long."""
+"""Kills for lack of memory, and how long the message of a loss names them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_later_fault_has_not_the_cause_of_an_old_one() -> None:
     kills = MemoryKills()
     kills.note("a", 0, now=0.0)
     kills.note("a", 1, now=100.0)
-    kills.note("a", 1, now=1_000_000.0)  # its rank comes again after another fault
+    kills.note("a", 1, now=1_000_000.0)  # the rank attaches again after another fault
     assert kills.sentence(1_000_000.0) == ""
     kills.note("a", 2, now=1_000_100.0)
     assert KILLED.format(2) in kills.sentence(1_000_100.0)

@@ -1,4 +1,4 @@
-"""The engine's use of torch.distributed: `parallel/` alone, so that another transport has one place to go.
+"""The engine's use of torch.distributed: only `parallel/` may import it, so another transport changes only that folder.
 
 An import contract cannot say so, because import-linter takes `torch` and all of its submodules for one module.
 """

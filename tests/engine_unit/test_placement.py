@@ -18,7 +18,7 @@ STAGES = st.fixed_dictionaries({"CPU": AMOUNTS.filter(bool)}, optional={"a100": 
 
 
 def _by_trying(nodes: Sequence[dict[str, float]], stage: dict[str, float], num_stages: int, strategy: str) -> bool:
-    """Puts every stage on every node, and looks whether one way keeps within what the nodes have."""
+    """Tries every placement of stages on nodes. Returns True if one of them fits."""
     for places in itertools.product(range(len(nodes)), repeat=num_stages):
         if strategy == "STRICT_PACK" and len(set(places)) > 1:
             continue

@@ -253,7 +253,7 @@ def test_in_a_rebuild_a_rank_whose_loading_stands_still_is_started_again(
     monkeypatch.setattr(assembly, "_STUCK_SECONDS", 0.5)
     ranks.start(0)
     launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(1, incarnation=2))
-    ranks.start(1, first=Done(0))  # not Loaded, so it counts as loading
+    ranks.start(1, first=Done(0))  # the first message is not Loaded, so the rank counts as loading
     ranks.assemble(is_rebuild=True)
     assert [(fence.rank, fence.incarnation) for fence in launcher.fences] == [(1, 1)]
 
@@ -301,7 +301,7 @@ def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
         eos_token_ids=(),
     )
     executor = RemoteExecutor(ranks.pool)
-    ranks.pool.attached[0].steps.send(Run(0, StepPlan(step_id=0, epoch=1)))  # it is busy from here on
+    ranks.pool.attached[0].steps.send(Run(0, StepPlan(step_id=0, epoch=1)))  # the rank is busy from here on
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 0"):
         run_plan(executor, StepPlan(step_id=1, epoch=1, new_slots=(new,)))
@@ -314,7 +314,7 @@ def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -
     is_blocked = threading.Event()
 
     def compute(order: object) -> None:
-        """Half a layer of 4 s, and one that never ends."""
+        """Computes half a layer of 4 s, then one that never ends."""
         if not isinstance(order, Run):
             return
         began = time.monotonic()

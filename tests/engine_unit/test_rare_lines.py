@@ -20,7 +20,7 @@ from rt_front import running_front
 
 
 def lines(filter: RareLines, *messages: str) -> list[str]:
-    """Those that come through."""
+    """The log lines that pass the filter."""
     records = [logging.LogRecord("n", logging.WARNING, "", 0, message, None, None) for message in messages]
     return [record.getMessage() for record in records if filter.filter(record)]
 

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def _draw(logits: list[float], num: int = 2000, **params) -> list[float]:
-    """Relative frequency of each token over `num` seeds."""
+    """Returns the relative frequency of each token over `num` seeds."""
     sampler = Sampler(len(logits), CPU)
     counts = [0] * len(logits)
     for seed in range(num):

@@ -102,7 +102,7 @@ def test_the_api_obeys_the_file_unless_it_is_turned_off(
     assert front.chat().status_code == 200
     assert front.complete(temperature=0.25).status_code == 200
     chat, completion = front.do(lambda: [submit.params for submit in front.core.submits])
-    assert front.do(lambda: len(front.core.submits[0].prompt_ids)) == 21  # of 512
+    assert front.do(lambda: len(front.core.submits[0].prompt_ids)) == 21  # the rest of a context of 512
     assert (chat.temperature, chat.top_k, chat.max_tokens) == expected
     assert (completion.temperature, completion.top_k, completion.max_tokens) == (0.25, expected[1], 16)
 

@@ -92,7 +92,7 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs
         plan = scheduler.schedule()
         for new in plan.new_slots if plan is not None else ():
             if new.request_id in admitted:
-                continue  # it was preempted
+                continue  # the sequence was preempted
             admitted.add(new.request_id)
             num_prompt, _, _ = waiting.pop(new.request_id)
             for other, counts in waiting.items():
@@ -109,7 +109,7 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs
 
 
 def _before(name: str, arrivals: list[tuple[int, int, int]]) -> set[int]:
-    """Those that came before this one."""
+    """The waiting sequences that arrived before this one."""
     own = (arrivals[int(name)][2], int(name))
     return {number for number, (_, _, at_step) in enumerate(arrivals) if (at_step, number) < own}
 

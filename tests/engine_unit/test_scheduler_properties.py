@@ -179,7 +179,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     build_steps: dict[str, int] = {}
     rank = SimulatedRank(window=window, keys=keys, build_steps=build_steps)
     outputs = []
-    prompts: dict[str, tuple[int, ...]] = {}  # of the requests that want logprobs
+    prompts: dict[str, tuple[int, ...]] = {}  # prompts of the requests that want logprobs
     poisoned: set[str] = set()
     expected: dict[str, list[int]] = {}
     aborts: dict[str, int] = {}

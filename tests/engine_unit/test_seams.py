@@ -148,7 +148,7 @@ def fill(model: CausalLM, destinations: dict[str, Destination], tensors: dict[st
 
 
 def quantised(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The folder's checkpoint with grouped int8 matrices, and the same with these matrices multiplied out."""
+    """The folder's checkpoint with grouped int8 matrices, and the checkpoint with these matrices multiplied out."""
     stored: dict[str, torch.Tensor] = {}
     exact: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

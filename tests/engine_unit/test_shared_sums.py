@@ -22,7 +22,7 @@ from rt_stages import processes_with_torch
 SIZE = 3
 WIDTHS = (5, 4, 4)
 ROW = 600
-SLOT_ROWS = 4 * 1024 * 1024 // (4 * ROW)  # of float32 that a slot holds
+SLOT_ROWS = 4 * 1024 * 1024 // (4 * ROW)  # rows of float32 that a slot holds
 
 
 def part_of(rank: int, step: int, num_rows: int, dtype: torch.dtype = torch.float32, width: int = ROW) -> torch.Tensor:

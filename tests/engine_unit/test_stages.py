@@ -116,7 +116,7 @@ def test_stages_share_out_bytes_and_blocks(variant: str, num_stages: int, tmp_pa
     shape = read_shape(folder)
     (whole,) = load_stages(stage_config(folder))
     ranks = load_stages(stage_config(folder, num_stages))
-    embedding = shape.vocab_size * shape.hidden_size * 4 if shape.tie_word_embeddings else 0  # both ends need it
+    embedding = shape.vocab_size * shape.hidden_size * 4 if shape.tie_word_embeddings else 0  # first and last stage
     assert whole.num_bytes_read == whole.weight_bytes == shape.weight_bytes(4)
     assert sum(rank.num_bytes_read for rank in ranks) == whole.num_bytes_read + embedding
     assert [rank.weight_bytes for rank in ranks] == [rank.num_bytes_read for rank in ranks]

@@ -1,4 +1,4 @@
-"""The rank to blame when all send heartbeats and none advances, and the time of the blame."""
+"""The rank that is blamed when all ranks send heartbeats and none makes progress, and the time of the blame."""
 
 from __future__ import annotations
 

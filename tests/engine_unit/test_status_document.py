@@ -1,4 +1,4 @@
-"""The /status document from a CoreStatus: every field of it, and none of a lost core's ranks and batches."""
+"""The /status document from a CoreStatus: all of its fields, without the ranks and batches of a lost core."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed(
 def test_the_first_large_step_replaces_the_speed_of_small_ones() -> None:
     forecast = StepForecast(StepWork(flops_per_token=100.0))
     forecast.submitted(_plan((0, 1)))
-    forecast.ended(10.0)  # its weights came from the disk: 10 a second
+    forecast.ended(10.0)  # the weights were read from the disk: 10 operations a second
     forecast.submitted(_plan((0, 64)))
     assert forecast.layer_s == 640.0, "nothing better is known"
     forecast.ended(8.0)  # 800 a second

@@ -1,4 +1,4 @@
-"""The stranger that is disconnected when there are too many, and ranks that attach through a flood of them."""
+"""Strangers at a port: which one is disconnected when there are too many, and ranks that attach beside them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_an_admin_port_that_others_can_reach_needs_a_token() -> None:
 
 
 class Heard:
-    """A child that sleeps, and its end of the pipe."""
+    """A sleeping child process, and the child's end of the pulse pipe."""
 
     def __init__(self, code: str = "import time; time.sleep(60)") -> None:
         listening, self._speaking = os.pipe()
@@ -80,7 +80,7 @@ class Heard:
 def heard() -> Iterator[Heard]:
     child = Heard()
     wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_SLEEPING, 10.0, lambda: "not asleep")
-    child.process.send_signal(signal.SIGSTOP)  # so that it computes nothing
+    child.process.send_signal(signal.SIGSTOP)  # so that the process computes nothing
     wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED, 10.0, lambda: "not stopped")
     yield child
     child.close()

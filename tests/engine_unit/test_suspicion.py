@@ -26,7 +26,7 @@ class Engine:
         self._choice = choice
 
     def step(self, is_unlucky: bool = False) -> bool:
-        """True when this was a lone trial, which an unlucky step spares: that is the one death that convicts."""
+        """Computes a step. Returns True if its only sequence was the last suspect: such a step can condemn it."""
         allowed = self.suspicion.trial({name: num - 1 for name, num in self.tokens.items()}) or list(self.tokens)
         batch = self._choice.sample(allowed, self._choice.randint(1, len(allowed)))
         is_lone_trial = len(self.suspicion.suspects) == 1 and batch == list(self.suspicion.suspects)

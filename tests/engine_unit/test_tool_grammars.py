@@ -1,4 +1,4 @@
-"""Grammars of tool calls: right calls are legal, wrong ones are refused, and the parser reads what a grammar allows.
+"""Grammars of tool calls: valid calls are allowed, invalid ones are not, and the parser reads all allowed calls.
 
 llguidance itself decides, over the embedded model's vocabulary. The engine's use of grammars is tested elsewhere.
 """

@@ -280,7 +280,7 @@ def test_a_foreign_object_in_the_place_of_a_leftover_is_not_taken_for_ours(manif
 
 
 def stranger(manifest, **meta):
-    """An object of that name that nobody has made for an LLMService."""
+    """An object of that name that belongs to no LLMService."""
     kept = {"name": manifest["metadata"]["name"], "namespace": "team"} | meta
     return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": kept, "data": {"their": "own"}}
 

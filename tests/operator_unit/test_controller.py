@@ -131,7 +131,7 @@ def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
 
 
 async def end(world):
-    """The service is deleted, and all that it owns goes."""
+    """Deletes the service with all objects that it owns."""
     document = world.kube.objects.pop(SERVICE)
     world.controller.set_service(document, True)
     for path in [path for path, each in world.kube.objects.items() if each["kind"] != "CustomResourceDefinition"]:
@@ -146,7 +146,7 @@ def test_a_cluster_whose_label_was_taken_away_gets_it_back():
         await world.rest()
         path = world.kube.path("RayCluster")
         before = world.kube.objects[path]
-        world.kube.remove(path)  # what a watch says of one that it no longer selects
+        world.kube.remove(path)  # as a watch reports an object that it no longer selects
         world.kube.objects[path] = before | {"metadata": before["metadata"] | {"labels": {}}}
         await world.until(lambda: world.kube.objects[path]["metadata"]["labels"])
         assert world.kube.named("RayCluster") == [before["metadata"]["name"]]

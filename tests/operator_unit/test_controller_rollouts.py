@@ -44,7 +44,7 @@ def engines(monkeypatch):
 
 
 def run_pods(world):
-    """Each RayCluster has its two pods, ready."""
+    """Gives each RayCluster its two pods, both ready."""
     kube = world.kube
     clusters = [each for each in kube.objects.values() if each["kind"] == "RayCluster"]
     for cluster in clusters:
@@ -74,7 +74,7 @@ async def settle(world, condition):
 
 @pytest.fixture
 def patched(monkeypatch):
-    """FakeKube keeps no labels that are patched; this one does."""
+    """A patch that keeps the patched labels, which FakeKube does not."""
 
     async def patch(self, path, body):
         self._note("patch", path)
@@ -232,7 +232,7 @@ def cordon(world, name, is_cordoned=True):
     world.kube.put(node | {"spec": {"unschedulable": True} if is_cordoned else {}, "status": {}})
 
 
-@pytest.mark.parametrize("node", ["n1", "n2"])  # of the head and of the worker
+@pytest.mark.parametrize("node", ["n1", "n2"])  # nodes of the head and of the worker
 def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
     async def story(world):
         old = await serve(world)

@@ -1,4 +1,4 @@
-"""A decision is a pure function of the situation: its inputs, and that it has no others.
+"""A decision is a pure function of the situation, and has no other inputs.
 
 The plan and the conditions of a situation are in test_plan, test_recovery, test_held and test_status.
 """

@@ -1,4 +1,4 @@
-"""A service that the operator's settings do not allow (any more): engines that run stay reachable, and can go."""
+"""A service that the operator's settings do not allow (any more): running engines stay reachable and may be deleted."""
 
 from dataclasses import replace
 

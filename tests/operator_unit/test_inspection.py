@@ -22,7 +22,7 @@ def kinds(seen):
 
 
 def stored(seen):
-    """The status document that remembers what was seen."""
+    """The status document with the facts of this inspection."""
     return Status(model=seen.model).model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

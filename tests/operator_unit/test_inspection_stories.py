@@ -12,7 +12,7 @@ PENDING = {"waiting": {"reason": "ContainerCreating"}}
 
 
 def seconds_after_noon():
-    """Now, as the tests' documents count."""
+    """The present time, in seconds after noon of the day in the tests' documents."""
     return (datetime.now(UTC) - datetime(2026, 1, 1, 12, 0, tzinfo=UTC)).total_seconds()
 
 
@@ -121,7 +121,7 @@ def test_a_running_engine_stays_while_the_next_model_is_inspected():
         await ends(world, job, failure("Gated"), 78)
         await world.until(lambda: world.reason("ModelReady") == "ModelGated")
         await world.rest()
-        assert world.reason() == "PodsPending"  # what the engine of before does
+        assert world.reason() == "PodsPending"  # the state of the earlier engine
         assert world.kube.named("RayCluster") == clusters
 
     with_world(story)

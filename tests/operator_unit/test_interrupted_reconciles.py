@@ -1,4 +1,4 @@
-"""Passes that end between two requests: the next one finishes them, and takes nothing of ours for a stranger's."""
+"""Reconciles that end between two requests: the next reconcile completes them and recognises our objects."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The client against an HTTP server: its counts, its errors, and that a process that leads no more changes nothing."""
+"""The client against an HTTP server: its counts, its errors, and no changes by a process that no longer leads."""
 
 import asyncio
 import json
@@ -20,11 +20,11 @@ class Server:
     def __init__(self):
         self.taken = []  # (method, body)
         self.code = 200
-        self.codes = []  # of the next answers, before `code`
+        self.codes = []  # statuses of the next answers, before `code`
         self.found = {}  # beside a page's fields
         self.num_items = 0
         self.may_write = True
-        self.requests = []  # as the client counts them
+        self.requests = []  # requests as the client counts them
         self.peers = set()  # ports of the client's connections
 
     def page(self, request):

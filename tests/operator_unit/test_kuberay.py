@@ -1,4 +1,4 @@
-"""The KubeRay versions that can be used, and services without one: nothing of them changes, and their status tells."""
+"""The KubeRay versions that can be used, and services without KubeRay: their objects stay, their status tells why."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""An inspection's numbers are chosen by a tenant: none of them stops the operator, wherever it reads them.
+"""A tenant chooses the numbers of an inspection: none of them blocks the operator, wherever it reads them.
 
 Without bounds some of them take seconds, or for ever, in the event loop that all tenants share.
 """

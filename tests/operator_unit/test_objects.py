@@ -148,7 +148,7 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     assert named in script
     wait = [shell, option, script.replace(named, str(tmp_path / "alive"))]
 
-    subprocess.run(wait, check=True, timeout=10)  # it was never started, or has ended in order
+    subprocess.run(wait, check=True, timeout=10)  # Ray was never started, or has ended in order
     engine = subprocess.Popen(["sleep", "600"])
     try:
         (tmp_path / "alive").write_text(str(engine.pid))

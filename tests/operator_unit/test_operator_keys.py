@@ -1,4 +1,4 @@
-"""The operator's key may be changed: engines that were made with the one before it are still asked and drained."""
+"""The operator's key may be changed: engines that were created with the previous key are still polled and drained."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Host paths and a hub of one's own are refused unless the operator's settings allow them; running engines stay."""
+"""Host paths and a user's own hub are refused unless the operator's settings allow them; running engines stay."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The engines that are recreated, the times at which they are, and the records of it in the status.
+"""The engines that are recreated, the times of these recoveries, and their records in the status.
 
 The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
 """

@@ -146,7 +146,7 @@ class Recovery(RuleBasedStateMachine):
         self.world.ask(replicas, self.threads)
 
     def other_threads(self, other):
-        """Those of another revision than the spec's."""
+        """The threads of another revision than the spec's."""
         return _ALL_THREADS[(_ALL_THREADS.index(self.threads) + other) % len(_ALL_THREADS)]
 
     @property
@@ -205,7 +205,7 @@ TestRecovery = Recovery.TestCase
 
 
 class ManyRecoveries(Recovery):
-    """The same with four times as many histories."""
+    """The tests of the base class, with four times as many histories."""
 
 
 ManyRecoveries.TestCase.settings = settings(Recovery.TestCase.settings, max_examples=24)

@@ -145,7 +145,7 @@ class Rolls(RuleBasedStateMachine):
 
 
 class RollsAndDrains(Rolls):
-    """The same while nodes are cordoned and drained."""
+    """The tests of the base class, while nodes are cordoned and drained."""
 
     @rule(pick=st.integers(0, 9), is_cordoned=st.booleans())
     def a_node_is_cordoned_or_comes_back(self, pick, is_cordoned):
@@ -180,11 +180,11 @@ TestRollsAndDrains = pytest.mark.timeout(900)(RollsAndDrains.TestCase)
 
 
 class ManyRolls(Rolls):
-    """The same with five times as many histories."""
+    """The tests of the base class, with five times as many histories."""
 
 
 class ManyRollsAndDrains(RollsAndDrains):
-    """The same with more histories."""
+    """The tests of the base class, with more histories."""
 
 
 ManyRolls.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=2000)

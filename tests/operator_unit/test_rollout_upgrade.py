@@ -92,7 +92,7 @@ def view_in(case):
 
 
 def rest(case):
-    """The step at which the planner comes to rest, from what is stored on."""
+    """The step at which the planner stops, starting with the stored state."""
     desired, view, wall = desired_in(case), view_in(case), datetime.fromisoformat(case["wall"])
     document = case["stored"]
     for _ in range(9):

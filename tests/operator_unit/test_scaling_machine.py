@@ -1,4 +1,4 @@
-"""Random histories of a service: what holds in each of them, whatever the load, the rollouts and the users do."""
+"""Random histories of a service, with invariants that hold for every load, rollout and write by users."""
 
 from dataclasses import replace
 

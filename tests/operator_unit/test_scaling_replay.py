@@ -1,4 +1,4 @@
-"""The replay of traces: what an engine takes for a request by hand, and the committed traces and table."""
+"""The replay of traces: the time of a request computed by hand, and the committed traces and table."""
 
 from pathlib import Path
 

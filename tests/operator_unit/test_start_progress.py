@@ -113,7 +113,7 @@ def test_the_status_has_the_progress_of_the_first_starting_engine():
 
 
 def says(number):
-    """The engine's status number `number`: each has loaded one GB more."""
+    """The engine's status number `number`. Each status has loaded one GB more than the status before."""
     phase = {"name": "load", "seconds": 1.0, "total": 131 * GB, "unit": "bytes", "finished": False}
     return GOOD | {"state": "starting", "last_token_age_seconds": None, "startup": [phase | {"done": number * GB}]}
 

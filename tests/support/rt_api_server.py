@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def _discovery(path):
-    """What the API server says about itself at a path of no object; None for others."""
+    """Returns the API server's discovery document at a path without an object; None for other paths."""
     groups = [each.removeprefix("/apis/").split("/") for each in _KINDS if each.startswith("/apis/")]
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
@@ -56,7 +56,7 @@ class ApiServer:
         self.address = ""
 
     def put(self, manifest):
-        """As the cluster's own, from another thread: watchers get the event in the server's thread."""
+        """Stores an object, as the cluster does, from another thread: watchers get the event in the server's thread."""
         asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(10)
 
     async def _put(self, manifest):

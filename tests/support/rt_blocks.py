@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^```(\w*)\s*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 @dataclass(frozen=True)
 class Block:
     file: str  # relative to the repository's root
-    line: int  # of its first line of code
+    line: int  # number of its first line of code
     language: str
     text: str
 
@@ -39,12 +39,12 @@ class Block:
 
     @property
     def is_client(self) -> bool:
-        """Whether it asks that server."""
+        """True if the block asks that server."""
         return "127.0.0.1:800" in self.text
 
     @property
     def installs(self) -> bool:
-        """Whether it begins with packages that `.venv` lacks; `make client-tests` runs it."""
+        """True if the block begins with packages that `.venv` lacks; `make client-tests` runs it."""
         return self.text.startswith("# pip install ")
 
 

@@ -39,8 +39,8 @@ class CallStream(Stream):
     endpoint: ClassVar[str] = "/v1/chat/completions"
     logprobs: ClassVar[object] = True
 
-    names: list[str] = field(default_factory=list)  # of the calls
-    arguments: list[str] = field(default_factory=list)  # of the calls, as text
+    names: list[str] = field(default_factory=list)  # names of the calls
+    arguments: list[str] = field(default_factory=list)  # arguments of the calls, as text
 
     def take_choice(self, choice: dict[str, Any]) -> list[str]:
         delta = choice["delta"]

@@ -1,4 +1,4 @@
-"""Whether a front answers others while something else is asked of it, and what memory that takes."""
+"""Checks that a front answers other clients during a costly request, and measures its memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EVERY_S = 0.02
 class Canary:
     """GET /health, again and again, while the block of `canary` runs."""
 
-    delays_s: list[float] = field(default_factory=list)  # of each answer, for which the front is to blame
+    delays_s: list[float] = field(default_factory=list)  # the part of each answer's delay that the front causes
     failures: list[str] = field(default_factory=list)
-    peak_bytes: int = 0  # of the front's resident memory
+    peak_bytes: int = 0  # peak of the front's resident memory
     before_bytes: int = 0
 
     @property

@@ -85,7 +85,7 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
-        self.drains: list[bool] = []  # what the front has said about drains
+        self.drains: list[bool] = []  # drains that the front has reported
         self.num_fetches = 0  # parts of text files that were asked for
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
@@ -112,7 +112,7 @@ class FakeCore:
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # takes no notice of Submits
         self.submits: list[Submit] = []
-        self.num_prompts = 0  # that crossed once for several Submits
+        self.num_prompts = 0  # prompts that were sent once for several Submits
         self.aborts: list[str] = []
         self._released = asyncio.Event()
 
@@ -131,7 +131,7 @@ class FakeCore:
         self._released.set()
 
     def die(self) -> None:
-        """As after kill -9 and a restart: every connection ends at once, all sequences are forgotten, a new epoch."""
+        """Acts as after kill -9 and a restart: ends every connection, forgets all sequences, begins a new epoch."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

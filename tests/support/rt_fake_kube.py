@@ -44,7 +44,7 @@ class FakeKube:
         self.objects = {}  # path -> object
         self.calls = []  # (verb, path) of everything that was asked to change
         self.refusals = {}  # (verb, end of a path) -> KubeError
-        self.statuses = []  # what was written as status
+        self.statuses = []  # the written statuses
         self.lists = []  # paths
         self.gets = []  # paths
         self.graces = {}  # path -> the grace that a deletion asked for
@@ -230,7 +230,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """Whether the object at `path` is of a cluster's or a namespace's collection."""
+    """True if the object at `path` belongs to a cluster's or a namespace's collection."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

@@ -16,7 +16,7 @@ Fault = str  # "short", "no done", "error event", "no usage", "status", "cut", "
 
 @dataclass
 class FakeOpenAI:
-    """What the server was asked, and which request (by order of arrival) it answers wrongly."""
+    """The requests that the server got, and the number of the request that it answers wrongly."""
 
     faults: dict[int, Fault] = field(default_factory=dict)
     has_tokenize: bool = True

@@ -99,7 +99,7 @@ class FakeRank:
         self._server.start()
 
     def silence(self) -> None:
-        """As after SIGSTOP: connections stay, nothing comes."""
+        """Acts as after SIGSTOP: the connections stay, but nothing is sent."""
         self._is_silent.set()
 
     def die(self) -> None:

@@ -56,7 +56,7 @@ ROUNDS = 3
 
 
 class Cluster(FakeKube):
-    """One that keeps labels that are patched."""
+    """A fake cluster that keeps patched labels."""
 
     async def patch(self, path, body):
         self._note("patch", path)

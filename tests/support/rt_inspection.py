@@ -45,7 +45,7 @@ def facts(commit=COMMIT, shape=SHAPE, costs=COSTS):
 
 
 def old_facts(commit=COMMIT, shape=SHAPE):
-    """The same of an engine of an earlier version."""
+    """The facts that an engine of an earlier version returns."""
     return json.dumps({"version": "v1", "commit": commit, "shape": shape, "num_parameters": 1688})
 
 

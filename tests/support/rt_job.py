@@ -21,7 +21,7 @@ from rt_server import RunningServer, is_ready, wait_until
 
 @dataclass
 class RunningJob:
-    server: RunningServer  # its process is rank 0's, or torchrun's
+    server: RunningServer  # the server's process is that of rank 0, or torchrun
     processes: list[subprocess.Popen[bytes]]  # one a rank, or torchrun alone
 
 

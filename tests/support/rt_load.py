@@ -13,8 +13,8 @@ from rayloom_engine.core.step_work import StepWork
 from rt_scheduler import make_scheduler, make_sequence
 
 WORK = StepWork(flops_per_token=270e6, flops_per_pair=69_120.0, num_layers=30)  # of a model with 135M parameters
-_HOST_S = 0.0005  # of a step, outside the model
-_HTTP_S = 0.003  # from sending a request to its arrival at the engine, if it is alone
+_HOST_S = 0.0005  # seconds of a step outside the model
+_HTTP_S = 0.003  # seconds from sending a request to its arrival at an idle engine
 _SPACING_S = 0.001  # between arrivals of requests that are sent together
 
 
@@ -32,10 +32,10 @@ W4 = Load(8, 4, 2048, 32)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the clients saw."""
+    """The figures that the clients measured."""
 
     tok_s: float  # output tokens
-    ttft_s: tuple[float, ...]  # of all requests, ascending
+    ttft_s: tuple[float, ...]  # times to the first token of all requests, ascending
     gaps_s: tuple[float, ...]  # between tokens of a stream, ascending
 
     def ttft_ms(self, share: float) -> float:

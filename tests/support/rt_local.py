@@ -103,7 +103,7 @@ class Local:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent (a zombie) does not."""
+    """True if a process runs. A zombie, which has ended and waits for its parent, does not run."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

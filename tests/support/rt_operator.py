@@ -150,7 +150,7 @@ def settled(resolved):
 
 
 def make_situation(resolved=None, observed=None, **facts):
-    """What a reconcile has gathered of a service; of a settled one where nothing else is said."""
+    """Returns a situation as a reconcile gathers it. Without arguments it is that of a settled service."""
     defaults = {
         "now": Now(CLOCK, NOW),
         "settings": SETTINGS,

@@ -42,7 +42,7 @@ class Clock:
         self.now = until
 
     def stand_still(self, until: float) -> None:
-        """As `advance`, but everything is late."""
+        """Advances the time like `advance`, but all timers are late."""
         self.now = until
         self.advance(until)
 

@@ -1,4 +1,4 @@
-"""Whether something can be read now or soon. By poll: select cannot watch descriptors above 1023."""
+"""True if data can be read now or soon. Uses poll, because select cannot watch descriptors above 1023."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Running(SimulatedEngine):
     ill_s: int = 0
     is_cordoned: bool = False
     is_tolerant: bool = False
-    has_stuck_streams: bool = False  # its requests never end
+    has_stuck_streams: bool = False  # the engine's requests never end
 
     @property
     def counts(self):
@@ -81,9 +81,9 @@ class Rolling(SimulatedService):
         super().__init__(desired or make_desired())
         self.capacity = capacity
         self.has_stuck_streams, self.knows_nodes = False, True
-        self.acts = []  # of the last reconcile, in their order
+        self.acts = []  # changes of the last reconcile, in their order
         self.step = None
-        self.least_ready = 0  # what the disruption budget says, as written with the last reconcile
+        self.least_ready = 0  # minAvailable of the disruption budget, as written with the last reconcile
         self.evicted = []  # with how many then served
 
     def new_engine(self, name, revision):
@@ -127,7 +127,7 @@ class Rolling(SimulatedService):
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
-        """One reconcile; with `num_acts` the operator dies after so many changes, before anything is written."""
+        """Runs a reconcile. With `num_acts` the operator dies after so many changes, before it writes the status."""
         written = RolloutStatus.of(self.stored).model_dump_json(by_alias=True, exclude_none=True)
         stored = RolloutStatus.model_validate_json(written).state()
         assert stored == self.stored

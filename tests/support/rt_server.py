@@ -97,14 +97,14 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 
 @dataclass
 class Stream:
-    """One streamed completion, gathered while it runs. `failure` is set for anything that a user would call one."""
+    """A streamed completion, read while it runs. `failure` is set for anything that a user would call a failure."""
 
     endpoint: ClassVar[str] = "/v1/completions"
     logprobs: ClassVar[object] = 0  # the value with which a token comes with its own logprob alone
 
     text: str = ""
     tokens: list[str] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)  # of each token, by time.monotonic
+    times: list[float] = field(default_factory=list)  # time.monotonic at each token
     finish_reason: str | None = None
     is_done: bool = False
     failure: str | None = None

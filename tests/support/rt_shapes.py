@@ -15,7 +15,7 @@ QWEN3_32B = SHIPPED["hf://Qwen/Qwen3-32B"]
 
 
 def with_context(facts, length):
-    """The same model, made for another context: its costs are the same."""
+    """The same model with another context length and the same costs."""
     return facts.model_copy(update={"shape": facts.shape.model_copy(update={"max_position_embeddings": length})})
 
 

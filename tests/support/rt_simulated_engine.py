@@ -8,7 +8,7 @@ from rayloom_operator.observe.replicas import is_headless
 from rt_operator import crashed, make_group, make_pod_document, make_reading, make_said, restarted
 
 START_S = 20.0
-NUM_REQUESTS = 3  # that an engine has at once while clients find it
+NUM_REQUESTS = 3  # requests that an engine has at once while clients find it
 UNREADY = restarted(0) | {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 
 
@@ -36,9 +36,9 @@ class Cluster:
     is_leaving: bool = False
     silent_since: float | None = None
     has_answered: bool = False  # to the operator that runs now
-    num_pods: int = 0  # that the operator which runs now has seen made
-    is_drained: bool = False  # it was asked to drain
-    was_found: bool = False  # by clients
+    num_pods: int = 0  # pods whose creation the present operator has seen
+    is_drained: bool = False  # the engine was asked to drain
+    was_found: bool = False  # clients have reached the engine
     unfound_since: float | None = None
     num_in_flight: int = 0  # requests
     num_finished: int = 0
@@ -69,7 +69,7 @@ class Cluster:
         return self.head is not None and self.head.node not in lost and not self.fault
 
     def is_ready(self, lost):
-        """Whether the Service may send it requests; also while it recovers, for they wait in it."""
+        """True if the Service may send it requests. During a recovery they wait in the engine."""
         return self.answers(lost) and self.was_whole and not self.is_drained
 
     def be_found(self, t, is_found):
@@ -88,7 +88,7 @@ class Cluster:
             self.num_in_flight -= self.is_drained
 
     def group(self, t, lost):
-        """As the operator sees it, without pods that are being deleted."""
+        """The engine replica as the operator sees it, without pods that are being deleted."""
         conditions = [{"type": "RayClusterProvisioned", "status": str(self.was_whole)}]
         if "head" not in self.pods:
             conditions.append({"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"})

@@ -12,7 +12,7 @@ from rayloom_operator.resolve.revision import revision
 from rt_operator import CLOCK, make_resolved, turn
 from rt_simulated_engine import START_S, Cluster, Place
 
-DRAIN_S = 45.0  # of an engine that does not hear that it is to end
+DRAIN_S = 45.0  # seconds after which an engine ends that gets no order to drain
 DRAIN_SECONDS = 20  # spec.drainSeconds
 NODES = ("n0", "n1", "n2")
 FAILS_REQUESTS = 3  # threads with which no request of an engine ends well
@@ -34,7 +34,7 @@ class Simulation:
         self.asked = {}  # revision -> Resolved, of all that the spec ever said
         self.old_specs = {}  # the same, of those of which a ControllerRevision is there
         self.proven = set()  # revisions of which an engine served since the spec was changed
-        self.bounds = {}  # of rolls
+        self.bounds = {}  # further fields of spec.rollout
         self.serial = 0
         self.ask()
 
@@ -66,7 +66,7 @@ class Simulation:
 
     @property
     def rollout(self):
-        """As it was written."""
+        """The rollout state as it was written."""
         return self.document.get("rollout", {})
 
     @property
@@ -158,7 +158,7 @@ class Simulation:
         raise AssertionError(f"decides without end: {self.rollout}")
 
     def run_turn(self, num_actions=None):
-        """One pass; with `num_actions` the operator dies after so many changes, before its status is written."""
+        """Runs a reconcile. With `num_actions` the operator dies after so many changes, before it writes the status."""
         seen = self.seen()
         facts = {
             "previous": self.document,

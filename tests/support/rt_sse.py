@@ -32,7 +32,7 @@ class Streamed:
 
     chunks: list[dict[str, Any]]  # all, the usage chunk too
     choices: dict[int, StreamedChoice]
-    usage: dict[str, Any] | None  # of the last chunk
+    usage: dict[str, Any] | None  # usage in the last chunk
 
 
 def read_stream(response: httpx.Response, *, num_choices: int, include_usage: bool = False) -> Streamed:

@@ -32,7 +32,7 @@ from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 
 EPOCH = 1
-NUM_BLOCKS = 6  # of 16 tokens: too few for all of the requests below at once
+NUM_BLOCKS = 6  # blocks of 16 tokens: too few for all requests below at once
 _ANSWER_SECONDS = 60.0
 
 
@@ -210,7 +210,7 @@ class RankProcesses:
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
-        replies = [self._answer(rank, what) for rank in ranks]  # of all ranks, so that no reply is left in a connection
+        replies = [self._answer(rank, what) for rank in ranks]  # from all ranks: no reply may stay in a connection
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply

@@ -97,10 +97,10 @@ def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Sai
 
 @dataclass(frozen=True)
 class Disturbance:
-    failures: list[str]  # of requests, in words; empty = clients saw a pause
+    failures: list[str]  # failed requests, in words; empty: clients only saw a pause
     num_requests: int
-    noticed_s: float  # from the fault until the front noticed it
-    seconds: float  # from the fault to the next token of a stream that was running
+    noticed_s: float  # seconds from the fault until the front noticed it
+    seconds: float  # seconds from the fault to the next token of a running stream
     before: dict[str, Any]  # /status
     after: dict[str, Any]
 

@@ -23,7 +23,7 @@ def service(uid="uid-1", **spec):
 
 
 def generation(number):
-    """The same service with its spec changed so often."""
+    """The same service after so many changes of its spec."""
     return {"metadata": service()["metadata"] | {"generation": number}}
 
 

@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
-                ensure_packages(nodes=False, images=False)  # here, since clusters that start side by side cannot
+                ensure_packages(nodes=False, images=False)  # clusters that start side by side cannot do it themselves
                 build_parts()
         case "images":
             cluster.build_images()

@@ -60,7 +60,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> None:
-    """Runs our column anew, and the peer's tests that have no result yet: those that fail here come first."""
+    """Runs all tests of our column, then the peer's tests without a result, beginning with those that fail on ours."""
     files: Sequence[str] = options.files or suite.files
     servers = options.servers.split(",")
     words = ("-k", options.k) if options.k else ()

@@ -31,11 +31,11 @@ def step_s(tokens: int, context: int) -> float:
 class SimulatedEngine:
     ready_at: float
     waiting: deque[Request] = field(default_factory=deque)
-    prefilling: deque[list[int]] = field(default_factory=deque)  # [index of the request, tokens left]
+    prefilling: deque[list[int]] = field(default_factory=deque)  # [index of the request, prompt tokens that are left]
     ends: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (tick, prompt, output)
     held: int = 0  # tokens of the KV cache of running sequences
-    reserved: int = 0  # with their outputs
-    tick: int = 0  # decode steps
+    reserved: int = 0  # tokens of running sequences with their whole outputs
+    tick: int = 0  # number of decode steps so far
     at: float = 0.0  # end of the last step
     is_leaving: bool = False
     outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_NUM_OUTPUTS))
@@ -94,7 +94,7 @@ class SimulatedEngine:
             self._begin(self.admitted[index])
 
     def _begin(self, request: Request) -> None:
-        """A sequence has its first token."""
+        """Records the first token of a sequence."""
         self.first_tokens.append((request.at, self.at - request.at))
         if request.output > 1:
             heapq.heappush(self.ends, (self.tick + request.output - 1, request.prompt, request.output))
@@ -114,7 +114,7 @@ class SimulatedEngine:
         self.outputs.append(output)
 
     def load(self, now: float) -> EngineLoad:
-        """Returns the load that the engine tells: the figures of `/status`."""
+        """Returns the load that the engine reports, as in `/status`."""
         most = KV_TOKENS
         if self.num_running:
             most = min(most, max(self.held, self.held * SLOTS // self.num_running))

@@ -13,12 +13,12 @@ from scaling_replay.traces import Request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     rule: str
-    seconds_over: int  # in which a request arrived whose first token took longer than the goal
-    percent_over: float  # of all requests
+    seconds_over: int  # seconds in which a request arrived whose first token took longer than the goal
+    percent_over: float  # share of all requests whose first token took longer
     ttft_p50_s: float
     ttft_p99_s: float
     replica_hours: float
-    most: int  # engines at once
+    most: int  # most engines at once
 
 
 def replay(requests: list[Request], rule: Rule, *, start_s: float, ttft_s: float) -> Outcome:

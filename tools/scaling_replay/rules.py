@@ -25,7 +25,7 @@ class Rule(Protocol):
     name: str
 
     def number(self, engines: Sequence[SimulatedEngine], now: float) -> int:
-        """Returns the number of engines from now on. `engines`: those that stay, also while they start."""
+        """Returns the number of engines from now on. `engines`: those that do not leave, also while they start."""
 
 
 class Fixed:

@@ -35,7 +35,7 @@ class Request:
 class Shape:
     """The use of a trace: the hour of `factor` such services, repeated `hours` times.
 
-    `night` is the part of the requests that is kept at the beginning and at the end; in the middle all are.
+    `night` is the share of the requests that is kept at the beginning and at the end; in the middle all are kept.
     """
 
     trace: str

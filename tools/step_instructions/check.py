@@ -28,8 +28,8 @@ from rayloom_engine.cpu_library.finding import find_library
 FOLDER = Path(__file__).parent
 NUMBERS = FOLDER / "instructions.json"
 INSTRUCTION_SET = "avx2"
-WORKLOADS = ("decode", "prefill", "decode-int8", "prefill-int8")  # of steps.cpp
-MOST_LOST = 0.10  # share of the instructions on file
+WORKLOADS = ("decode", "prefill", "decode-int8", "prefill-int8")  # names of workloads in steps.cpp
+MOST_LOST = 0.10  # as a share of the instructions on file
 
 
 def losses(expected: Mapping[str, int], counted: Mapping[str, int], most_lost: float = MOST_LOST) -> list[str]:

@@ -1,4 +1,4 @@
-"""`rayloom-bench`: measurements and plans that need no running engine. The others are `rayloom-engine bench`."""
+"""`rayloom-bench`: measurements and plans that need no running engine. `rayloom-engine bench` has all others."""
 
 from __future__ import annotations
 

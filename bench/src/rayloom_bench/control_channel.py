@@ -36,7 +36,7 @@ RoundTrip = Callable[[Run], Computed]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 1 if a peer was lost, else 0, also if a goal is missed: the table has that."""
+    """Measures and prints. Returns 1 if a peer was lost, else 0. The table shows missed goals."""
     busy = busy_percent()
     try:
         seconds = measure(args.round_trips)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(num_round_trips: int) -> dict[str, list[float]]:
-    """Kind -> seconds of each of its round trips, with encoding and decoding on both sides."""
+    """Kind of channel -> seconds of each of its round trips, with encoding and decoding on both sides."""
     seconds: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         kinds: dict[str, RoundTrip] = {

@@ -20,7 +20,7 @@ class EndpointError(EngineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    base_url: str  # without /v1
+    base_url: str  # URL without /v1
     model_name: str
     headers: Mapping[str, str] = field(default_factory=dict)
 

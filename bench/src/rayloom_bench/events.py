@@ -14,8 +14,8 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    text: str | None = None  # completions
-    delta: Delta | None = None  # chat
+    text: str | None = None  # text of a completion
+    delta: Delta | None = None  # delta of a chat
     finish_reason: str | None = None
 
 
@@ -29,7 +29,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
-    error: Any = None  # of any type, and printed unchanged
+    error: Any = None  # an error of any type, which is printed unchanged
 
     @property
     def has_new_token(self) -> bool:

@@ -38,7 +38,7 @@ class Figures:
     output_tokens: int
     wall_s: float
     output_tok_s: float
-    total_tok_s: float  # prompt and output tokens
+    total_tok_s: float  # prompt and output tokens per second
     ms_per_token: float | None  # mean inter-token latency; None when every output is one token
     ttft_p50_ms: float
     ttft_p99_ms: float
@@ -59,8 +59,8 @@ def summarise(records: Sequence[RequestRecord]) -> Figures:
     """The figures of a workload of one request or more.
 
     The mean inter-token latency is the time from the first to the last token, divided by the number of tokens after the
-    first. So it is exact also for tokens that arrive together or have no text. Its percentiles are those of the gaps
-    between arrivals, as a reader of the stream sees them.
+    first. So the mean is exact also for tokens that arrive together or have no text. The percentiles are those of the
+    gaps between arrivals, as a reader of the stream sees them.
     """
     wall_s = max(record.end_s for record in records) - min(record.start_s for record in records)
     prompt_tokens = sum(record.num_prompt for record in records)

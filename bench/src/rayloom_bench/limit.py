@@ -31,9 +31,9 @@ class MachineRates:
 class ModelCost:
     """Bytes that one forward pass must read, and parameters that it multiplies."""
 
-    weight_bytes: int  # in the type in which the weights are served
-    num_layer_parameters: int  # multiplied with every token
-    num_head_parameters: int  # multiplied only where a token is sampled
+    weight_bytes: int  # bytes of the weights in the type in which they are served
+    num_layer_parameters: int  # parameters that are multiplied with every token
+    num_head_parameters: int  # parameters that are multiplied only where a token is sampled
 
 
 def model_cost(*, num_parameters: int, num_head_parameters: int, element_bytes: int, is_tied: bool) -> ModelCost:

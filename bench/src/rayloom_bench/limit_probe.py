@@ -16,7 +16,7 @@ MATMUL_M = 512
 MATMUL_N = 2048
 MATMUL_K = 2048
 MIN_RUNS = 3
-MIN_S = 1.0  # of all runs together, so that the cores have reached their highest clock rate
+MIN_S = 1.0  # seconds of all runs together, so that the cores have reached their highest clock rate
 
 
 def main() -> None:

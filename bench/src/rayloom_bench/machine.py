@@ -23,8 +23,8 @@ class CpuClock:
     """Seconds since fixed but unknown moments, so that only differences have a meaning."""
 
     wall_s: float
-    busy_s: float  # of all cores, by any process
-    own_s: float  # of this process and of its descendants that have ended
+    busy_s: float  # CPU seconds of all cores, by any process
+    own_s: float  # CPU seconds of this process and of its descendants that have ended
 
     @staticmethod
     def read() -> CpuClock:

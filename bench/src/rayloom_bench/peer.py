@@ -20,7 +20,7 @@ class PeerResult:
     load_s: float
     version: str
     records: Mapping[str, tuple[RequestRecord, ...]]
-    pss_bytes: Mapping[str, int]  # of its one process, after the workload
+    pss_bytes: Mapping[str, int]  # memory of the peer's only process, after the workload
 
 
 def run_transformers(

@@ -11,7 +11,7 @@ from rayloom_bench.limit import MachineRates, ModelCost, output_tok_s, wall_s
 from rayloom_bench.result import RunResult
 from rayloom_bench.workload import Workload
 
-MAX_WIDTH = 118  # of every line, so that a table fits a terminal of 120
+MAX_WIDTH = 118  # characters of a line, so that a table fits a terminal of 120
 NAME_WIDTH = 36
 DISTURBED_PERCENT = 5
 COLUMNS = ("out tok/s", "all tok/s", "ms/token", "TTFT p50", "p99", "ITL p50", "p99", "wall s", "ours/it")

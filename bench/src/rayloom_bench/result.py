@@ -26,8 +26,8 @@ class StartUp:
 
     first_s: float  # may include a download and a conversion
     second_s: float
-    phases: Mapping[str, float]  # of the second start, as /status names them; they may overlap
-    cpu_s: Mapping[str, float] = field(default_factory=dict)  # by process, from its start to the first token
+    phases: Mapping[str, float]  # seconds of the second start's phases, which may overlap
+    cpu_s: Mapping[str, float] = field(default_factory=dict)  # process -> CPU seconds from its start to the first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Memory:
     """Proportional set size of all processes of the server."""
 
     after: str  # name of the workload after which it was read
-    pss_bytes: Mapping[str, int]  # by process
+    pss_bytes: Mapping[str, int]  # process -> bytes
 
     @property
     def total_bytes(self) -> int:
@@ -48,7 +48,7 @@ class Peer:
 
     load_s: float
     version: str
-    pss_bytes: Mapping[str, int]  # of its one process, by the workload after which it was read
+    pss_bytes: Mapping[str, int]  # workload -> memory of the peer's only process after it
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RunResult:
     ours: str = ""  # name of the engine with which others are compared
     measured: dict[str, list[Measured]] = field(default_factory=dict)  # workload name -> engines, in order of running
     failures: list[Failure] = field(default_factory=list)
-    peers: dict[str, Peer] = field(default_factory=dict)  # by engine
+    peers: dict[str, Peer] = field(default_factory=dict)  # engine -> its figures
     start_up: StartUp | None = None  # None, as `memory`, for a server that the bench did not start
     memory: Memory | None = None
     others_percent: dict[str, float] = field(

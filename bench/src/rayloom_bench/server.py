@@ -32,7 +32,7 @@ class ServerFailed(EngineError):
 class ServerProcess:
     """A running server of OpenAI's API."""
 
-    title: str = "rayloom-engine serve"  # its name in errors
+    title: str = "rayloom-engine serve"  # name of the server in errors
     ready_path: str = "/ready"  # answers with a JSON object as soon as the server accepts requests
     process: subprocess.Popen[bytes]
     started_s: float  # time.perf_counter just before the process was started
@@ -168,7 +168,7 @@ def tree_pss_bytes(pid: int) -> dict[str, int]:
         try:
             sizes[f"{_role(process)} {process.pid}"] = int(process.memory_full_info().pss)
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # it ended after it was listed, so it has no memory
+            continue  # the process ended after it was listed
     return sizes
 
 
@@ -180,7 +180,7 @@ def tree_cpu_seconds_by_process(pid: int) -> dict[str, float]:
         try:
             seconds[f"{_role(process)} {process.pid}"] = sum(process.cpu_times()[:2])
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # it ended after it was listed
+            continue  # the process ended after it was listed
     return seconds
 
 
@@ -192,7 +192,7 @@ def tree_cpu_seconds(pid: int) -> float:
         try:
             total += sum(process.cpu_times()[:4])  # user, system, and both of children that were waited for
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # it ended after it was listed
+            continue  # the process ended after it was listed
     return total
 
 

@@ -60,7 +60,7 @@ async def _until_time_is_over(
     except TimeoutError:
         # Timers of the event loop may fire a little early, so the clock does not tell whose time is over.
         if not limit.expired():
-            raise  # of the connection
+            raise  # an error of the connection
 
 
 async def _count_answer(

@@ -37,7 +37,7 @@ class Scene:
     worker: Play | None = None
     engine: dict[str, Any] = field(default_factory=dict)  # fields of its engine once it serves
     before: dict[str, Any] | None = None  # an object of the service's name that exists before it
-    job: Play | None = None  # of the Job that inspects the model
+    job: Play | None = None  # behaviour of the Job that inspects the model
     loses_head: bool = False  # its head pod is deleted once it serves
 
 

@@ -1,4 +1,4 @@
-"""Leader election of two operators: one works, the other waits, and both never write at the same time."""
+"""Leader election of two operators: one works, the other waits, and they never write at the same time."""
 
 from __future__ import annotations
 

@@ -126,12 +126,12 @@ class Service:
 
     @property
     def num_ever(self) -> int:
-        """The number of RayClusters that were ever created for it."""
+        """The number of RayClusters that were ever created for the service."""
         return len(self.world.history.ever[self.key])
 
     @property
     def pods(self) -> set[str]:
-        """Uids of its pods."""
+        """Uids of the service's pods."""
         return {each["metadata"]["uid"] for each in self.world.pods(*self.key)}
 
     @property

@@ -59,13 +59,13 @@ class Scaled:
         wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
 
     def wait_all(self, replicas: int, timeout_s: float = 60.0) -> None:
-        """Returns once so many engines are asked for, and serve."""
+        """Returns once the scaler asks for this number of engines, and all of them serve."""
         ready = f"{replicas}/{replicas}"
         self.wait(lambda: self.replicas == replicas, f"{replicas} replicas", timeout_s)
         self.wait(lambda: self.document["status"]["ready"] == ready, f"{ready} engines", timeout_s)
 
     def stays(self, seconds: float) -> bool:
-        """Returns whether `replicas` keeps its value for so long."""
+        """Returns whether `replicas` keeps its value for this time."""
         number, end = self.replicas, time.monotonic() + seconds
         while time.monotonic() < end:
             if self.replicas != number:

@@ -88,7 +88,7 @@ def ask(host: str, port: int) -> Answer:
 
 
 class Look:
-    """Returns the engine's state.
+    """A call that returns the engine's state.
 
     Asks every address that has, or had, a connection, because a drain closes connections.
     """

@@ -68,7 +68,7 @@ class RequestOutput:
 
 
 class _Choice:
-    """One choice, to which tokens are added as they arrive."""
+    """A choice that is being generated: its tokens are added as they arrive."""
 
     def __init__(self, decoder: OutputDecoder, prompt_index: int, index: int) -> None:
         self.decoder = decoder

@@ -88,7 +88,7 @@ class SamplingParams:
     ignore_eos: bool = False
     # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    prompt_logprobs: int | None = None  # number of alternatives for each token of the prompt
     # With logprobs: the alternatives are the chosen token and these tokens, whatever the number in logprobs.
     logprob_token_ids: Iterable[int] | None = ()
     bad_words: Iterable[str] | None = ()  # the answer never contains them; kept as a tuple

@@ -17,9 +17,10 @@ _FORMS = ("json", "json_object", "regex", "choice", "grammar", "lark")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """Exactly one form. The names are those of vLLM's class, except `lark`, `is_lenient` and those after it.
+    """The form that a request demands; exactly one of the fields `json` to `lark` is given.
 
-    The constructor raises RequestError that names the wrong field.
+    The fields have the names of vLLM's class, except `lark`, `is_lenient` and the fields after it. The constructor
+    raises RequestError that names the wrong field.
     """
 
     json: str | Mapping[str, Any] | bool | None = None  # a JSON schema, as an object or as its text

@@ -25,7 +25,7 @@ class Request(NamedTuple):
     at: float  # time.monotonic() when it arrived
     method: str
     path: str
-    code: int  # of the answer; 0 before it
+    code: int  # status of the answer; 0 before the answer
     version: str = ""  # resourceVersion after a write; empty where the answer has none
 
     @property
@@ -88,7 +88,7 @@ class Proxy:
         index = len(self.log)
         self.log.append(Request(at, request.method, request.path_qs, 0))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_HEADERS}
-        headers["Accept-Encoding"] = "identity"  # without it, long answers are compressed
+        headers["Accept-Encoding"] = "identity"  # without this header, long answers are compressed
         async with self._session.request(
             request.method, self._server + request.path_qs, data=body or None, headers=headers
         ) as upstream:

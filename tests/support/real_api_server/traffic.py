@@ -13,7 +13,7 @@ from typing import Any
 from simulated_nodes.api_client import Api, Document
 from simulated_nodes.engines import Engines
 
-SLICE_LABEL = "kubernetes.io/service-name"  # of EndpointSlices
+SLICE_LABEL = "kubernetes.io/service-name"  # label of EndpointSlices
 
 
 class Traffic:

@@ -49,7 +49,7 @@ class Engine:
     token: str
     num_ranks: int
     ranks_per_pod: int = 1
-    nodes: list[str] = field(default_factory=list)  # of the running worker pods
+    nodes: list[str] = field(default_factory=list)  # nodes of the running worker pods
     state: str = ""  # set by a test; empty: follows from the ranks
     reason: str = ""
     token_age: float | None = 1.0
@@ -69,8 +69,8 @@ class Engine:
     num_failed: int = 0
     first_tokens: list[float] = field(default_factory=list)  # seconds of each request
     # Times by time.monotonic(), for the order of events.
-    served_at: float | None = None  # its first answer with state "serving"
-    drains: list[tuple[float, str]] = field(default_factory=list)  # with the method of each request for /drain
+    served_at: float | None = None  # time of the first answer with state "serving"
+    drains: list[tuple[float, str]] = field(default_factory=list)  # time and method of each request for /drain
     found_at_drain: tuple[str, ...] = ()  # the ways by which clients could still reach it at the last POST /drain
 
     @property

@@ -43,11 +43,11 @@ class Kubelets:
         self._api = api
         self._engines = engines
         self._plays: dict[tuple[str, str, str], Play] = {}  # (namespace, service, role)
-        self._releases: dict[str, Release] = {}  # by image
+        self._releases: dict[str, Release] = {}  # image -> its release
         self._pods: dict[str, Document] = {}  # uid -> pod on one of these nodes
         self._services: dict[tuple[str, str], dict[str, None]] = {}  # (namespace, service) -> uids of its pods
         self._ips: dict[str, str] = {}  # uid -> address
-        self._crashing_since: dict[str, float] = {}  # by uid
+        self._crashing_since: dict[str, float] = {}  # uid of a pod -> time of its first crash
         self._sent: dict[str, str] = {}  # uid -> the last status that was written, without times
         self._well: set[str] = set()  # uids of pods that are ready
         self._tasks: dict[str, asyncio.Task[None]] = {}

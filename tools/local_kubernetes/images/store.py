@@ -22,7 +22,7 @@ CONTAINER = "rayloom-e2e"
 class Layer:
     id: str
     diff_id: str  # sha256:... of the layer's tar archive
-    folder: Path  # its files
+    folder: Path  # the layer's unpacked files
     num_bytes: int
 
 
@@ -39,7 +39,7 @@ class WorkingContainer:
 
     id: str
     names: tuple[str, ...]
-    top_layer: str | None  # of the container's image; None for scratch, or when the image was removed
+    top_layer: str | None  # top layer of the container's image; None for scratch, or when the image was removed
 
 
 class Store:

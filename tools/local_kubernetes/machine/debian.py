@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local_kubernetes.machine.shell import ClusterError, run_shown, stage
 
-# A program or file that an installed package provides -> the package.
+# A program or file -> the package that provides it.
 _NODES = {
     "containerd": "containerd",
     "runc": "runc",

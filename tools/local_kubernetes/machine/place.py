@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 
 
 def known_indices() -> tuple[int, ...]:
-    """Indices of local clusters that may have left something on this machine: 0, and those of existing folders."""
+    """Indices of local clusters that may have left files or processes here: 0, and those of existing folders."""
     folders = Place.of(0).state.parent.glob("[0-9]")
     return tuple(sorted({0} | {int(folder.name) for folder in folders}))
 

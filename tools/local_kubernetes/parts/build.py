@@ -16,7 +16,7 @@ from local_kubernetes.machine.place import cache_folder, digest
 from local_kubernetes.machine.shell import ClusterError, run, run_shown, stage
 
 _SOURCES = Path(__file__).parent
-# Part of every key in the cache. Raise it when a change here compiles a part in another way.
+# A part of every key in the cache. Raise this number when a change of this file compiles a part in another way.
 _RECIPE = 1
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"

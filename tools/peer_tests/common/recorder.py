@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-START_SECONDS = 1800  # a server that starts on a busy machine
+START_SECONDS = 1800  # seconds that a server may take to start on a busy machine
 
 # The suite's own plugin adds the files of tests during which a server was started.
 FILES_WITH_SERVER: set[str] = set()

@@ -29,9 +29,9 @@ class Suite:
     """The tests of one peer."""
 
     name: str
-    version: str  # of the tests and of the peer; results of other versions are not reused
+    version: str  # versions of the tests and of the peer; results of other versions are not reused
     files: Sequence[str]
-    column: Callable[[str, Sequence[str], Place], Column]  # a server, files, the place; installs what it needs
+    column: Callable[[str, Sequence[str], Place], Column]  # of a server, files and the place; installs what it needs
     has_peer: bool = True  # False: the peer itself cannot run here, and `expected` stands for it
     # A part of a test's id -> why its result says nothing about a server.
     not_applicable: Mapping[str, str] = field(default_factory=dict)

@@ -43,8 +43,8 @@ _KEPT = {
     "--seed": True,
     "--uds": True,
 }
-# The same flags by their names here. A flag that is missing below has no effect on our server: what it switches on is
-# always on, or the setting does not exist.
+# The names of these flags on our server. A flag that is missing here has no effect on our server: the feature is always
+# on, or the setting does not exist.
 _OURS = {
     "--max-num-seqs": "--max-num-seqs",
     "--max-model-len": "--max-model-len",

@@ -30,7 +30,7 @@ class Arrival:
         return sum(segment.num_tokens for segment in self.prompt)
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns the token ids. An id is no token of a vocabulary, but it differs as the texts do."""
+        """Returns token ids. They belong to no vocabulary, but prompts have equal ids where their texts are equal."""
         ids: list[int] = []
         for segment in self.prompt:
             first = segment.text * _MOST_TOKENS

@@ -14,7 +14,7 @@ _VOCAB = 49_152
 
 
 class ClosedLoop(EngineListener):
-    """Clients that send their next request when the last one is answered."""
+    """Clients that send their next request when their last request is answered."""
 
     def __init__(self, shape: EngineShape) -> None:
         self._clock = VirtualClock()

@@ -1,4 +1,4 @@
-"""SimulatedEngine: the real scheduler, its engine and its reports, with a rank that only says how long a step takes."""
+"""SimulatedEngine: the real scheduler, engine and reports, with a rank that only computes how long a step takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayloom_engine.core_server.cache_publisher import CachePublisher
 from rayloom_engine.errors import QueueFull
 from rayloom_engine.protocol.messages import CoreMessage
 
-TOKEN = 5  # every sampled token
+TOKEN = 5  # id of every sampled token
 _IDLE_REPORT_S = 0.25  # after the last step, as the core's loop checks an idle engine
 _GATEWAY = 1  # number of the only connection
 

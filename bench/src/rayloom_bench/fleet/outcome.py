@@ -18,7 +18,7 @@ class LatencyGoal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
     ttft_s: float
-    itl_s: float  # mean; 0 for a single token
+    itl_s: float  # mean inter-token latency; 0 for a single token
     num_output: int
     num_resumes: int
 
@@ -27,12 +27,12 @@ class FinishedRequest:
 class FleetOutcome:
     policy: str
     finished: tuple[FinishedRequest, ...]
-    num_lost: int  # refused for a full queue, or ended with their engine
+    num_lost: int  # requests that a full queue refused, or that ended with their engine
     span_s: float  # from the first arrival to the last token
     engine_hours: float
     num_failures: int
     prefix_queries: int  # tokens of admitted prompts
-    prefix_hits: int  # those of them that were cached
+    prefix_hits: int  # those of the prefix_queries that were cached
     num_events: int
 
     @property

@@ -24,7 +24,7 @@ class FleetSettings:
     shape: EngineShape
     num_engines: int
     start_s: float = 30.0  # from the decision for an engine, or a failure, until the engine serves
-    mean_s_between_failures: float | None = None  # of one engine; None: no engine fails
+    mean_s_between_failures: float | None = None  # mean time between failures of one engine; None: no engine fails
     resumes: bool = True  # requests of a lost engine continue on another one; False: they are lost
     seed: int = 0
 
@@ -44,7 +44,7 @@ class _Member:
     """An engine of the fleet with its unfinished requests."""
 
     engine: SimulatedEngine
-    since_s: float  # of the decision for it: its accelerators are in use from then on
+    since_s: float  # time of the decision for this engine: its accelerators are in use from then on
     requests: dict[str, _Request] = field(default_factory=dict)
 
 

@@ -14,10 +14,10 @@ from rayloom_engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    step_s: float  # of every step: it reads all weights
-    token_s: float  # each token, of a prompt or decoded
-    context_s: float  # each position before a decoded token: its keys and values are read
-    pair_s: float = 0.0  # a token of a prompt and each position before it
+    step_s: float  # cost of every step, which reads all weights
+    token_s: float  # cost of each token, of a prompt or decoded
+    context_s: float  # cost of each position before a decoded token, whose keys and values are read
+    pair_s: float = 0.0  # cost of each pair of a token of a prompt and a position before it
 
     def seconds(self, slots: Iterable[SlotStep], held_positions: int) -> float:
         """Returns the seconds of a step with these parts.

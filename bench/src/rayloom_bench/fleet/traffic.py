@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rayloom_bench.fleet.arrivals import Arrival, Segment
 
 _NUM_REMEMBERED = 8192  # prompts that a later request may continue
-_NUM_CANDIDATES = 48  # of about the wanted age, of which the one with the best length is continued
+_NUM_CANDIDATES = 48  # prompts of about the wanted age; the one with the best length is continued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class Traffic:
 
     source: str
     rate: float  # requests a second in the trace
-    gamma_shape: float  # of the gaps between arrivals: 1 = Poisson, less = in bursts
+    gamma_shape: float  # shape of the distribution of gaps between arrivals: 1 = Poisson, less = in bursts
     inputs: Lengths
     outputs: Lengths
     num_common: int = 0  # tokens at the beginning of every prompt
     continued: float = 0.0  # share of requests that continue an earlier prompt
-    continued_part: float = 0.8  # of such a prompt, the part that is the earlier one
-    ages: tuple[float, float] = (0.0, 0.0)  # seconds since the earlier one: median, deviation of the logarithm
+    continued_part: float = 0.8  # the part of such a prompt that is the earlier prompt
+    ages: tuple[float, float] = (0.0, 0.0)  # seconds since the earlier prompt: median, deviation of the logarithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def generate_shared(prefixes: SharedPrefixes, *, num_requests: int, seed: int) -
 def _continued(
     earlier: list[tuple[float, tuple[Segment, ...]]], wanted_s: float, num_tokens: int
 ) -> tuple[Segment, ...]:
-    """The first `num_tokens` tokens of a prompt that arrived at about `wanted_s`: of the one with the next length."""
+    """The first `num_tokens` tokens of a prompt that arrived at about `wanted_s` and has about this length."""
     place = bisect.bisect(earlier, wanted_s, key=lambda item: item[0])
     first = max(0, min(place - _NUM_CANDIDATES // 2, len(earlier) - _NUM_CANDIDATES))
     candidates = [prompt for _, prompt in earlier[first : first + _NUM_CANDIDATES]]

@@ -1,4 +1,4 @@
-"""An engine without a model, for gateways: gives each sequence its first token at once, and one more in every step.
+"""An engine without a model, for gateways. Each sequence gets its first token at once, and another one in every step.
 
 Its sockets are those of a real core. As in a real engine, the tokens of a step leave in one message for each gateway.
 """

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import uvloop
 
 PATH = "/v1/chat/completions"
-OPENING_S = 0.005  # between the openings of two streams
-SETTLING_S = 0.005  # for each stream, from the last one's first event to the window: openings shall cost nothing in it
-START_S = 120.0  # within which each stream has its first event
-PROBE_S = 60.0  # within which a single request has its first event
-PAUSE_S = 0.013  # between single requests; no multiple of usual steps, so that these come at all times within a step
+OPENING_S = 0.005  # seconds between the openings of two streams
+SETTLING_S = 0.005  # for each stream: seconds from the last first event to the window, so that it has no openings
+START_S = 120.0  # seconds within which each stream must have its first event
+PROBE_S = 60.0  # seconds within which a single request must have its first event
+PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so they come at all times of a step
 _EVENT = b"data: {"
 
 
@@ -28,7 +28,7 @@ class LoadSettings:
     """The size of a measurement."""
 
     num_streams: int
-    window_s: float  # in which CPU time and events are counted
+    window_s: float  # seconds in which CPU time and events are counted
     num_probes: int  # single requests after the window, beside the streams
 
 
@@ -36,10 +36,10 @@ class LoadSettings:
 class LoadResult:
     """Counts and times of the clients of one server."""
 
-    num_events: int  # of all streams within the window
+    num_events: int  # events of all streams within the window
     num_tokens: int  # in these events; more than events where a server that is late sends several at once
     seconds: float
-    cpu_s: float  # of the server within the window
+    cpu_s: float  # CPU time of the server within the window
     first_event_s: tuple[float, ...]  # for each single request: from the request to its first event
 
 
@@ -50,7 +50,7 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts events that begin in a received part; that is all of them, or nearly."""
+    """One connection with one request. Counts the events that begin in a received part, which are nearly all events."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request

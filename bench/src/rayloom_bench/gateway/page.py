@@ -9,9 +9,9 @@ from rayloom_bench.gateway.rounds import ServerFigures
 from rayloom_bench.gateway.servers import DIRECT, GATEWAY
 from rayloom_bench.markdown import NO_VALUE, table
 
-GOAL_US = 20.0  # CPU time of an event
-GOAL_MS = 3.0  # time to the first event that the gateway adds
-TOKENS_S = 50  # of a usual stream
+GOAL_US = 20.0  # most CPU time of an event
+GOAL_MS = 3.0  # most time that the gateway adds to the time to the first event
+TOKENS_S = 50  # tokens per second of a usual stream
 _HEADER = (
     "server",
     "CPU us per event",
@@ -52,7 +52,7 @@ def _row(figures: ServerFigures, direct: ServerFigures | None) -> tuple[str, ...
 
 
 def verdicts(figures: Sequence[ServerFigures]) -> list[str]:
-    """One sentence for each goal of the gateway: the goal, the figure, and the verdict."""
+    """Returns a sentence for each goal of the gateway: the goal, the figure, and the verdict."""
     by_name = {each.name: each for each in figures}
     gateway = by_name[GATEWAY]
     cost = statistics.median(gateway.event_us)

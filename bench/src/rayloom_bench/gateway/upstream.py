@@ -41,7 +41,7 @@ END = _chunk(b"data: [DONE]\n\n") + _chunk(b"")
 
 
 class Stream(asyncio.Protocol):
-    """One connection: a request, its answer, then the next request. `streams`: those with an unfinished answer."""
+    """One connection: a request, its answer, then the next request. `streams`: connections with unfinished answers."""
 
     def __init__(self, streams: set[Stream]) -> None:
         self._streams = streams

@@ -26,14 +26,14 @@ class Turn:
     """The measurements of one engine between its start and its end, in one round."""
 
     engine: str
-    round_number: int  # from 1
+    round_number: int  # counted from 1
     start_to_first_token_s: float
-    figures: dict[str, Figures] = field(default_factory=dict)  # by workload
-    records: dict[str, tuple[RequestRecord, ...]] = field(default_factory=dict)  # by workload
-    pss_bytes: Mapping[str, int] = field(default_factory=dict)  # by process, after the last workload
-    pss_after: dict[str, Mapping[str, int]] = field(default_factory=dict)  # by workload, then by process
+    figures: dict[str, Figures] = field(default_factory=dict)  # workload -> its figures
+    records: dict[str, tuple[RequestRecord, ...]] = field(default_factory=dict)  # workload -> its requests
+    pss_bytes: Mapping[str, int] = field(default_factory=dict)  # process -> memory after the last workload
+    pss_after: dict[str, Mapping[str, int]] = field(default_factory=dict)  # workload -> process -> memory
     neighbour: NeighbourFigures | None = None  # None: not measured
-    others_percent: float = 0.0  # of CPU time, by other processes
+    others_percent: float = 0.0  # share of CPU time that other processes used
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,12 +41,12 @@ class PeersResult:
     """The results of a run. Mutable: `rounds` adds to it, `comparison` reads it."""
 
     about: dict[str, object]  # processor, date, versions, settings
-    engines: dict[str, EngineFacts]  # by name, in the order of the tables
+    engines: dict[str, EngineFacts]  # name of an engine -> its facts, in the order of the tables
     workloads: tuple[Workload, ...]
     sweeps: tuple[Workload, ...] = ()
     turns: list[Turn] = field(default_factory=list)
     sweep_turns: list[Turn] = field(default_factory=list)
-    agreements: dict[str, Agreement] = field(default_factory=dict)  # by engine
+    agreements: dict[str, Agreement] = field(default_factory=dict)  # engine -> its agreement
     failures: list[Failure] = field(default_factory=list)
     rates: MachineRates | None = None  # None until the machine is measured
     cost: ModelCost | None = None

@@ -30,7 +30,7 @@ from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
 
 START_S = 900  # vLLM compiles the model at its first start
-ELEMENT_BYTES = 2  # of bfloat16
+ELEMENT_BYTES = 2  # bytes of a bfloat16 number
 SWEEP_ROUND = 0  # the number of the sweeps' turns, which gives their prompts a seed of their own
 
 T = TypeVar("T")

@@ -15,13 +15,13 @@ MOST_NEIGHBOUR_S = 600
 class PeersSettings:
     """The checked command line of `rayloom-engine bench peers`."""
 
-    engines: tuple[str, ...]  # of names.ALL
+    engines: tuple[str, ...]  # names in names.ALL
     workloads: tuple[Workload, ...]  # measured in every round
     sweeps: tuple[Workload, ...]  # measured once, after the rounds; empty without --sweep
     num_rounds: int
     scale: float
     seed: int
-    cores: tuple[int, ...]  # those that this process may use; every engine gets all of them
+    cores: tuple[int, ...]  # cores that this process may use; every engine gets all of them
     compares_answers: bool
     neighbour_s: float  # seconds of a stream beside a busy process, and as many without it; 0: not measured
     is_install_only: bool

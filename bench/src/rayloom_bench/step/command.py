@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     given = {"model": args.model} if args.model else {}
     config = EngineConfig(dtype=args.dtype, quantization=args.quantization, threads=args.threads, **given)
     busy = busy_percent()
-    num_threads = set_threads(config)  # before the first import of torch
+    num_threads = set_threads(config)  # must come before the first import of torch
 
     from rayloom_bench.step import limits as machine
     from rayloom_bench.step.rank import StepRank

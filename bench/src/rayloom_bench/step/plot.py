@@ -8,7 +8,7 @@ from html import escape
 
 from rayloom_bench.step.sweeps import LIMIT, Panel
 
-WIDTH, HEIGHT = 340, 280  # of a panel, in pixels
+WIDTH, HEIGHT = 340, 280  # size of a panel in pixels
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 48, 66
 COLORS = ("#1f6f8b", "#d1495b", "#66a182")
 LIMIT_COLOR = "#222222"

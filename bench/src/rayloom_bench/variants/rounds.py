@@ -31,7 +31,7 @@ class Sample:
 
     output_tok_s: float
     communication: float  # mean fraction of wall time that a rank spends in sums, gathers and waiting for other ranks
-    others_percent: float  # of CPU time, by other processes
+    others_percent: float  # share of CPU time that other processes used
 
 
 @dataclass(slots=True)

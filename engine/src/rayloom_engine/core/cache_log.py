@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class CacheLog:
-    """Net changes of the index: an entry that was added and removed again, or removed and added again, is in no list.
+    """The net changes of the prefix index: entries that were added and removed again, or removed and added, are absent.
 
-    An entry is the hash of a block's content. The index adds only entries that it lacks, and removes only entries that
-    it has.
+    An entry is the hash of a block's content. The prefix index adds only entries that it lacks, and removes only
+    entries that it has.
     """
 
     def __init__(self) -> None:

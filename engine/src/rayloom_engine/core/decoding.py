@@ -20,7 +20,10 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """These settings, the logits and the position determine every token of a sequence. All values are validated."""
+    """The settings by which a sequence is sampled and ends. All values are validated.
+
+    With the logits and the position, these settings determine every token of the sequence.
+    """
 
     max_tokens: int  # generated tokens at most, >= 1
     min_tokens: int = 0  # EOS and stop ids cannot be chosen until this many tokens are generated

@@ -16,7 +16,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 class MeasuredLoad:
     queued_tokens: int  # tokens of running and waiting prompts that are not computed yet; cached prefixes may count
     running_tokens: int  # tokens that fit in the KV blocks of running sequences
-    max_running_tokens: int  # its limit: with every slot or every block in use, at the present mean length
+    max_running_tokens: int  # with all slots or all blocks in use, at the present mean length
     prefill_tokens_per_s: float  # measured in steps that prompts fill; 0 = not measured yet
     decode_tokens_per_s: float  # measured, for a step with a decode in every slot; 0 = not measured yet
 

@@ -112,7 +112,7 @@ class Scheduler:
             self._check_room(sequence.tenant)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # the same object, so that later comparisons are fast
+            sequence.prompt_ids = first_choice.prompt_ids  # as one object, it is compared fast later
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence

@@ -36,11 +36,14 @@ class Origin:
     cache_key: bytes = b""  # only sequences with the same key share cached blocks
 
 
-NO_ORIGIN = Origin()  # for a server without API keys, and for the engine's own probes
+NO_ORIGIN = Origin()  # origin on a server without API keys, and of the engine's own probes
 
 
 class Sequence:
-    """Mutable and private to the scheduler. Its KV blocks are only a cache: they can be computed from its token ids."""
+    """A waiting or running sequence. Mutable and private to the scheduler.
+
+    The KV blocks of a sequence are only a cache: they can be computed from its token ids.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class Sequence:
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # entries of token_ids that the ranks have
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
-        self.waits_for_form = False  # its next token waits for a grammar that the sampling rank builds
+        self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order
@@ -209,7 +212,7 @@ def order_of(sequence: Sequence) -> tuple[int, float, int]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A sequence whose prompt the ranks have, with the first `num_blocks` entries of its block table."""
+    """A sequence of which the ranks have the prompt and the first `num_blocks` entries of the block table."""
 
     sequence: Sequence
     num_blocks: int

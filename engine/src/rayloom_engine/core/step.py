@@ -43,7 +43,7 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step.
+    """The orders of the core to every rank for one step.
 
     A rank frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in this order.
     """

@@ -23,7 +23,7 @@ class StepWork:
     """The number of floating-point operations that a step's tokens take in one pipeline stage."""
 
     flops_per_token: float = 0.0  # 2 for every parameter of the stage
-    flops_per_pair: float = 0.0  # for a token and one position that it attends to, in all layers of the stage
+    flops_per_pair: float = 0.0  # of a token and one position that the token attends to, in all layers of the stage
     num_layers: int = 1  # layers of the stage
     window: int | None = None  # a token attends to at most this many positions; None: all
 

@@ -26,7 +26,7 @@ _KEPT_CONDEMNED = 1024  # a front resubmits unfinished sequences within seconds,
 
 
 class Suspicion(msgspec.Struct):
-    """The evidence from the deaths so far.
+    """The evidence from the deaths so far: which sequences may crash the engine.
 
     All fields are bounded (`suspects` by the sequences of a step), because entries of fronts that never reconnect stay.
     """

@@ -14,7 +14,10 @@ PART_BLOCKS = 65_536  # blocks in a part of the whole index: half a megabyte
 
 
 class CachePublisher:
-    """For the main thread. Until a front subscribes, nothing is recorded, counted or sent."""
+    """Sends the changes of the prefix index and the load to the fronts that have subscribed. For the main thread.
+
+    Until a front subscribes, nothing is recorded, counted or sent.
+    """
 
     def __init__(self, engine: Engine, io: CoreIo, start: int) -> None:
         """`start`: a random number of this start of the core."""

@@ -10,7 +10,7 @@ from rayloom_engine.core_server.unsent import Unsent
 
 
 class FrontSocket:
-    """Sends messages whole and in order, from the main thread and from the I/O thread.
+    """The socket of a connected front. Sends messages whole and in order, from the main thread and the I/O thread.
 
     The main thread sends the outputs of a step itself. The I/O thread would need the GIL to send them, and might get
     the GIL only when the next step releases it. Bytes that the socket does not accept are kept, and the I/O thread

@@ -22,7 +22,7 @@ class KeptSizes:
 
 
 class RunFolder:
-    """Reads and writes these files. Only the EngineCore's main thread may write them."""
+    """Reads and writes the files of the run folder. Only the EngineCore's main thread may write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

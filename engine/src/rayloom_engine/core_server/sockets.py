@@ -268,7 +268,7 @@ class CoreIo:
                 raise ValueError(f"an unexpected {type(message).__name__}")
 
     def _answer(self, connection: int, message: CoreMessage) -> None:
-        """As `send`, for the I/O thread."""
+        """Sends a message like `send`, for the I/O thread."""
         front = self._fronts.get(connection)
         if front is not None and self._write(connection, front, frame(message)):
             self._watch(connection)

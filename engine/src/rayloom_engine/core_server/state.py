@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CoreState:
-    """Written by the main thread and read by the I/O thread without a lock: fields are only replaced as a whole."""
+    """The state of the core, from which the I/O thread makes the CoreStatus for fronts.
+
+    The main thread writes the fields, and the I/O thread reads them without a lock: fields are only replaced as a
+    whole.
+    """
 
     epoch: int
     executor: str  # "uni" | "mp" | "ray" | "external"
-    hang_seconds: float = 10.0  # from the config
+    hang_seconds: float = 10.0  # hang_seconds of the config
     state: str = "starting"
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # while recovering: the node of the lost rank

@@ -26,7 +26,10 @@ VARIABLE = "RAYLOOM_CPU_LIBRARY"  # path of a library that is used instead of th
 
 @dataclass(frozen=True, slots=True)
 class FoundLibrary:
-    """`path`: the compiled library; None if there is none. `problem`: the reason if there is none, else empty."""
+    """The result of the search for the compiled library.
+
+    `path`: its file; None if there is none. `problem`: the reason if there is none, else empty.
+    """
 
     path: Path | None
     problem: str = ""

@@ -34,7 +34,7 @@ SAMPLING = np.dtype(
 
 
 class LogprobsStruct(Structure):
-    """rl_logprobs"""
+    """rl_logprobs: the arrays to which the library writes log-probabilities."""
 
     _fields_ = (
         ("token_ids", c_void_p),

@@ -30,7 +30,7 @@ class TextFiles:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     formats: ModelFormats = field(default_factory=ModelFormats)
-    defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
+    defaults: SamplingDefaults = NO_DEFAULTS  # values of settings that a request leaves out
 
     @classmethod
     async def load(cls, folder: Path, config: EngineConfig) -> TextFiles:
@@ -51,7 +51,7 @@ class ModelText:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     formats: ModelFormats = field(default_factory=ModelFormats)
-    defaults: SamplingDefaults = NO_DEFAULTS  # for settings that a request leaves out
+    defaults: SamplingDefaults = NO_DEFAULTS  # values of settings that a request leaves out
     contexts: tuple[int, ...] = ()  # of a gateway: context lengths of its engines; model.max_model_len is the longest
     kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 

@@ -11,10 +11,10 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The tokens that complete the text before a form and add characters other than blanks. For all answers with that
-    text.
+    """The tokens that complete the text before a form and add characters other than blanks.
 
-    Such a token would begin the form with characters that the grammar never saw.
+    One object serves all answers with the same text before their form. Such a token would begin the form with
+    characters that the grammar never saw.
     """
 
     def __init__(self, vocabulary: Vocabulary, after: str) -> None:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """Made once in a process, because reading 49,152 tokens takes 0.15 s, in which other Python code hardly runs."""
+    """The tokens of a model, in the form that llguidance needs.
+
+    Made once in a process, because to read 49,152 tokens takes 0.15 s, during which other Python code hardly runs.
+    """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer

@@ -15,7 +15,7 @@ from rayloom_engine.kernels.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSet:
-    """One implementation of each operation, all for `target`. Layers call these and need not know the backend."""
+    """One backend of each operation, all for `target`. Layers call these backends and need not know which they are."""
 
     target: Target
     plan_attention: PlanAttention

@@ -22,7 +22,7 @@ from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
 _KILL_SECONDS = 5.0  # a fork server that does not confirm a KillRank within this time hangs, and is killed itself
-_IMPORT_SECONDS = 120.0  # as _KILL_SECONDS, while the fork server imports
+_IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
 # If more time passes between two calls of `wait`, this process was stopped, and perhaps the fork server too. So at most
 # this many of the seconds between two calls count against _KILL_SECONDS.
 _MOST_PASSED_SECONDS = 1.0

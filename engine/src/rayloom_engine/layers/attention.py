@@ -39,7 +39,7 @@ class Attention:
     qkv: Linear  # rows: H * d of q, then K * d of k, then K * d of v
     out: Linear
     kernels: KernelSet
-    q_norm_d: torch.Tensor | None = None  # both norms are set, or neither
+    q_norm_d: torch.Tensor | None = None  # q_norm_d and k_norm_d are both set, or both None
     k_norm_d: torch.Tensor | None = None
 
     def __call__(self, hidden_TD: torch.Tensor, step: AttentionStep) -> torch.Tensor:

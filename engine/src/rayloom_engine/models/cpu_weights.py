@@ -50,7 +50,10 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: torch.dtype, cut_unit
 
 
 class CpuWeights:
-    """`decoder`: the layers. `embedding`, `final_norm_D` and `head` are None in stages without them."""
+    """The weights of one stage, in the C library's structures.
+
+    `decoder`: the layers. `embedding`, `final_norm_D` and `head` are None in stages without them.
+    """
 
     def __init__(self, shape: ModelShape, weights: DecoderWeights, library: CpuLibrary, dtype: torch.dtype) -> None:
         self._tensors: list[torch.Tensor] = []  # everything whose addresses the structures hold

@@ -44,7 +44,7 @@ class DecoderLayer:
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights:
-    """The weights of one stage. None for parts that the stage does not have."""
+    """The weights of one stage. A part that the stage does not have is None."""
 
     embedding_VD: torch.Tensor | None
     layers: list[DecoderLayer]
@@ -133,7 +133,7 @@ class CausalLM:
             cache=cache,
         )
         residual_TD = inputs if weights.embedding_VD is None else self._embed(inputs, weights.embedding_VD, group)
-        update_TD: torch.Tensor | None = None  # what the last block adds to the residual stream
+        update_TD: torch.Tensor | None = None  # output of the last block, to be added to the residual stream
         for layer in weights.layers:
             if update_TD is None:
                 normed_TD = rms_norm(residual_TD, layer.attention_norm_D, eps)

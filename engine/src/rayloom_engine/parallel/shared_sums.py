@@ -65,7 +65,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         offers = _all_gather(group, offer)
         self._inboxes: list[FileIO] = [pipe for pipe in inboxes if pipe is not None]
         self._outboxes: list[FileIO] = []
-        self._memories: list[torch.Tensor] = []  # for each rank, the bytes of its memory file
+        self._memories: list[torch.Tensor] = []  # by rank: the bytes of the rank's memory file
         problem = ""
         try:
             for peer, offered in enumerate(offers):

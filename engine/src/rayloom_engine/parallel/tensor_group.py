@@ -11,7 +11,10 @@ import torch
 
 
 class TensorGroup(Protocol):
-    """All ranks of the stage must call the same methods in the same order; if they do not, all wait for ever."""
+    """A rank's connection to the other ranks of its stage.
+
+    All ranks of the stage must call the same methods in the same order; if they do not, all wait for ever.
+    """
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
         """Returns the sum of all ranks' parts, bit for bit the same on each rank. Overwrites `part`."""

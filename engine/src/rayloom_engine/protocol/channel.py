@@ -93,7 +93,7 @@ class Channel:
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """As `send`, for bytes that `encode` made: a message to many peers needs encoding only once."""
+        """Sends bytes that `encode` made: a message to many peers needs encoding only once."""
         try:
             if self._memory is None or not self._memory.send(data):
                 self._socket.sendall(data)
@@ -121,7 +121,7 @@ class Channel:
                     self._socket.settimeout(None)
 
     def expect(self, kind: type[M], timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> M:
-        """As `receive`, but raises ChannelClosed if the message is of another type than `kind`."""
+        """Receives a message of the type `kind`. Raises ChannelClosed if it is of another type."""
         message = self.receive(timeout_s, at_most)
         if not isinstance(message, kind):
             raise ChannelClosed(f"expected {kind.__name__}, got {type(message).__name__}")

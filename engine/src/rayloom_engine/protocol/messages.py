@@ -202,7 +202,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
-    last_work_age_s: float | None = None  # since the computing rank last advanced or used CPU time; None: no step
+    last_work_age_s: float | None = None  # since a computing rank last advanced or used CPU time; None: none computes
     is_draining: bool = False  # the engine takes no new requests, and will end
 
 

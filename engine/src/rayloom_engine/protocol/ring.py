@@ -6,7 +6,10 @@ from collections import deque
 
 
 class Ring:
-    """Positions in [0, capacity). A message is never split: if the space before the end is too short, it is skipped."""
+    """The positions of messages in a ring buffer of `capacity` bytes, for its writer or for its reader.
+
+    A message is never split: if the space before the end of the buffer is too short, that space is skipped.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -1,9 +1,9 @@
-"""EngineEstimate: an engine as a gateway knows it: the last reports of its core, and the requests sent since. Pure.
+"""EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
 Reports are up to 0.2 s old. Of the requests that this gateway has sent since, the prompts count as outstanding, and
 their blocks as cached, because the engine registers blocks as soon as it schedules them. Otherwise a burst of requests
 would all go to the engine that was idle at the last report, and requests with one new prefix would spread over all
-engines. Requests of other gateways are known with the next report.
+engines. Requests of other gateways are part of the next report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rayloom_engine.routing.router import EngineView
 
 @dataclass(slots=True)
 class _Sent:
-    """A sequence sent to the engine that has no token yet."""
+    """A sequence that was sent to the engine, and of which no token has arrived yet."""
 
     tenant: str
     blocks: tuple[int, ...]
@@ -29,7 +29,10 @@ class _Sent:
 
 
 class EngineEstimate:
-    """One connection to an engine; a new connection begins with a new estimate."""
+    """A gateway's estimate of an engine's load and cache, for one connection to that engine.
+
+    A new connection begins with a new estimate.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,7 +82,7 @@ class EngineEstimate:
         return self._prefill.total()
 
     def sent(self, sequence_id: str, tenant: str, num_tokens: int, blocks: tuple[int, ...]) -> None:
-        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of everything that is known of it."""
+        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of its prompt and generated tokens."""
         prefill = max(1, num_tokens - self.cached_tokens(blocks))
         self._sent[sequence_id] = _Sent(tenant, blocks, prefill)
         self._prefill[tenant] += prefill
@@ -99,7 +102,7 @@ class EngineEstimate:
             self._num_decodes = max(0, self._num_decodes - 1)  # the last report may have left out this decode already
 
     def refused(self, sequence_id: str) -> None:
-        """Forgets a sequence that the engine has not taken, so that its blocks will not be cached."""
+        """Forgets a sequence that the engine refused, and whose blocks it will therefore not cache."""
         sent = self._sent.get(sequence_id)
         if sent is not None:
             self._forget_expected(sent.blocks)

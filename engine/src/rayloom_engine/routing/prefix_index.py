@@ -1,8 +1,8 @@
 """PrefixIndex: the KV blocks that an engine has cached, from the CacheChanges of its core. Pure.
 
-Of a block's hash only HASH_BYTES = 8 bytes are kept. Two different blocks among n have equal ones with a probability of
-n**2 / 2**65: for a million blocks, 16 million tokens, 3 in 100 million. The engine itself compares whole hashes, so an
-equal pair costs a request a detour and never changes its answer.
+Of a block's hash only HASH_BYTES = 8 bytes are kept. The probability that among n blocks two different ones have the
+same bytes is n**2 / 2**65: for a million blocks (16 million tokens) 3 in 100 million. The engine itself compares whole
+hashes, so such a pair may send a request to a worse engine, but never changes its answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def cut_hashes(hashes: Sequence[bytes]) -> tuple[int, ...]:
 
 
 class PrefixIndex:
-    """Empty until the whole index of the core has arrived; empty again when changes are missing."""
+    """A front's copy of a core's prefix index.
+
+    Empty until the whole index of the core has arrived, and empty again when changes are missing.
+    """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.block_size = 0  # tokens in a block; 0 = unknown
@@ -37,7 +40,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def apply(self, changes: CacheChanges) -> bool:
-        """Applies a message of the core. Returns False if earlier messages are missing; then ask for the whole."""
+        """Applies a message of the core. Returns False if the whole index must be asked for: messages are missing."""
         if changes.num_parts:
             return self._apply_part(changes)
         if not self.is_complete or (changes.start, changes.number) != (self._start, self._number + 1):

@@ -1,7 +1,7 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
-Each engine has a hash for the key, and the engine with the highest one comes first. The departure of an engine does not
-change the order of the others, so only the keys whose first engine it was move.
+Each engine has a hash for the key, and the engine with the highest hash comes first. When an engine leaves, the order
+of the others stays the same, so only the keys move for which the departed engine was the first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def first_by_rendezvous(names: Iterable[str], key: bytes) -> str:
 def tie_key(block_hashes: Sequence[bytes], otherwise: bytes) -> bytes:
     """Returns the key under which prompts with the same first blocks meet at one engine.
 
-    `block_hashes`: of the prompt's full blocks, in order. `otherwise`: the key of a prompt without a full block, such
-    as the request's id. A block's hash includes those of all blocks before it, so one hash stands for the beginning.
+    `block_hashes`: hashes of the prompt's full blocks, in order. `otherwise`: the key of a prompt without a full block,
+    such as the request's id. A block's hash includes those of all blocks before it, so one hash stands for the
+    beginning.
     """
     first = block_hashes[:TIE_BLOCKS]
     return first[-1] if first else otherwise

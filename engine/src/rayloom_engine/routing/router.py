@@ -4,8 +4,8 @@
                        + prefill tokens that it has to compute before
                        + decode_token_cost x its running decodes
 
-The engine with the lowest score gets the request. All terms are tokens of prefill, so there is no weight to set: a
-cached prefix attracts a request exactly as far as it saves more than the engine's other work costs.
+The engine with the lowest score gets the request. All terms are tokens of prefill, so there is no weight to set: an
+engine with a cached prefix is chosen if the prefix saves more time than the engine's other work costs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EngineView:
     name: str  # unique among the engines of a choice
     outstanding_prefill_tokens: int = 0  # tokens of running and waiting sequences that are not computed yet
     num_decodes: int = 0  # sequences that have a token already
-    cached_tokens: int = 0  # leading tokens of the request's prompt whose KV blocks it has
+    cached_tokens: int = 0  # leading tokens of the prompt that the engine has cached
 
 
 def choose(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rayloom_engine.common.restarts import RestartBudget
 
-_BUSY_SECONDS = 60.0  # for this long after the last signal in the pipe, use of CPU time counts as a sign of life
+_BUSY_SECONDS = 60.0  # after the last pulse, use of CPU time counts as a sign of life for this time
 _START_SECONDS = 10.0  # least hang_seconds while a child starts, because it may wait for a slow disk
 
 

@@ -114,7 +114,10 @@ def _current() -> Budget:
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Render templates of this environment within `with spending(...)`."""
+    """A jinja2 environment whose templates can use neither much time nor much memory.
+
+    Render its templates within `with spending(...)`.
+    """
 
     intercepted_binops = frozenset(["*", "**", "+", "%"])
 

@@ -18,7 +18,7 @@ from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DECODED_ALONE = 1024  # above this many tokens, decoding releases the interpreter lock
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) UTF-8
+REPLACEMENT = "\ufffd"  # a decoder's character for bytes that are not (yet) UTF-8
 
 
 class Tokenizer:

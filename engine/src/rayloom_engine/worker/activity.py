@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Activity:
-    """Written by the thread that computes, read by others. Use `with activity:` around a wait for a peer."""
+    """The progress and the waits of the thread that computes, which writes them; other threads read them.
+
+    Use `with activity:` around a wait for a peer.
+    """
 
     def __init__(self, model_progress: Callable[[], int] = lambda: 0) -> None:
         """`model_progress`: returns RankModel.progress."""

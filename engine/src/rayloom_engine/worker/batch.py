@@ -21,7 +21,7 @@ class InputBatch:
     steps: list[tuple[SlotStep, Slot]]  # sequences with one token first
     token_ids_T: torch.Tensor
     positions_T: torch.Tensor
-    ends: list[int]  # for each sequence, the index in T after its last token
+    ends: list[int]  # by sequence: the index in T after the sequence's last token
     attention: AttentionBatch
 
 

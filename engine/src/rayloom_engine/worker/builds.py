@@ -22,7 +22,7 @@ _SLICE_S = 0.1  # progress is reported after each slice, which is much shorter t
 
 
 class Build(Generic[_T]):
-    """One object that the thread makes."""
+    """An object that the thread makes."""
 
     def __init__(self, make: Callable[[], _T], patience: int = 1) -> None:
         """`patience`: the build is given up after this many times PATIENCE_S."""

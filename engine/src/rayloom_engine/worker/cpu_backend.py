@@ -33,7 +33,10 @@ class ModelOnCpu:
 
 @dataclass(frozen=True, slots=True)
 class LibraryChoice:
-    """`library`: None if torch computes the model. `problem`: the reason; empty if a setting demands torch."""
+    """The choice between the C library and torch.
+
+    `library`: None if torch computes the model. `problem`: the reason for torch; empty if a setting demands torch.
+    """
 
     library: CpuLibrary | None
     problem: str = ""

@@ -30,7 +30,7 @@ class SimulatedEngine:
     name: str
     revision: str
     start_s: int = 1  # seconds from the time when its pods get nodes until the engine serves
-    is_placed: bool = True  # its pods have nodes
+    is_placed: bool = True  # the engine's pods have nodes
     age_s: int = 0  # seconds since its pods got nodes
     is_routed: bool = False
     is_listed: bool = False

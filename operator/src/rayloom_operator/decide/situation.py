@@ -29,8 +29,8 @@ class Situation:
     now: Now
     settings: Settings
     # The LLMService.
-    generation: int  # its metadata.generation
-    previous: Mapping[str, Any]  # its status as last written
+    generation: int  # metadata.generation of the service
+    previous: Mapping[str, Any]  # last written status of the service
     memory: Memory  # `groups` of `previous`, by name
     rollout: RolloutState  # the rollout state in `previous`
     # The LLMService. If its spec cannot be read, it has a placeholder spec; if its metadata cannot be read, None.

@@ -78,7 +78,7 @@ class Reflector:
         self._on_change = on_change
         self.path = object_path(watched.api_version, watched.kind)
         self._namespaces = {object_path(watched.api_version, watched.kind, each): each for each in namespaces or ("",)}
-        self._objects: PackedDict[tuple[str, str], str] = PackedDict(watched.mark)  # by (namespace, name)
+        self._objects: PackedDict[tuple[str, str], str] = PackedDict(watched.mark)  # (namespace, name) -> object
         self._key_at: dict[tuple[str, str], ServiceKey] = {}  # (namespace, name) -> key
         self._names: dict[ServiceKey, tuple[str, ...]] = {}  # key -> names, sorted
         self._unlisted = set(self._namespaces)  # paths that were not listed yet

@@ -15,9 +15,9 @@ _QUARTERS = 4
 class StartupDisplay:
     """Prints phases to a stream.
 
-    On a terminal, each phase of a single engine has one line, which is redrawn; of several processes, each has one line
-    with its current phase. Elsewhere a new line is printed when a phase begins, after each quarter of its total, and
-    when it ends.
+    On a terminal, each phase of a single engine has a line, which is redrawn. If there are several processes, each
+    process has a line with its current phase. Elsewhere a new line is printed when a phase begins, after each quarter
+    of its total, and when it ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -34,7 +34,7 @@ class StartupDisplay:
             self._print_new("", phases)
 
     def update_all(self, statuses: Mapping[str, EngineStatus | None]) -> None:
-        """The same for several processes, by name. A status is None as long as the process does not answer."""
+        """Prints the current phase of each process, by name. A status is None while the process does not answer."""
         if self._stream.isatty():
             self._draw([self._row(name, status) for name, status in statuses.items()])
             return

@@ -31,7 +31,7 @@ class Member:
         self.place = plan.place
         self.process: LocalProcess | None = None  # None before the first start
         self.start_at: float | None = None  # time of the next start, by time.monotonic; None while the process runs
-        self.served_at: float | None = None  # since when it serves, by time.monotonic; None if it does not
+        self.served_at: float | None = None  # time.monotonic since which it serves; None if it does not serve
         self.last_end: EngineEnded | None = None
         self.restarts = Restarts(recovery)
         self._ports = ports
@@ -52,15 +52,15 @@ class Member:
 
     @property
     def is_lost(self) -> bool:
-        """True if it does not serve, and has ended more often than the restart budget allows."""
+        """True if the process does not serve, and has ended more often than the restart budget allows."""
         return self.served_at is None and self.restarts.is_spent
 
     def is_due(self, now: float) -> bool:
-        """True if it must be started now. Children of a killed engine may still hold its ports for a moment."""
+        """True if the process must be started now. Children of a killed engine may hold its ports for a moment."""
         return self.start_at is not None and self.start_at <= now and all(port.is_free() for port in self._ports)
 
     def reap(self, now: float) -> EngineEnded | None:
-        """Returns how the process ended, and plans its next start; None if it runs, or its end is known."""
+        """Returns how the process ended, and plans its next start; None if it runs, or its end was returned before."""
         if self.process is None or self.start_at is not None or not self.process.has_exited:
             return None
         self.last_end = self.process.wait("while serving" if self.served_at is not None else "before it served")

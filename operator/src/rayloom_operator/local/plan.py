@@ -22,7 +22,7 @@ GATEWAY_FIELDS = ("served_model_name", "host", "port", "admin_host", "admin_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The address and the ports at which one process listens. Only an engine has a port for gateways."""
+    """The address and the ports of one process. Only an engine has a `front_port`, to which gateways connect."""
 
     host: str
     port: int
@@ -32,17 +32,17 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process to start. Its document becomes its `--config`."""
+    """A process to start. `document` becomes the file that the process gets as `--config`."""
 
     name: str
-    command: str  # of rayloom-engine: serve or gateway
+    command: str  # command of rayloom-engine: serve or gateway
     place: Ports
     document: Mapping[str, Any]
-    environment: Mapping[str, str]  # added to that of all processes
+    environment: Mapping[str, str]  # added to the environment of all processes
 
 
 def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[str, ...]:
-    """Returns the names of the accelerators that engines may use. `num_present`: of the machine.
+    """Returns the names of the accelerators that engines may use. `num_present`: the number that the machine has.
 
     As in CUDA, names in CUDA_VISIBLE_DEVICES count up to the first -1.
     """
@@ -77,7 +77,7 @@ def plan_processes(
 ) -> tuple[ProcessPlan, ...]:
     """Returns the plans of the engines, then that of the gateway. `folder` has the key file and gets the tokenizer.
 
-    Each engine gets as many of the `devices` as it has ranks. Call only if there are enough: `replicas_problem`.
+    Each engine gets as many of the `devices` as it has ranks. First check with `replicas_problem` that these suffice.
     """
     key = str(folder / KEY_FILE)
     num_ranks = _num_ranks(service)

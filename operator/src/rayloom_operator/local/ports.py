@@ -24,8 +24,8 @@ class ReservedPort:
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         self.number = int(self._socket.getsockname()[1])
-        # On Linux a socket that is bound and does not listen lets another one with the same option listen on its port,
-        # but the system gives the port to nobody else. Other systems would refuse the other one.
+        # On Linux, while this socket is bound and does not listen, another socket with the same option may listen on
+        # its port, but the system gives the port to nobody else. Other systems would refuse the second socket.
         if sys.platform != "linux":
             self.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.decide.recovery import back_off_seconds
 
-FORGET_AFTER_S = 600.0  # a process that has served for so long begins again with the first restart
+FORGET_AFTER_S = 600.0  # after a process has served for this time, its earlier ends do not count
 
 
 class Restarts:

@@ -35,15 +35,15 @@ _STATUS_INTERVAL_S = 0.5
 # An engine puts its sockets into a folder `rayloom-XXXXXXXX` of the folder for temporary files, unless the path of that
 # folder has more than 37 bytes (rayloom_engine/supervisor/sockets.py).
 _MAX_FOLDER_BYTES = 37 - len("/rayloom-XXXXXXXX")
-_STOP_GRACE_S = 2.5  # for the end of processes after SIGINT, and beside the drain's own seconds
+_STOP_GRACE_S = 2.5  # time for processes to end after SIGINT; also added to the seconds of a drain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """The manifest and the flags of a user. The ports are those of the gateway; 0 picks a free one."""
+    """The user's options for a local run. The ports are those of the gateway; 0 picks a free port."""
 
     service: LLMService
-    environment: Mapping[str, str]  # of all processes
+    environment: Mapping[str, str]  # environment of all processes
     devices: Sequence[str]  # names of accelerators
     host: str
     port: int
@@ -86,7 +86,7 @@ def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
 
 
 class Several:
-    """The processes of one run: engines and their gateway."""
+    """The processes of a local run: several engines and their gateway."""
 
     def __init__(self, run: LocalRun, ports: Sequence[ReservedPort], command: Path, folder: Path) -> None:
         self._run = run
@@ -142,7 +142,7 @@ class Several:
             time.sleep(_POLL_INTERVAL_S)
 
     def print_summary(self, status: EngineStatus) -> None:
-        """Prints the addresses, and a sample request's answer if that is wished. `status`: of an engine."""
+        """Prints the addresses, and the answer to a sample request if the run has one. `status`: that of an engine."""
         run = self._run
         port = self._gateway.place.port
         admin_port = self._gateway.place.admin_port

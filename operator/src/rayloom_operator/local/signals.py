@@ -10,7 +10,7 @@ from types import FrameType
 
 # SIGHUP is one of them: an engine has its own session, so a closed terminal alone does not end it.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer.
+# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer to repeat it.
 _REPEAT_S = 0.5
 
 
@@ -27,7 +27,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.is_urgent = False
-        self._first_at: float | None = None  # by time.monotonic
+        self._first_at: float | None = None  # time.monotonic of the first signal
         self._raises = False
 
     def install(self) -> None:

@@ -1,4 +1,4 @@
-"""Prints what is served where, and the answer to a sample request, once everything serves."""
+"""Prints the model and its addresses, and the answer to a sample request, once all processes serve."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ class AppliedMetadata(TypedDict, total=False):
 
 
 class ServicePort(TypedDict, total=False):
-    """All fields except `nodePort`, which the API server sets on a Service that is open to other networks."""
+    """The fields of a Service's port except `nodePort`.
+
+    The API server sets `nodePort` on a Service that is open to other networks.
+    """
 
     name: str
     protocol: str

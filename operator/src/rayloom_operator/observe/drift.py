@@ -47,10 +47,10 @@ ListedObjects = dict[tuple[str, str], Listed]
 
 
 class Drift:
-    """Not thread-safe: used in one event loop, in which the caller runs `reflectors`.
+    """Finds the operator's objects that somebody else has changed.
 
-    `on_change` is called with the key of a service when one of its objects has another version than after our last
-    apply.
+    Not thread-safe: used in one event loop, in which the caller runs `reflectors`. `on_change` is called with the key
+    of a service when one of its objects has another version than after our last apply.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
@@ -158,7 +158,7 @@ class VersionReflector(Reflector):
         super().__init__(kube, watched, lambda _: None, namespaces=namespaces)
         self._kind = kind
         self._on_object = on_object
-        self._uids: dict[tuple[str, str], str] = {}  # by (namespace, name)
+        self._uids: dict[tuple[str, str], str] = {}  # (namespace, name) -> uid
 
     def take(self, kind: str, found: Manifest) -> None:
         if kind == "BOOKMARK":

@@ -44,10 +44,11 @@ def is_cordoned(node: Manifest) -> bool:
 
 
 class Nodes:
-    """Not thread-safe: the caller runs `reflector` in the event loop that calls the methods.
+    """The cluster's nodes, as a watch reports them: their readiness, cordons and accelerator labels.
 
-    `on_change` is called with the name of a node that was cordoned or uncordoned, or whose readiness changed. Without
-    the right to list nodes, every node counts as ready.
+    Not thread-safe: the caller runs `reflector` in the event loop that calls the methods. `on_change` is called with
+    the name of a node that was cordoned or uncordoned, or whose readiness changed. Without the right to list nodes,
+    every node counts as ready.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:

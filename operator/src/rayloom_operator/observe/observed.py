@@ -50,7 +50,7 @@ class Pod:
     is_routed: bool  # carries the route label
     is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
     running_since: datetime | None  # start of the container that started last; None while any container does not run
-    is_exhausted: bool  # its engine gave up, or a container keeps crashing; False if only the settings are to blame
+    is_exhausted: bool  # the engine gave up, or a container keeps crashing; False if only settings are wrong
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
     owner_uid: str  # uid of its RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for any other
@@ -85,7 +85,7 @@ class EngineReplica:
     uid: str
     pods: tuple[Pod, ...]
     refusal: str  # the reason why KubeRay could not create a pod; empty if it could
-    is_headless: bool  # its head pod existed and is gone; KubeRay does not recreate it
+    is_headless: bool  # the head pod existed and is gone; KubeRay does not recreate it
     num_new_pods: int  # pods that were created for it within the last NEW_POD_S, including deleted ones
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound
@@ -93,7 +93,7 @@ class EngineReplica:
     is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
     is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving is no use
     is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
-    is_head_evicted: bool = False  # its head pod was deleted or evicted from outside, on a node that is ready
+    is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
 
     @property
     def head(self) -> Pod | None:

@@ -25,7 +25,7 @@ AdminTokens = Callable[[str, str, str], tuple[str, str]]
 
 
 class Observer:
-    """Not thread-safe: used in one event loop."""
+    """Returns what was observed of a service at one moment. Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, admin_tokens: AdminTokens) -> None:
         self._kube = kube

@@ -32,7 +32,7 @@ _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 # Reasons that the kubelet gives while it prepares a container, and also if a volume cannot be mounted.
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
-_EXIT_CONFIG = 78  # its settings or its model cannot be used, and a restart would not help
+_EXIT_CONFIG = 78  # exit code: settings or model cannot be used, so a restart would not help
 _EXIT_GIVEN_UP = 70  # one of its processes kept dying
 # The kubelet restarts a container at once, and then at growing intervals. After this many exits the pod itself may be
 # the cause, so another restart in the same pod is not expected to help.

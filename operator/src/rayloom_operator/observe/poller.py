@@ -72,17 +72,18 @@ class _PolledEngine:
 
 
 class EnginePoller:
-    """Not thread-safe: used in one event loop.
+    """Asks each engine for its /status again and again, and keeps the last answers.
 
-    `on_report` is called with the service of an engine whose answer, or lack of one, may change the service's status.
-    `num_expected` returns how many more engines may be followed soon. An operator process that has just started learns
-    of engines one by one, and asks the first ones at the interval that all of them together will need.
+    Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or lack
+    of one, may change the service's status. `num_expected` returns how many more engines may be followed soon. An
+    operator process that has just started learns of engines one by one, and asks the first ones at the interval that
+    all of them together will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
         self._on_report = on_report
         self._num_expected = num_expected
-        self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # by name of the engine replica
+        self._engines: dict[ServiceKey, dict[str, _PolledEngine]] = {}  # service -> name of an engine replica -> engine
         self.num_engines = 0
         self.num_failing = 0  # engines that did not answer the last request
         self.num_failures = 0  # unanswered requests since the start of this process

@@ -40,11 +40,11 @@ _DEFINITIONS = Watched(
 
 
 class Watches:
-    """Not thread-safe: used in one event loop.
+    """The watches, and the last known documents of the objects that they watch.
 
-    `on_change` is called with the service of a RayCluster, Job or EndpointSlice that changed, and `on_pod` with the
-    service of a pod that changed. `on_node` is called with the name of a node whose readiness or cordon changed, and
-    `on_kuberay` when KubeRay becomes usable or unusable.
+    Not thread-safe: used in one event loop. `on_change` is called with the service of a RayCluster, Job or
+    EndpointSlice that changed, and `on_pod` with the service of a pod that changed. `on_node` is called with the name
+    of a node whose readiness or cordon changed, and `on_kuberay` when KubeRay becomes usable or unusable.
     """
 
     def __init__(

@@ -38,10 +38,11 @@ _SILENCE_CHECK_S = 5.0
 
 
 class Controller:
-    """Not thread-safe: runs in one event loop.
+    """Puts the services that events concern into the work queue, and reconciles the services in the queue.
 
-    kopf passes events of LLMServices to `set_service`, and `Watches` delivers all other events of the cluster. Serves
-    the LLMServices of `namespaces` (empty: of all namespaces). Reconciles nothing until `leads` is set.
+    Not thread-safe: runs in one event loop. kopf passes events of LLMServices to `set_service`, and `Watches` delivers
+    all other events of the cluster. Serves the LLMServices of `namespaces` (empty: of all namespaces). Reconciles
+    nothing until `leads` is set.
     """
 
     def __init__(

@@ -33,9 +33,10 @@ _UNWRITTEN_S = 0.5
 
 
 class Reconciler:
-    """Not thread-safe: used in one event loop.
+    """Reconciles one service a call.
 
-    `requeue_after(key, seconds)` puts a service into the work queue after that time.
+    Not thread-safe: used in one event loop. `requeue_after(key, seconds)` puts a service into the work queue after that
+    time.
     """
 
     def __init__(

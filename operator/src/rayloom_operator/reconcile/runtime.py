@@ -44,10 +44,11 @@ class RuntimeSettings:
 
 
 class Runtime:
-    """Not thread-safe: used in one event loop. Started once and stopped once.
+    """All parts of an operator process except kopf.
 
-    `stop` sets `stopping`. If a part ends with an error, that error is in `failure` and `stopping` is set as well: the
-    caller then has to call `stop`, to stop the other parts.
+    Not thread-safe: used in one event loop. Started once and stopped once. `stop` sets `stopping`. If a part ends with
+    an error, that error is in `failure` and `stopping` is set as well: the caller then has to call `stop`, to stop the
+    other parts.
     """
 
     def __init__(self, settings: RuntimeSettings) -> None:

@@ -36,9 +36,10 @@ OnEdit = Callable[[ServiceKey], None]
 
 
 class StatusWriter:
-    """Not thread-safe: used in one event loop.
+    """Writes each status that has changed, at a limited rate, and the Events about the change.
 
-    `services` are the known services. A written status is stored there at once.
+    Not thread-safe: used in one event loop. `services` are the known services. A written status is stored there at
+    once.
     """
 
     def __init__(

@@ -39,7 +39,10 @@ Reconcile = Callable[[ServiceKey], Awaitable[float | None]]
 
 
 class WorkQueue:
-    """Not thread-safe: used in one event loop. Ignores keys until `open` is called."""
+    """The queue of the keys of services that are due. Until `open` is called, keys are ignored.
+
+    Not thread-safe: used in one event loop.
+    """
 
     def __init__(
         self,

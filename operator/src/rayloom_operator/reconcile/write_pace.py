@@ -28,7 +28,7 @@ class _Pace:
 
 
 class WritePace:
-    """Times are seconds of any clock that only advances."""
+    """Decides when the status of a service may be written. Times are seconds of any clock that only advances."""
 
     def __init__(self) -> None:
         self._paces: dict[ServiceKey, _Pace] = {}

@@ -32,7 +32,7 @@ class Agreement:
 
     num_equal: int
     num_prompts: int
-    lengths: tuple[int, ...]  # by prompt: the number of tokens before the first difference
+    lengths: tuple[int, ...]  # for each prompt: the number of tokens before the first difference
 
     @property
     def mean_length(self) -> float:
@@ -52,7 +52,7 @@ def compare(answers: Sequence[Ids], reference: Sequence[Ids], end_ids: frozenset
 
 
 def until_end(ids: Ids, end_ids: frozenset[int]) -> Ids:
-    """The ids before the first one of `end_ids`."""
+    """The ids before the first end token, which is one of `end_ids`."""
     for position, token_id in enumerate(ids):
         if token_id in end_ids:
             return ids[:position]

@@ -24,7 +24,7 @@ MODEL = "builtin://smollm2-135m"
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
 F16_WORKLOADS = ("W1", "W3")  # show whether f16 is faster than bf16, with many users and with one
-# Those for which llama.cpp has slots, and slots that are long enough.
+# Workloads for which llama.cpp has enough slots, and slots that are long enough.
 LLAMA_SWEEPS = tuple(
     workload.name
     for workload in (*DECODE_SWEEP, *PREFILL_SWEEP)
@@ -43,11 +43,11 @@ class Contestant:
     """An engine, ready to be started."""
 
     name: str  # one of names.ALL
-    title: str  # with version and type of the weights
+    title: str  # name with version and type of the weights
     workload_names: tuple[str, ...]  # empty: only its answers are compared
     dialect: Dialect = "vllm"
     fields_of: Callable[[Workload], Mapping[str, object]] = no_fields  # added to the workload's requests
-    shown_command: str  # without ports and folders
+    shown_command: str  # command line without ports and folders
     start: Callable[[], AbstractContextManager[ServerProcess]]
 
 

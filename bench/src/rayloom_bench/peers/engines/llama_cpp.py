@@ -18,7 +18,7 @@ from rayloom_bench.peers.engines.installation import (
 )
 from rayloom_bench.workload import LONG_ARRAY, Workload
 
-VERSION = "0.3.36"  # of llama-cpp-python, which holds the sources of one version of llama.cpp
+VERSION = "0.3.36"  # version of llama-cpp-python, which holds the sources of one version of llama.cpp
 NUM_SLOTS = 16  # the concurrency of W1
 SLOT_TOKENS = 2304  # W4 needs 2080; llama.cpp divides its KV cache evenly
 
@@ -62,7 +62,7 @@ def sampling_fields(workload: Workload) -> dict[str, object]:
     The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
     for every token, which a greedy request does not need: its chain is the choice of the largest logit.
     """
-    form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}  # its completions do not read response_format
+    form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}  # its completions ignore response_format
     if workload.temperature == 0:
         return {"samplers": ["top_k"], "top_k": 1, **form}
     return {"samplers": ["temperature", "top_p"], **form}

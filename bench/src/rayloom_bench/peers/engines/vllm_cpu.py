@@ -19,13 +19,13 @@ RECIPE = 1  # part of the folder's name; raise it when the steps of the installa
 VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
 OPENMP_DISTRIBUTION = "intel-openmp"
-ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"  # of Debian and Ubuntu
+ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"  # package of Debian and Ubuntu
 ALLOCATOR = "libtcmalloc_minimal.so.4"
 OPENMP = "libiomp5.so"
 
 KV_CACHE_GIB = 2  # 93,000 tokens of SmolLM2-135M; W4, the largest workload, needs 8,320
 MAX_MODEL_LEN = 8192
-MAX_NUM_SEQS = 64  # as ours
+MAX_NUM_SEQS = 64  # as in our engine
 
 # Distributions of torch, and those that only the CUDA or XPU builds of torch need.
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|triton|intel-extension-for-pytorch)$")

@@ -16,9 +16,9 @@ SAMPLED_RATIO = 0.95
 JSON_RATIO = 0.97
 START_S = 2.0
 PSS_BYTES = 1.5e9
-LIMIT_SHARE = 0.6  # of the machine's limit, at W1
+LIMIT_SHARE = 0.6  # share of the machine's limit, at W1
 PEER_TOLERANCE = 0.1
-NEIGHBOUR_SHARE = 0.4  # of the speed of one stream
+NEIGHBOUR_SHARE = 0.4  # share of the speed of one stream
 
 # Workload, the peers whose best is compared, and the required ratio of medians.
 REQUIRED_RATIOS = (

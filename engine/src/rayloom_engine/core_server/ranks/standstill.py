@@ -23,7 +23,7 @@ class Standstill:
 
     def __init__(self) -> None:
         self._ranks: dict[int, Stillness] = {}
-        self.quiet_s: float | None = None  # since a computing rank progressed or used CPU time; None if none computes
+        self.quiet_s: float | None = None  # time since a computing rank progressed or used CPU; None: no rank computes
 
     def reset(self) -> None:
         """Forgets all beats, because no answer is due."""

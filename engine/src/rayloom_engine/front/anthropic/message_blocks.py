@@ -94,7 +94,7 @@ def _assistant(where: str, blocks: list[Any]) -> dict[str, Any]:
             thinking.append(_string(block, "thinking", place))
         elif kind == "tool_use":
             calls.append(_call(block, place))
-        elif kind != "redacted_thinking":  # its text is encrypted, so that only Anthropic's server can read it
+        elif kind != "redacted_thinking":  # the block's text is encrypted, so that only Anthropic's server can read it
             raise _unsupported(kind, place, '"text", "thinking" and "tool_use"')
     message: dict[str, Any] = {"role": "assistant", "content": "".join(content) if content or not calls else None}
     if thinking:

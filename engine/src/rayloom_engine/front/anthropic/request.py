@@ -24,8 +24,8 @@ class ThinkingOptions(BaseModel):
     )
     budget_tokens: Whole | None = Field(
         None,
-        description=f"For enabled: from {MIN_THINKING_TOKENS} to one less than max_tokens. After this many tokens of "
-        "thinking the answer follows.",
+        description='Most tokens of thinking if type is "enabled"; the answer follows. '
+        f"From {MIN_THINKING_TOKENS} to one less than max_tokens.",
     )
     display: Literal["summarized", "omitted"] | None = Field(
         None, description="Accepted without effect; the answer has the whole thinking."
@@ -87,4 +87,4 @@ class MessagesRequest(PromptFields, ExtraFields):
     temperature: float | None = as_in_chats("temperature")
     top_p: float | None = as_in_chats("top_p")
     top_k: Whole | None = as_in_chats("top_k")
-    stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
+    stream: bool | None = Field(None, description="The answer is sent as server-sent events. Default: false.")

@@ -1,8 +1,8 @@
 """CoreClient: the front's unfinished sequences, and the engines that compute them.
 
 The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
-sequences are submitted again as resumed ones: by the front inside an engine to the next core of this engine, by a
-gateway to another engine. While there is none, they wait.
+sequences are submitted again as resumed sequences: by the front inside an engine to the next core of this engine, by a
+gateway to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -137,8 +137,8 @@ class CoreClient:
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
         """Changes the set of engines.
 
-        One that is no longer named gets no new sequences. Those that it has move to other engines. It keeps the ones
-        that no other engine can take, until they end or its connection does.
+        An engine that is no longer named gets no new sequences, and its sequences move to other engines. Sequences that
+        no other engine can take stay until they end or the engine's connection ends.
         """
         for name, link in list(self.pool.links.items()):
             if name not in cores and not link.is_leaving:
@@ -160,7 +160,8 @@ class CoreClient:
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
-        Submits none of them and raises RequestError if one cannot be encoded, QueueFull if too many tokens wait.
+        Raises RequestError if a sequence cannot be encoded, and QueueFull if too many tokens wait. Then none of the
+        sequences is submitted.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
@@ -279,7 +280,7 @@ class CoreClient:
             if not place.is_decoding:
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
-                sequence.is_accepted = True  # its client gets an answer, so no later engine may refuse it
+                sequence.is_accepted = True  # the answer has begun, so no later engine may refuse the sequence
             whole = sequence.logprob_parts.take(output)
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token
@@ -305,13 +306,13 @@ class CoreClient:
         if other is None and not sequence.is_accepted:
             self._placement.fail(sequence, refusal(message))
             return
-        # It became accepted only after it was submitted, or another engine may have room.
+        # The sequence became accepted only after it was submitted, or another engine may have room.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
-        """Moves the sequences of engines that are no longer in the list, and forgets each engine that has none."""
+        """Moves the sequences of engines that are no longer in the list, and forgets engines without sequences."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):

@@ -18,8 +18,8 @@ SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 LOSSES_UNTIL_PINNED = 2
 PINNED_S = 30.0  # after this time the engine is not coming back soon
 MOST_LOSSES = 6
-# An engine that rebuilds lost ranks keeps its sequences for so long. Then other engines get them, at the price of a
-# replay: a rank that has to start as a new pod takes minutes.
+# An engine that rebuilds lost ranks keeps its sequences for so many seconds. Then other engines get the sequences, at
+# the price of a replay, because a rank that has to start as a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
 
 
@@ -29,15 +29,15 @@ class PoolRules:
 
     is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
     hold_s: float = math.inf  # a sequence waits at most this long for an engine
-    max_held: float = math.inf  # sequences that wait for an engine
-    max_held_tokens: float = math.inf  # of the sequences that wait for an engine together
+    max_held: float = math.inf  # number of sequences that wait for an engine
+    max_held_tokens: float = math.inf  # tokens of all sequences that wait for an engine
     silence_s: float | None = None  # an engine that sends nothing for so long is lost
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
     """True if the engine may be given sequences. The only engine of a front also gets them while it starts.
 
-    A gateway gives none to an engine whose statuses stay out: it may be lost.
+    A gateway gives no sequences to an engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
     """
     if not rules.is_gateway:
         return link.is_connected
@@ -46,7 +46,7 @@ def is_usable(link: EngineLink, rules: PoolRules) -> bool:
 
 
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
-    """True if a usable engine of a gateway may be given this sequence. `model`: whose tokenizer made its prompt."""
+    """True if a usable engine of a gateway may be given this sequence. `model`: that of the prompt's tokenizer."""
     place = sequence.place
     if link.name in place.refused_by:
         return False
@@ -66,8 +66,8 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
     """Returns the name of the engine that computes `sequence`, among those that can.
 
-    The cost of a decode is the mean of those that the engines have measured, so that engines of one kind, whose
-    measurements differ by chance, have the same one. An engine that reports nothing counts as 1.
+    All engines get the same cost of a decode, the mean of their measured costs, because the measurements of engines of
+    one kind differ by chance. An engine that reports no cost counts as 1.
     """
     blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(

@@ -39,13 +39,13 @@ class EngineLink:
         """`silence_s`: a core that sends nothing for so long counts as lost; None: the supervisor watches the core."""
         self.name = name
         self.core = core
-        self.estimate = EngineEstimate(name)  # on the current connection
-        self.status: CoreStatus | None = None  # the latest from any connection, perhaps of a core that is gone
-        self.pid = 0  # of the core on the current connection, or on the last one
-        self.version = 0  # protocol of the current connection, or of the last one
+        self.estimate = EngineEstimate(name)  # made from the reports on the current connection
+        self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
+        self.pid = 0  # process id of the core on the current connection, or on the last one
+        self.version = 0  # protocol version of the current connection, or of the last one
         self.is_connected = False
         self.is_serving = False  # according to the latest status on the current connection
-        self.is_leaving = False  # it is no longer in the list of engines, so it gets nothing new
+        self.is_leaving = False  # the engine is no longer in the list of engines, so it gets no new sequences
         self.served_at_s = 0.0  # time.monotonic of the latest status that said "serving"
         self._status_at_s = 0.0
         self._heard_at_s = 0.0

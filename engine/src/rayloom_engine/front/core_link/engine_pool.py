@@ -23,7 +23,7 @@ class EnginePool:
 
     def __init__(self, cores: Mapping[str, CoreAddress], rules: PoolRules, listener: LinkListener) -> None:
         self.rules = rules
-        self.model: Fingerprint | None = None  # of a gateway: the model whose tokenizer makes the prompts
+        self.model: Fingerprint | None = None  # in a gateway, the model whose tokenizer makes the prompts
         self.links: dict[str, EngineLink] = {}
         self._listener = listener
         self._group: asyncio.TaskGroup | None = None
@@ -57,7 +57,7 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine that stands for all of them: one that serves, else one that is connected, else any."""
+        """The engine whose status stands for all engines: one that serves, else one that is connected, else any."""
         links = self.links.values()
         return next(
             (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
@@ -78,7 +78,7 @@ class EnginePool:
         return None if name is None else self.links[name]
 
     def give(self, link: EngineLink, choices: list[ClientSequence], data: bytes) -> None:
-        """Sends `data`, the encoded choices of one prompt, and records where they are."""
+        """Sends `data`, the encoded choices of one prompt, and records which engine has the choices."""
         shared = choices[0].prompt_blocks
         size = link.estimate.index.block_size
         blocks = () if shared is None else shared.of_size(size)

@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Placement:
-    """For one event loop. A sequence without an engine is held: it waits for one."""
+    """Gives sequences to engines. A sequence that no engine has is held: it waits for an engine. For one event loop."""
 
     def __init__(self, pool: EnginePool, sequences: dict[str, ClientSequence], recoveries: RecoveryLog) -> None:
-        """`sequences`: the unfinished ones by id, in order of arrival; those that fail are removed from it."""
+        """`sequences`: the unfinished sequences by id, in order of arrival. Failed sequences are removed from it."""
         self._pool = pool
         self._sequences = sequences
         self._recoveries = recoveries
@@ -70,7 +70,7 @@ class Placement:
             logger.info("submitted %d unfinished sequences again", num_placed)
 
     def move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
-        """Moves the sequences of an engine that is not usable to others. It keeps those that no other one can take."""
+        """Moves the sequences of an unusable engine to other engines. Those that no other engine can take stay."""
         now_s = time.monotonic()
         for sequence in self.of(link):
             sequence.place.refused_by.clear()
@@ -86,7 +86,7 @@ class Placement:
         return [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
 
     def count_loss(self, sequence: ClientSequence, now_s: float) -> None:
-        """Counts the loss of the engine that had a sequence. Too many in a row end the sequence."""
+        """Counts the loss of the engine that had a sequence. Too many losses in a row end the sequence."""
         sequence.place.num_losses += 1
         sequence.place.last_loss_s = now_s
         if self._pool.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:

@@ -8,18 +8,18 @@ from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.routing.prefix_index import cut_hashes
 from rayloom_engine.routing.rendezvous import TIE_BLOCKS, tie_key
 
-# Before an engine has told its block size, only the tie key is made, with this one: the default of engines.
+# Before an engine has reported its block size, only the tie key is computed, with this block size, engines' default.
 _ASSUMED_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
-    block_size: int  # tokens in a block; 0: no engine has told its block size
+    block_size: int  # tokens in a block; 0: no engine has reported its block size
     tie_key: bytes  # equal for prompts with the same first blocks
-    hashes: tuple[int, ...] = ()  # as a PrefixIndex has them
+    hashes: tuple[int, ...] = ()  # hashes of the blocks, cut as in a PrefixIndex
 
     def of_size(self, block_size: int) -> tuple[int, ...]:
-        """Returns the hashes for an engine with this block size; none if they are of another size."""
+        """Returns the hashes for an engine with this block size; none if the hashes are of blocks of another size."""
         return self.hashes if block_size == self.block_size else ()
 
 
@@ -28,7 +28,7 @@ def prompt_blocks(
 ) -> PromptBlocks:
     """Returns the blocks of a prompt. `otherwise`: the tie key of a prompt without a full block.
 
-    `is_shared`: False if engines compute this prompt without the prefix cache. Then only the tie key is made.
+    `is_shared`: False if engines compute this prompt without the prefix cache. Then only the tie key is computed.
     """
     is_whole = is_shared and block_size > 0
     size = block_size or _ASSUMED_BLOCK_SIZE

@@ -13,7 +13,7 @@ KEPT = 100  # records that /status shows
 @dataclass(slots=True, kw_only=True)
 class RecoveryRecord:
     cause: str
-    process: str  # what was lost: "core", "front" or "rank N"
+    process: str  # the lost process: "core", "front" or "rank N"
     node: str
     at: float  # Unix time
     started_s: float  # time.monotonic

@@ -55,10 +55,10 @@ class Mailbox:
         """Returns all (lane, output) pairs since the last call. Waits for the first one; returns an empty list after
         `timeout_s`.
 
-        With `reader`, pairs that arrive during the wait go there first, in calls of `read`. If it returns
-        True, it has taken them, and the wait begins again, without waking the waiting task: that would cost more than
-        the rest of a token's way. It must not keep the list. Raises the request's failure once all earlier outputs are
-        taken; an error of `reader` is such a failure.
+        `reader` is called in `read` with the pairs that arrive during the wait. If `reader` returns True, it has taken
+        the pairs, and the wait begins again without waking the waiting task, because a wake-up costs more than all
+        other work for a token. `reader` must not keep the list. Raises the request's failure once all earlier outputs
+        are taken; an error of `reader` is such a failure.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
@@ -81,11 +81,11 @@ class Mailbox:
         return items
 
     def idle_s(self, now_s: float) -> float:
-        """Seconds, at the loop time `now_s`, since something arrived during the wait of `take`, or since it began."""
+        """Seconds, at the loop time `now_s`, since `take` began to wait, or since the last output of that wait."""
         return 0.0 if self._is_reader_due else now_s - self._idle_since_s
 
     def read(self) -> None:
-        """Gives new items to the reader, if `take` still waits and has not got them."""
+        """Gives new items to the reader, if `take` still waits and has not taken the items."""
         self._is_reader_due = False
         if self._reader is None or not self._items:
             return
@@ -102,7 +102,7 @@ class Mailbox:
 
 
 class _IdleTimer:
-    """Ends a wait in which nothing arrives. It is set again only when it fires too early, not for each arrival."""
+    """Ends a wait in which nothing arrives. The timer is set again only if it fires too early, not at each arrival."""
 
     def __init__(self, mailbox: Mailbox, timeout_s: float) -> None:
         self._mailbox = mailbox

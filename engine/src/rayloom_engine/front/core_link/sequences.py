@@ -41,7 +41,7 @@ class ClientSequence:
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
     place: Place = field(default_factory=lambda: Place())
-    prompt_blocks: PromptBlocks | None = None  # made when several engines could compute it; its choices share them
+    prompt_blocks: PromptBlocks | None = None  # None until several engines can compute it; choices share it
 
     @property
     def num_tokens(self) -> int:
@@ -49,16 +49,16 @@ class ClientSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of prompt and output at most, so the context that an engine must have."""
+        """Most tokens of prompt and output together: an engine must have a context of this length."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     def held_s(self, now_s: float) -> float:
-        """Returns the seconds for which no engine had it before its first token. `now_s`: time.monotonic."""
+        """Returns the seconds for which no engine had the sequence before its first token. `now_s`: time.monotonic."""
         since_s = None if self.generated_ids else self.place.waits_since_s
         return self.place.held_s + (0.0 if since_s is None else now_s - since_s)
 
     def blocks(self, block_size: int) -> PromptBlocks:
-        """Returns the blocks of the prompt, computed at the first call. `block_size` 0: unknown."""
+        """Returns the blocks of the prompt, computed in the first call. `block_size`: tokens in a block; 0: unknown."""
         if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
             self.prompt_blocks = prompt_blocks(
                 self.prompt_ids,
@@ -72,15 +72,15 @@ class ClientSequence:
 
 @dataclass(slots=True)
 class Place:
-    """Where a sequence is computed, and how it came there."""
+    """The engine that computes a sequence, and the earlier engines and waits of the sequence."""
 
-    engine: str | None = None  # name of the engine; None: it waits for one
+    engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # the fence: only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # Of the engine that computed the last id; before the first id, of the model whose tokenizer made the prompt.
+    # The fingerprint of the engine that computed the last id; before the first id, that of the prompt's tokenizer.
     fingerprint: Fingerprint | None = None
-    is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of it
-    waits_since_s: float | None = None  # time.monotonic since which no engine has it
+    is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
+    waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
     held_s: float = 0.0  # earlier waits before the first token, in seconds
     refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
     num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
@@ -110,7 +110,7 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
 def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
     """Returns waiting sequences in the order in which engines should get them: API keys take turns.
 
-    Sequences of one request stay together. `all_unfinished`: those that engines have count for their keys.
+    Sequences of one request stay together. In `all_unfinished`, the sequences that engines have count for their keys.
     """
     by_request: dict[str, list[ClientSequence]] = {}
     for sequence in waiting:
@@ -143,7 +143,7 @@ def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], mo
 def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
     """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
 
-    `known`: ids of sequences that the core knows. A `fork_of` that is not among them is left out. None: keep all.
+    `known`: ids of sequences that the core knows. A `fork_of` that is not in `known` is left out. None: all are kept.
     """
     is_alone = len(choices) == 1
     grammar = choices[0].params.grammar

@@ -72,14 +72,14 @@ class RawMessage(AnswerModel):
 
 
 class ResponseAnswer(AnswerModel):
-    """The response object. Fields without a description are those of the request."""
+    """The response object. Fields without a description have the values of the request."""
 
     id: str
     object: Literal["response"]
     created_at: int = Field(description="Unix time in seconds.")
     completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    error: dict[str, Any] | None = Field(description="Of a stream that failed.")
+    error: dict[str, Any] | None = Field(description="The error of a stream that failed.")
     incomplete_details: dict[str, str] | None = Field(description='The reason: "max_output_tokens".')
     output: list[OutputMessage | OutputReasoning | OutputFunctionCall] = Field(description="The answer.")
     usage: ResponseUsage | None = Field(description="Null until the answer is complete.")
@@ -105,8 +105,8 @@ class ResponseAnswer(AnswerModel):
     truncation: Literal["auto", "disabled"]
     user: str | None
     warnings: list[str] | None = Field(None, description="Parts of `text.format` that cannot be enforced.")
-    input_messages: list[RawMessage] | None = Field(None, description="With enable_response_messages.")
-    output_messages: list[RawMessage] | None = Field(None, description="With enable_response_messages.")
+    input_messages: list[RawMessage] | None = Field(None, description="The prompt, with enable_response_messages.")
+    output_messages: list[RawMessage] | None = Field(None, description="The answer, with enable_response_messages.")
 
 
 class ResponseEvent(AnswerModel):
@@ -135,7 +135,7 @@ class ThinkingTokens(AnswerModel):
 class MessagesUsage(AnswerModel):
     """The three numbers of input tokens add up to the length of the prompt."""
 
-    input_tokens: int = Field(description="Prompt tokens beside those of the cache.")
+    input_tokens: int = Field(description="All other prompt tokens.")
     cache_creation_input_tokens: int = Field(description="Prompt tokens that were written into the prefix cache.")
     cache_read_input_tokens: int = Field(description="Prompt tokens that were found in the prefix cache.")
     output_tokens: int

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-WARNINGS = "What of the answer's form cannot be enforced. Only in answers to which it applies, in a stream once."
+WARNINGS = "The parts of the request's form that cannot be enforced. Left out if there are none; once in a stream."
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class AnswerModel(BaseModel):
-    """Base of all answers. A field without a default is always present. pydantic builds the models only when the
-    OpenAPI document is made.
+    """Base of all answers. A field without a default is always present.
+
+    pydantic builds the models only when the OpenAPI document is made.
     """
 
     model_config = ConfigDict(defer_build=True, protected_namespaces=())
@@ -100,8 +101,8 @@ class AnswerMessage(AnswerModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: str | None = Field(None, description="The model's thoughts, of models that think.")
-    reasoning: str | None = Field(None, description="The same.")
+    reasoning_content: str | None = Field(None, description="The model's reasoning, if the model writes any.")
+    reasoning: str | None = Field(None, description="The same text as `reasoning_content`.")
     tool_calls: list[ToolCallAnswer] | None = None
     function_call: FunctionOfCall | None = Field(None, description="The call, if the request has `functions`.")
 
@@ -166,7 +167,7 @@ class ChatCompletionChunk(AnswerModel):
     model: str
     system_fingerprint: str
     choices: list[ChatChunkChoice] = Field(description="Empty in the last chunk with include_usage.")
-    usage: Usage | None = Field(None, description="With include_usage alone.")
+    usage: Usage | None = Field(None, description="Only if the request sets include_usage.")
     warnings: list[str] | None = Field(None, description=WARNINGS)
     prompt_logprobs: PromptLogprobEntries | None = None
     prompt_token_ids: list[int] | None = None
@@ -224,7 +225,7 @@ class ModelCard(AnswerModel):
     owned_by: str
     root: str = Field(description="A hub id or a path, from which clients load the tokenizer.")
     parent: None
-    max_model_len: int | None = Field(description="Of prompt and answer together; null before the model is loaded.")
+    max_model_len: int | None = Field(description="Most tokens of prompt and answer; null before the load.")
 
 
 class ModelList(AnswerModel):
@@ -268,5 +269,5 @@ class TokenizerInfo(AnswerModel):
     model_config = ConfigDict(extra="allow", defer_build=True)
 
     tokenizer_class: str
-    model_max_length: int = Field(description="Of prompt and answer together.")
+    model_max_length: int = Field(description="Most tokens of prompt and answer together.")
     chat_template: str | None = None

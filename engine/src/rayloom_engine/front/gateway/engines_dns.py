@@ -31,7 +31,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def engines_after(known: Mapping[str, str], addresses: Iterable[str], port: int) -> dict[str, str]:
-    """Returns the engines, name -> HOST:PORT, after a lookup that found `addresses`. No address: those known before."""
+    """Returns the engines, name -> HOST:PORT, after a lookup. Without `addresses`, these are the `known` engines."""
     places = {each: f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in addresses}
     return {name: places[name] for name in sorted(places, key=_order)} or dict(known)
 
@@ -49,7 +49,7 @@ class EnginesDns:
         self._problems = OncePerProblem()
 
     async def watch(self, on_change: Callable[[Mapping[str, str]], None]) -> None:
-        """Calls `on_change` with the engines whenever they are other ones than before. Runs until it is cancelled."""
+        """Calls `on_change` with the engines whenever they have changed. Runs until it is cancelled."""
         known: dict[str, str] = {}
         while True:
             engines = engines_after(known, await self._addresses(), self._port)

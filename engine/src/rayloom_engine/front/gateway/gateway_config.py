@@ -1,6 +1,6 @@
 """GatewayConfig: the settings of `rayloom-engine gateway`, from a JSON document or flags.
 
-A gateway has settings of its own, and those settings of an engine that concern HTTP and text (FRONT_FIELDS). The
+A gateway has settings of its own, and the settings of an engine that concern HTTP and text (FRONT_FIELDS). The
 document's JSON schema is `schemas/gateway-config.v1.json`, written by `make schemas`.
 """
 

@@ -45,10 +45,10 @@ class GatewayService(Service):
         super().__init__(config.front, cores, api_url=api_url, rules=rules)
         self._cache = cache
         self._fetch = TextFetch()
-        self._changing: asyncio.Task[None] | None = None  # loads a text
+        self._changing: asyncio.Task[None] | None = None  # the task that loads another text
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
         self._last_problem = ""
-        self._text_hash = ""  # of the text in use
+        self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # context length of the model that came with the text
         self.client.on_file_part = self._fetch.receive
 
@@ -60,7 +60,7 @@ class GatewayService(Service):
         await super().run()
 
     def state(self) -> tuple[State, str]:
-        """The current state and its reason. An engine that is silent sends no event, so this asks for its age."""
+        """Returns state and reason. A silent engine sends no event, so this looks at the age of its last status."""
         self.lifecycle.is_core_serving = self.client.is_core_serving
         return self.lifecycle.state
 
@@ -100,7 +100,7 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if the gateway has no text, or one that no connected engine has any more while `link` serves.
+        """True if `link`'s engine serves, and the gateway has no text or a text that no connected engine has any more.
 
         An engine that has left the list only ends its sequences, so its model does not count.
         """

@@ -32,7 +32,7 @@ _FOLDER = re.compile(r"[0-9a-f]{64}(-[0-9]+)?")
 
 
 def text_hash(model: ServedModel) -> str:
-    """Returns the name of a model's text in the cache: a hash of its files and of what the front knows of it."""
+    """Returns the name of a model's text in the cache: a hash of its files and of the front's `ServedModel`."""
     neutral = msgspec.structs.replace(model, path="")  # the folder is another one in each pod
     return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()
 
@@ -91,7 +91,7 @@ class TextCache:
             raise ModelError(f"cannot write the tokenizer into {self._texts}: {error}") from error
 
     def use(self, model: ServedModel) -> None:
-        """Records that the service uses `model` from now on. A disk that is full only costs the next start its text."""
+        """Records that the service uses `model` from now on. If the disk is full, only the next start lacks a text."""
         with contextlib.suppress(OSError):
             # Not a name made of the process id: gateways in several containers may have the same one.
             descriptor, part = tempfile.mkstemp(prefix="part-", dir=self._last.parent)
@@ -136,7 +136,7 @@ def _names(model: ServedModel) -> Iterator[str]:
 
 
 def check_files(files: tuple[TextFile, ...]) -> None:
-    """Raises ModelError unless the files are ones that a gateway accepts from an engine."""
+    """Raises ModelError unless a gateway accepts these files from an engine."""
     names = [file.name for file in files]
     if TOKENIZER not in names:
         raise ModelError("the engine hands over no tokenizer.json; put the model's tokenizer.json into its folder")

@@ -20,7 +20,7 @@ class TextFetch:
         self._part: asyncio.Future[bytes] | None = None
 
     def receive(self, message: FilePart) -> None:
-        """Takes a part. One that was not asked for, or comes too late, is dropped."""
+        """Takes a part of a file. A part that was not asked for, or comes too late, is dropped."""
         if self._part is not None and not self._part.done() and self._expected == (message.sha256, message.start):
             self._part.set_result(message.data)
 

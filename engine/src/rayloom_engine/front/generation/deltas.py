@@ -21,7 +21,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, kw_only=True)
 class ChoiceResult:
-    """One choice from start to end."""
+    """A complete choice."""
 
     index: int
     text: str = ""

@@ -1,8 +1,8 @@
 """DirectBody: writes parts of an answer's body to its connection from a callback, without a task.
 
-An ASGI application awaits `send` for every part, which passes through each middleware. For a stream's tokens this costs
-more than the write itself. So BoundedProtocol offers a DirectBody as an extension of the scope. Status line, headers
-and the end of the body still go through `send`.
+An ASGI application awaits `send` for every part of a body, and each part passes through each middleware. For a stream's
+tokens this costs more than the write itself. So BoundedProtocol offers a DirectBody as an extension of the scope.
+Status line, headers and the end of the body still go through `send`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class DirectBody:
         self._cycle = cycle
 
     def is_open(self) -> bool:
-        """True if a part may be written now: the answer has begun, the client is there and reads what it gets.
+        """True if a part may be written now: the answer has begun, and the client is connected and reads fast enough.
 
-        If the client reads too slowly, `send` waits until it has caught up.
+        If the client reads too slowly, use `send`, which waits until the client has caught up.
         """
         cycle = self._cycle
         has_begun = cycle.chunked_encoding  # known when the status line is written

@@ -24,7 +24,7 @@ from rayloom_engine.front.http.direct_body import offer
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
 PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so headers exceed their limit by at most this many bytes
-LINGER_S = 1.0  # for this long, a refused client's bytes are read and dropped: a TCP reset would destroy the answer
+LINGER_S = 1.0  # time in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
 LATE_S = 1.0  # a timer that fires late by more than this was delayed by a blocked event loop
 
@@ -35,13 +35,13 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # until the last header, from the start of the connection or the first byte of a later request
+    head_s: float = 10.0  # until the last header, counted from the connection's start or a later request's first byte
     body_s: float = 30.0  # time for the next part of a body; for the whole body: this + its size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # so a body of 8 MiB may take 62 s
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Pipelined requests are answered in order.
+    """The HTTP protocol of one connection. Pipelined requests are answered in order.
 
     A refusal is sent after the answers to earlier requests.
     """

@@ -1,4 +1,4 @@
-"""AnswerBook: which answers are kept for a repeat, and for how long. Pure: the caller passes the time.
+"""AnswerBook: decides which answers are kept for repeated requests, and for how long. Pure: the caller passes the time.
 
 An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
 released when this time is over, when the kept answers take too much memory, or when running answers without a reader
@@ -23,11 +23,11 @@ class KeyReused(Exception):
 class KeepLimits:
     """Bounds of all kept answers together."""
 
-    seconds: float = 30.0  # since the last reader left or the computation ended
+    seconds: float = 30.0  # for which an answer is kept after its last reader left or its computation ended
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
     max_detached_choices: int = 16  # sequences that are computed though nobody reads their answer
-    max_detached_tokens: int = 65536  # of the same sequences: tokens of the prompts and of the answers so far
+    max_detached_tokens: int = 65536  # tokens of prompts and answers of these sequences
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Entry(Generic[A]):
     """A kept answer, as the book sees it."""
 
     key: Hashable
-    digest: bytes  # of the request's body
+    digest: bytes  # hash of the request's body
     tenant: str
     is_strict: bool  # the key is an Idempotency-Key
     answer: A
@@ -44,12 +44,12 @@ class Entry(Generic[A]):
     is_kept: bool = True
     num_bytes: int = 0
     num_choices: int = 1
-    num_tokens: int = 0  # of the prompts and of the choices so far
-    idle_since_s: float | None = None  # set while it has no reader
+    num_tokens: int = 0  # tokens of the prompts and of the choices so far
+    idle_since_s: float | None = None  # set while the answer has no reader
 
     @property
     def is_detached(self) -> bool:
-        """True if it is computed though nobody reads it."""
+        """True if the answer is computed though nobody reads it."""
         return self.is_running and self.num_readers == 0
 
 
@@ -100,7 +100,7 @@ class AnswerBook(Generic[A]):
         entry.idle_since_s = None
 
     def leave(self, entry: Entry[A], now_s: float, *, is_whole: bool) -> list[Entry[A]]:
-        """Counts a reader less. `is_whole`: the whole answer was sent to it."""
+        """Counts a reader less. `is_whole`: the whole answer was sent to this reader."""
         entry.num_readers -= 1
         if entry.num_readers or not entry.is_kept:
             return []
@@ -118,7 +118,7 @@ class AnswerBook(Generic[A]):
         return self._beyond_limits() if self.num_bytes > self.limits.max_bytes else []
 
     def end(self, entry: Entry[A], now_s: float, *, is_good: bool) -> list[Entry[A]]:
-        """Records the end of the computation. Only a good answer stays: after a failure a repeat shall try again."""
+        """Records the end of the computation. Only a good answer is kept; a repeat of another one is computed again."""
         entry.is_running = False
         if not is_good and entry.is_kept:
             return self.release([entry])
@@ -127,7 +127,7 @@ class AnswerBook(Generic[A]):
         return []
 
     def expire(self, now_s: float) -> list[Entry[A]]:
-        """Releases what is too old. Call it regularly: it also compares the tokens with their limit."""
+        """Releases entries that are too old. Call it regularly: it also compares the tokens with their limit."""
         due = [
             entry
             for entry in self._entries.values()

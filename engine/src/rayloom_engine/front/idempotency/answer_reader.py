@@ -67,7 +67,7 @@ class AnswerReader(Response):
             raise self._kept.error
 
     async def _wait(self) -> None:
-        """Waits for something new. Raises ClientGone if the connection broke."""
+        """Waits until the answer has grown or ended. Raises ClientGone if the connection broke."""
         if not self._is_gone:
             await self._wake.wait()
             self._wake.clear()

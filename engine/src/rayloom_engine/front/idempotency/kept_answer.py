@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import Message
 
-MOST_UNREAD_BYTES = 256 * 1024  # of an answer that is not kept, before its computation waits for its readers
+MOST_UNREAD_BYTES = 256 * 1024  # of an answer that is not kept; at this limit its computation waits for readers
 
 
 class Computation(Protocol):
@@ -31,18 +31,18 @@ class KeptAnswer:
     """
 
     def __init__(self, body: bytes, on_growth: Callable[[int], None]) -> None:
-        """`body`: of the request. `on_growth`: called with the size of each part of the answer."""
+        """`body`: body of the request. `on_growth`: called with the size of each part of the answer."""
         self._body: bytes | None = body
         self._on_growth = on_growth
         self.start: Message | None = None  # status and headers of the answer
-        self.error: Exception | None = None  # ended the answer, perhaps before its start
+        self.error: Exception | None = None  # the error that ended the answer, perhaps before its start
         self.is_whole = False  # the handler has sent the last part
         self.is_complete = False  # the handler has ended
         self.is_kept = True  # all bytes stay, for later readers
         self.computation: Computation | None = None
         self._bytes = bytearray()
         self._num_dropped = 0
-        self._positions: dict[asyncio.Event, int] = {}  # of each reader: what wakes it, and the bytes that it has read
+        self._positions: dict[asyncio.Event, int] = {}  # event that wakes a reader -> bytes that this reader has read
         self._abandoned = asyncio.Event()
         self._read = asyncio.Event()  # set when a reader has read, or the answer was abandoned
 
@@ -79,7 +79,7 @@ class KeptAnswer:
     # --- the readers' side ---
 
     def join(self, wake: asyncio.Event) -> None:
-        """Adds a reader, which begins at the first byte. `wake` is set whenever there is something new."""
+        """Adds a reader, which begins at the first byte. `wake` is set whenever the answer has grown or ended."""
         self._positions[wake] = 0
         wake.set()
 
@@ -89,7 +89,7 @@ class KeptAnswer:
         self._release()
 
     def take(self, wake: asyncio.Event, most_bytes: int) -> bytes:
-        """Returns the reader's next bytes. Empty: it has all so far."""
+        """Returns the reader's next bytes; empty if the reader has read all bytes so far."""
         begin = self._positions[wake] - self._num_dropped
         part = bytes(self._bytes[begin : begin + most_bytes])
         if part:
@@ -100,13 +100,13 @@ class KeptAnswer:
     # --- the end ---
 
     def stop_keeping(self) -> None:
-        """From now on only present readers get the answer. Without one, its computation ends."""
+        """From now on only present readers get the answer. If there is none, the computation ends."""
         self.is_kept = False
         self._release()
 
     @property
     def is_good(self) -> bool:
-        """True if a repeat may get this answer, which is complete; after a failure it shall try again."""
+        """True if a repeat may get this complete answer; after a failure the repeat is computed again."""
         has_failed = self.computation is not None and self.computation.has_failed
         return self.start is not None and self.start["status"] == 200 and self.is_whole and not has_failed
 
@@ -115,7 +115,7 @@ class KeptAnswer:
         return self._num_dropped + len(self._bytes) - min(self._positions.values(), default=self._num_dropped)
 
     def _release(self) -> None:
-        """Of an answer that is not kept: drops the bytes that nobody will read, and ends it without a reader."""
+        """If the answer is not kept, drops the bytes that nobody will read, and ends the answer without a reader."""
         if self.is_kept:
             return
         end = self._num_dropped + len(self._bytes)

@@ -1,7 +1,8 @@
 """KeptAnswers: lets a client that repeats its request read the answer to the first one.
 
-A request with a name is computed in a task of its own, for a KeptAnswer; its connection and those of its repeats are
-readers. So every endpoint whose handler returns a response has repeats, streams and whole answers alike.
+A request with a name is computed in a task of its own, which writes a KeptAnswer. The connections of the request and of
+its repeats read this KeptAnswer. So repeats work at every endpoint whose handler returns a response, for streams and
+for whole answers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rayloom_engine.front.idempotency.request_name import IDEMPOTENCY_KEY, Reque
 Handler = Callable[[Request], Awaitable[Response]]
 KeptEntry = Entry[KeptAnswer]
 
-MOST_TICK_S = 0.5  # between checks of answers that have no reader
+MOST_TICK_S = 0.5  # most seconds between two checks of the answers that have no reader
 MAX_ANSWER_BYTES = 8 * 1024 * 1024  # a larger answer is sent, but not kept
 
 logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class KeptAnswers:
         self._watch_idle()
 
     def _watch_idle(self) -> None:
-        """Checks the answers without a reader from now on, until there is none."""
+        """Regularly checks the answers without a reader, until there is none."""
         if self._timer is None and self._book.has_idle:
             tick_s = min(MOST_TICK_S, self._limits.seconds / 2)
             self._timer = asyncio.get_running_loop().call_later(tick_s, self._check_idle)
@@ -153,14 +154,14 @@ async def _compute(kept: KeptAnswer, scope: Scope, handler: Handler) -> None:
 
 
 def begin_computation(request: Request, computation: Computation) -> None:
-    """Tells what the answer to `request` costs, in case it is kept."""
+    """Records the computation of the answer to `request`, in case the answer is kept."""
     on_computation: Callable[[Computation], None] | None = getattr(request.state, "on_computation", None)
     if on_computation is not None:
         on_computation(computation)
 
 
 def seed_of(request: Request) -> int | None:
-    """Returns the seed that follows from the request's Idempotency-Key. None: it has no such key."""
+    """Returns the seed that follows from the request's Idempotency-Key; None if the request has no such key."""
     return getattr(request.state, "seed", None)
 
 

@@ -22,7 +22,7 @@ class RequestName:
     """The name of a request among those of one API key at one endpoint."""
 
     text: str
-    owner: str  # of the API key; empty if the server has no keys
+    owner: str  # the owner of the request's API key, as the scheduler names it; empty if the server has no keys
     path: str
     is_key: bool  # an Idempotency-Key; else an X-Request-Id, which proxies may give to different requests
 
@@ -36,12 +36,12 @@ class RequestName:
 
     @property
     def seed(self) -> int:
-        """The seed of a request that has none, in [0, 2**63). Every server computes the same one."""
+        """The seed, in [0, 2**63), of a request without a seed. Every server computes the same seed."""
         return int.from_bytes(self._hash(8, b"rayloom-seed")) >> 1
 
     @property
     def request_id(self) -> str:
-        """The id of a request that has none, 32 hexadecimal digits. Every server computes the same one."""
+        """The id of a request without an id, 32 hexadecimal digits. Every server computes the same id."""
         return self._hash(16, b"rayloom-id").hex()
 
     def _hash(self, num_bytes: int, purpose: bytes) -> bytes:
@@ -51,7 +51,7 @@ class RequestName:
 
 
 def request_name(request: Request) -> RequestName | None:
-    """Returns the name that the client gave: the Idempotency-Key, else the X-Request-Id. None: it gave neither.
+    """Returns the Idempotency-Key, else the X-Request-Id, of the client; None if it gave neither.
 
     Raises ApiError 400 for an Idempotency-Key that cannot be used.
     """

@@ -34,7 +34,7 @@ ENGINE_VERSION = version("rayloom-engine")
 class Waits:
     """Time limits on the HTTP side, in seconds."""
 
-    ping_s: float = 10.0  # without an event for this long, a stream gets an SSE comment, so that proxies keep it open
+    ping_s: float = 10.0  # after this time without an event, a stream gets an SSE comment, so that proxies keep it open
     # If a stream has no output for this long, its status line is sent. Before that, a refusal because of a full queue
     # can still become a 429.
     accept_s: float = 1.0
@@ -45,7 +45,7 @@ class Waits:
 class FrontStart:
     """The number of this start of the front: the supervisor starts a new one when a front dies."""
 
-    number: int = 1  # from 1; higher numbers are restarts
+    number: int = 1  # counted from 1; higher numbers are restarts
     server_started: float | None = None  # Unix time of the first front's start; None: this is the first
 
 

@@ -107,7 +107,7 @@ class ResponsesRequest(ExtraFields):
     prompt_cache_key: str | None = Field(
         None, description="Returned in the answer; equal prefixes are reused without it."
     )
-    stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
+    stream: bool | None = Field(None, description="The answer is sent as server-sent events. Default: false.")
     stream_options: ResponseStreamOptions | None = Field(
         None, description="An object with fields of its own. Only with stream."
     )

@@ -29,7 +29,7 @@ _SingleRow = tuple[int, int, int]  # a sequence with one new token: (context len
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gathered:
-    """The blocks to gather, and the buffer that each layer copies them to, with views of it for SDPA."""
+    """The blocks to gather, the buffer to which each layer copies them, and views of this buffer for SDPA."""
 
     block_ids: torch.Tensor  # int64 [blocks]
     blocks: torch.Tensor  # [blocks, block size, 2, K, D] in the compute type; every call overwrites it
@@ -47,7 +47,7 @@ class _Gathered:
 class _Decode:
     """Sequences with one new token each and similar lengths, computed as one padded batch."""
 
-    rows_R: torch.Tensor | slice  # their rows in T
+    rows_R: torch.Tensor | slice  # the rows of these sequences in T
     gathered: _Gathered  # [R, K, L, D]
     mask_R11L: torch.Tensor | None  # added to the scores; None if every gathered position is visible
 

@@ -17,16 +17,16 @@ from rayloom_engine.kernels.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearKernel:
-    """A backend of the product.
+    """A backend of the product of a linear layer.
 
     `multiply(x, weight, bias)` returns [..., out] from x [..., in], weight [out, in] (plain or packed) and bias [out]
-    or None, all in the compute type. `pack(weight)` returns the [out, in] weight in the backend's layout. If the plain
-    layout is the fastest, that is the same tensor.
+    or None, all in the compute type. `pack(weight)` returns the [out, in] weight in the backend's layout, or the same
+    tensor if the plain layout is the fastest.
     """
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
     pack: Callable[[torch.Tensor], torch.Tensor]
-    description: str  # for the log: the backend, and the reason if it is a fallback
+    description: str  # text for the log: the backend, and the reason if it is a fallback
 
 
 def choose_linear(target: Target) -> LinearKernel:

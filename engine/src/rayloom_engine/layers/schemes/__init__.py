@@ -37,7 +37,7 @@ class AxisPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
-    """One matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
+    """Describes one matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
 
     `outputs`: name of each matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the matrix's rows that
     this rank holds, in stacking order. `inputs`: the columns, which are the same for all matrices.

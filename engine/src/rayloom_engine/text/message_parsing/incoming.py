@@ -115,7 +115,7 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
 
 
 class Markers:
-    """Texts to search for."""
+    """Texts that `IncomingText.until` searches for."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(dict.fromkeys(texts))
@@ -140,7 +140,7 @@ class Markers:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The markers that `until` waits for, and the function that gets the text before them."""
+    """The markers that `until` waits for, and the function that gets the text before a marker."""
 
     markers: Markers
     emit: Callable[[str], None]

@@ -17,7 +17,7 @@ Kind = Literal["content", "reasoning", "tool_call"]
 
 @dataclass(slots=True, kw_only=True)
 class Item:
-    """One item. `text` has the arguments of a tool call, as JSON text."""
+    """A run of content, a run of reasoning, or a tool call. `text` of a tool call is its arguments, as JSON text."""
 
     index: int  # counted from 0
     kind: Kind

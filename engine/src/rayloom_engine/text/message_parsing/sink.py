@@ -21,8 +21,10 @@ class CallRules:
 
 @dataclass(slots=True)
 class PartSink:
-    """Blanks at the end of the reasoning, and between content and a call, are no parts. So blanks are held back until
-    the next text.
+    """Collects the parts of one message.
+
+    Blanks at the end of the reasoning, and between content and a call, are no parts. So blanks are held back until the
+    next text.
     """
 
     rules: CallRules

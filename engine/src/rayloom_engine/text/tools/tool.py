@@ -11,7 +11,7 @@ ToolMode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function."""
+    """A function that the model may call."""
 
     name: str
     parameters: Mapping[str, Any]  # JSON schema of the object of its arguments

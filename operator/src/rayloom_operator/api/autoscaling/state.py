@@ -50,4 +50,4 @@ class ScalingState:
     last_scale_time: str = ""  # time of the last change of replicas
     starting_since: str = ""  # time at which engines were last added; empty once all serve
     start_seconds: int = 0  # time from the last addition of engines until all served; 0 = not measured yet
-    idle_since: str = ""  # since this time no engine has had a request
+    idle_since: str = ""  # time since which no engine has had a request

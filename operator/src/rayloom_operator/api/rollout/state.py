@@ -18,7 +18,7 @@ class RequestCounts:
     """Numbers of requests that one engine or the engines of a revision counted, or the difference of two counts."""
 
     requests: int = 0  # requests that ended, with or without an error
-    errors: int = 0  # those of `requests` that ended with an error of the engine
+    errors: int = 0  # number of the `requests` that ended with an error of the engine
     # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all that got a token.
     first_token_seconds: Mapping[str, int] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ class ReplicaView:
     name: str
     revision: str
     state: EngineState
-    is_routed: bool = False  # its head pod carries the route label
+    is_routed: bool = False  # the engine's head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
     is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
     is_tolerant: bool = (

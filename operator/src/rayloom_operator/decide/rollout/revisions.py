@@ -18,7 +18,7 @@ class RevisionPlaces:
     """The places for engines of one revision."""
 
     revision: str
-    resolved: Resolved | None  # its spec; None if no ControllerRevision stores it, so that no engine can be created
+    resolved: Resolved | None  # spec of the revision; None if no ControllerRevision stores it
     places: tuple[Place, ...]
     num_new: int  # empty places that may be filled now
 

@@ -43,7 +43,7 @@ class Fleet:
     num_unschedulable: int = 0  # others that find no node; they are the first to go if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
-    samples: tuple[Sample, ...]  # since the last change of `replicas`, the present one included
+    samples: tuple[Sample, ...]  # taken since the last change of `replicas`, the present sample included
     held: Held = NOTHING_HELD
     idle_s: float = 0.0  # seconds for which every look of this process has found the service idle
     writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number

@@ -29,7 +29,10 @@ OnDrain = Callable[[ServiceKey, str, bool], None]
 
 
 class Applier:
-    """Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`."""
+    """Carries out plans.
+
+    Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`.
+    """
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
         self._kube = kube

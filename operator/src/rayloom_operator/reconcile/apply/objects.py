@@ -39,7 +39,7 @@ class _Applied(NamedTuple):
 
 
 class ObjectApplier:
-    """Not thread-safe: used in one event loop."""
+    """Applies those objects of plans that are due. Not thread-safe: used in one event loop."""
 
     def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
         self._drift = drift

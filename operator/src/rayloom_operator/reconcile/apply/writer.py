@@ -24,7 +24,7 @@ OnCluster = Callable[[ServiceKey, str], None]
 
 
 class ObjectWriter:
-    """Not thread-safe: used in one event loop."""
+    """Writes objects to the API server, except those of other owners. Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster) -> None:
         self._kube = kube

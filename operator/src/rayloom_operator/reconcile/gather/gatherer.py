@@ -34,9 +34,10 @@ _FOREVER = timedelta(days=36_500)
 
 
 class Gatherer:
-    """Not thread-safe: used in one event loop.
+    """Gathers the situations of services.
 
-    The only state of its own is, for each service, the time at which a pod began to wait for volumes.
+    Not thread-safe: used in one event loop. The gatherer's only state is, for each service, the time at which a pod
+    began to wait for volumes.
     """
 
     def __init__(

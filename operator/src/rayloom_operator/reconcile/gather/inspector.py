@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Inspector:
-    """Not thread-safe: used in one event loop."""
+    """Returns the state of models' inspections. Not thread-safe: used in one event loop."""
 
     def __init__(self, kube: Kube, settings: Settings, watches: Watches, events: FailureEvents) -> None:
         self._kube = kube

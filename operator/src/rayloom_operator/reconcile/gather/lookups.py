@@ -22,9 +22,10 @@ from rayloom_operator.times import Now
 
 
 class RolloutLookups:
-    """Not thread-safe: used in one event loop.
+    """Returns the next step of a rollout, after it has read the documents on which the step depends.
 
-    Reads old specs. Before a step that drains or deletes an engine, also reads the service's EndpointSlices.
+    These documents are old specs and, before a step that drains or deletes an engine, the service's EndpointSlices. Not
+    thread-safe: used in one event loop.
     """
 
     def __init__(self, kube: Kube, settings: Settings, observer: Observer, sizer: Sizer) -> None:

@@ -18,7 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class OldSpecs:
-    """Not thread-safe: used in one event loop. Caches old specs of a service only during its rollout."""
+    """Reads the old specs of services, and caches those of a service during its rollout.
+
+    Not thread-safe: used in one event loop.
+    """
 
     def __init__(self, kube: Kube, hub: Hub, permissions: Permissions, sizer: Sizer) -> None:
         self._kube = kube

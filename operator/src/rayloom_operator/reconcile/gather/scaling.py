@@ -40,7 +40,7 @@ class _History:
 
 
 class ScalingGatherer:
-    """Not thread-safe: used in one event loop.
+    """Returns the scaler's decision for a service, and keeps the load samples that the scaler needs.
 
     `interval_s` returns the seconds between two answers of an engine.
     """

@@ -20,7 +20,7 @@ Computed = TypeVar("Computed")
 
 
 class Sizer:
-    """Not thread-safe: used in one event loop."""
+    """The thread, and the calls that wait for it. Not thread-safe itself: used in one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sizing")

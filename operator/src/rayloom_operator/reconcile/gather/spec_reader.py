@@ -40,7 +40,7 @@ class ParsedSpec:
 
 
 class SpecReader:
-    """Not thread-safe: used in one event loop."""
+    """Reads specs, and decides the values that a spec leaves open. Not thread-safe: used in one event loop."""
 
     def __init__(
         self, settings: Settings, watches: Watches, inspector: Inspector, lookups: RolloutLookups, sizer: Sizer

@@ -77,7 +77,7 @@ class EventStream(Response):
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **answer_headers(generation)})
         self._told_held_s = generation.held_s()
-        self._is_waiting = True  # for the first delta
+        self._is_waiting = True  # True until the first delta arrives
         self._generation = generation
         self._deltas = deltas
         self._first = first

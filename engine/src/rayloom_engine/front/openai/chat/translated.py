@@ -20,7 +20,7 @@ class TranslatedChat:
     """A body for the chat endpoint, and the names that its fields have in the client's own request."""
 
     document: dict[str, Any]
-    sources: tuple[str, ...]  # for each message: the part of the client's request that it was made from
+    sources: tuple[str, ...]  # for each message, the part of the client's request from which the message was made
     # Patterns of field names, with the client's names. Those that begin with \b are also replaced inside messages.
     names: tuple[tuple[str, str], ...]
 

@@ -35,18 +35,18 @@ class FormFields(BaseModel):
     response_format: dict[str, Any] | None = Field(
         None,
         description='An object with type: "text"; "json_object", any JSON object; "json_schema" with `json_schema`, an '
-        "object with name, schema and strict. What cannot be enforced is refused; with strict false it becomes a text "
-        "in `warnings`, beside `usage`.",
+        "object with name, schema and strict. A keyword of the schema that cannot be enforced is refused; if strict is "
+        "false, the keyword is ignored and named in `warnings`, beside `usage`.",
     )
     structured_outputs: dict[str, Any] | None = Field(
         None,
         description="An object with exactly one of json (a JSON schema), json_object (true), regex, choice (a list of "
         "texts) and grammar (GBNF or Lark).",
     )
-    guided_json: Any = Field(None, description="As json in structured_outputs.", json_schema_extra=_OBJECT_OR_TEXT)
-    guided_regex: str | None = Field(None, description="As regex in structured_outputs.")
-    guided_choice: list[Any] | None = Field(None, description="As choice in structured_outputs.")
-    guided_grammar: str | None = Field(None, description="As grammar in structured_outputs.")
+    guided_json: Any = Field(None, description="Same as json in structured_outputs.", json_schema_extra=_OBJECT_OR_TEXT)
+    guided_regex: str | None = Field(None, description="Same as regex in structured_outputs.")
+    guided_choice: list[Any] | None = Field(None, description="Same as choice in structured_outputs.")
+    guided_grammar: str | None = Field(None, description="Same as grammar in structured_outputs.")
     regex: str | None = Field(None, description="SGLang's name of regex in structured_outputs.")
     ebnf: str | None = Field(None, description="SGLang's name of grammar in structured_outputs.")
     grammar: str | None = Field(None, description="llama.cpp's name of grammar in structured_outputs.")

@@ -44,9 +44,11 @@ class Wire(BaseModel):
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", json_schema_extra={"additionalProperties": False})
 
-    include_usage: bool | None = Field(None, description="A last chunk with `usage` and no choices.")
+    include_usage: bool | None = Field(
+        None, description="The stream ends with a chunk that has `usage` and no choices."
+    )
     continuous_usage_stats: bool | None = Field(
-        None, description="With include_usage: the usage so far in every chunk."
+        None, description="Every chunk has the usage up to that chunk; needs include_usage."
     )
     include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
@@ -63,7 +65,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
     top_p: float | None = Field(
         None,
-        description="Draws from the most likely tokens whose probabilities add up to this. 0 takes the first of them.",
+        description="Draws from the most likely tokens whose probabilities add up to this. 0 takes the most likely.",
     )
     top_k: Whole | None = Field(None, description="Draws from this many of the most likely tokens; 0 and -1: from all.")
     min_p: float | None = Field(
@@ -75,10 +77,12 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     presence_penalty: float | None = Field(
         None, description="Subtracted from the logits of tokens that occur in the answer."
     )
-    frequency_penalty: float | None = Field(None, description="Subtracted from the same logits, once per occurrence.")
+    frequency_penalty: float | None = Field(
+        None, description="Subtracted from the logit of each token of the answer, once for each of its occurrences."
+    )
     # SamplingParams checks the keys and values of logit_bias, and stops at the first bad one.
     logit_bias: dict[str, Any] | None = Field(
-        None, description=f"Token id to a bias from -100 to 100; at most {MAX_LOGIT_BIASES} of them."
+        None, description=f"Maps token ids to biases from -100 to 100; at most {MAX_LOGIT_BIASES} ids."
     )
     seed: Whole | None = Field(
         None, description="Equal seeds give equal draws; -1 means the default. Default: a random one."
@@ -86,7 +90,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     stop: Any = Field(
         None,
         description=f"Texts that end the answer, at most {MAX_STOP_STRINGS} of up to {MAX_STOP_STRING_CHARS} "
-        "characters; an empty one ends nothing.",
+        "characters; an empty text has no effect.",
         json_schema_extra=either({"type": "string"}, list_of("string")),
     )
     stop_token_ids: StopTokenIds | None = Field(
@@ -109,10 +113,10 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
     use_beam_search: bool | None = Field(
         None,
-        description="The answers are the n most likely ones that a beam search with n beams finds. temperature, top_p, "
-        "top_k, min_p and seed then have no effect, and a stream has the text at its end. Not with penalties, "
-        "logit_bias, stop, bad_words, allowed_token_ids, prompt_logprobs, logprob_token_ids, thinking_token_budget or "
-        "a form of the answer. Default: false.",
+        description="The choices are the n most likely answers that a beam search with n beams finds. temperature, "
+        "top_p, top_k, min_p and seed then have no effect, and a stream has the text at its end. Refused together with "
+        "penalties, logit_bias, stop, bad_words, allowed_token_ids, prompt_logprobs, logprob_token_ids, "
+        "thinking_token_budget or a form of the answer. Default: false.",
     )
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = Field(
         None,
@@ -124,17 +128,17 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its special tokens. Default: true for prompts, false for chats."
     )
-    stream: bool | None = Field(None, description="The answer as server-sent events. Default: false.")
+    stream: bool | None = Field(None, description="The answer is sent as server-sent events. Default: false.")
     stream_options: StreamOptions | None = Field(
         None, description="An object with fields of its own. Only with stream."
     )
     priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
         None,
-        description="Lower runs first, among the requests of one API key; from -2147483648 to 2147483647. Without the "
-        "setting `enable_priority` only 0 is allowed. Default: 0.",
+        description="Of the requests of one API key, those with lower numbers run first; from -2147483648 to "
+        "2147483647. Without the setting `enable_priority` only 0 is allowed. Default: 0.",
     )
     cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="Only requests of the same API key with the same text here share cached prompt prefixes."
+        None, description="Requests of one API key share cached prompt prefixes only if this text is the same."
     )
     kv_transfer_params: dict[str, Any] | None = Field(
         None,

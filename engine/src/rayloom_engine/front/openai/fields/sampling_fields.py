@@ -32,18 +32,18 @@ class SamplingFields(BaseModel):
     bad_words: BadWords | None = Field(
         None,
         description=f"Words that the answer never contains, alone or after a blank; at most {MAX_BAD_WORDS} with "
-        f"{MAX_BAD_WORD_CHARS} characters together. The same letters from other tokens are not found.",
+        f"{MAX_BAD_WORD_CHARS} characters together. Other tokens that spell the same word are not prevented.",
     )
     allowed_token_ids: AllowedTokenIds | None = Field(
         None, description="Only these tokens are chosen; at most 524288 ids for all choices together (prompts x n)."
     )
     logprob_token_ids: LogprobTokenIds | None = Field(
         None,
-        description=f"The alternatives of each token in `logprobs` are these tokens, at most {MAX_LOGPROB_TOKEN_IDS}, "
-        "and the chosen one, instead of the most likely ones; needs logprobs.",
+        description=f"At most {MAX_LOGPROB_TOKEN_IDS} ids. In `logprobs`, the alternatives of each token are these "
+        "tokens and the chosen token, instead of the most likely tokens. Needs logprobs.",
     )
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=MAX_COUNT)] | None = Field(
-        None, description="Cuts the prompt to this many tokens; -1: to those that the answer leaves room for."
+        None, description="Cuts the prompt to this many tokens; -1: to as many as fit in the context beside max_tokens."
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None,

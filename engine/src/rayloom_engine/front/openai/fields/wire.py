@@ -104,13 +104,16 @@ class ChatRequest(TemplateFields, GenerationRequest):
     )
     thinking_token_budget: Whole | None = Field(
         None,
-        description="After this many tokens of reasoning the tag follows that ends it, then the answer; -1: no limit.",
+        description="Most tokens of reasoning: the server then writes the tag that ends the reasoning, and the answer "
+        "follows. -1: no limit.",
     )
     echo: bool | None = Field(
         None,
         description="The answer's text begins with the last message, if that is the assistant's. Default: false.",
     )
-    include_reasoning: bool | None = Field(None, description="The answer has the model's reasoning. Default: true.")
+    include_reasoning: bool | None = Field(
+        None, description="Whether the answer contains the model's reasoning. Default: true."
+    )
 
     def sampling(self, defaults: SamplingDefaults = NO_DEFAULTS) -> SamplingParams:
         """Returns the sampling parameters. Raises RequestError that names the field."""

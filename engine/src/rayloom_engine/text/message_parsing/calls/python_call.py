@@ -10,7 +10,7 @@ from typing import Any
 from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
 from rayloom_engine.text.message_parsing.sink import PartSink
 
-MAX_CALL_CHARS = 65536  # of one call; parsing takes 100 ms for so many characters of nothing but brackets and commas
+MAX_CALL_CHARS = 65536  # limit of one call: to parse so many brackets and commas takes 100 ms
 MAX_DEPTH = 32  # brackets inside each other
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
