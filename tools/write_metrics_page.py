@@ -46,10 +46,11 @@ The most useful metrics:
 - `rate(rayloom:requests_failed_total[5m])` above 0: errors of the engine, never of a client.
 
 With the Prometheus operator, `--set metrics.enginePodMonitor.enabled=true` of the chart creates a PodMonitor that finds
-the head pods of all engine replicas; their samples get the labels `rayloom_dev_service` and `rayloom_dev_revision` from
-the pods. The engines' NetworkPolicies leave the API port open, so Prometheus reaches it from any namespace. Without the
-Prometheus operator, discover pods with the label `ray.io/node-type=head` and the port named `http`. The DCGM exporter,
-not the engine, has the metrics of GPUs (utilisation, temperature, memory).
+the head pods of all engine replicas, and gateway pods; their samples get the labels `rayloom_dev_service` and
+`rayloom_dev_revision` from the pods (gateway pods have no revision). The engines' NetworkPolicies leave the API port
+open, so Prometheus reaches it from any namespace. Without the Prometheus operator, discover pods with one of the labels
+`ray.io/node-type=head` and `rayloom.dev/gateway`, and the port named `http`. The DCGM exporter, not the engine, has the
+metrics of GPUs (utilisation, temperature, memory).
 
 ## The operator
 
