@@ -75,7 +75,8 @@ class Requests(_StatusPart):
     )
     failed: int = Field(
         description="Requests of `finished` that ended in an error of the engine's, as HTTP 5xx or as an error event "
-        "in the stream; without those that a drain or a full queue refuses. Errors of a gateway itself are not in it."
+        "in the stream; without those that a drain or a full queue refuses. An engine does not count errors of its "
+        "gateways."
     )
     first_token_seconds: dict[str, int] = Field(
         description="Seconds, +Inf for all -> requests since the front started whose first token took no longer; of "
