@@ -24,7 +24,8 @@ Engine and operator write Prometheus' text format (version 0.0.4) at `/metrics`,
 In a cluster, port 8000 of an engine's head pod has the metrics, beside the API; on one machine it is the server's own
 port. Every sample has the label `model_name`, the name that clients put into `model`. If vLLM has the same metric, the
 name is vLLM's with the prefix `rayloom:`. Counters survive a restart of the engine's core process and start at zero
-with a new pod.
+with a new pod. Finished and failed requests and times to the first token include those of gateways
+([gateway.md](gateway.md#on-kubernetes)).
 
 With `--metrics-prefix vllm` (in an LLMService `engine.args.metricsPrefix: vllm`), the metrics of the last column have
 the prefix `vllm:` instead, and all samples have the label `engine="0"`, as vLLM's. So vLLM's dashboards, triggers of

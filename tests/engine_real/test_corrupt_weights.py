@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rt_server import running_server, wait_until
+from rt_gateway import free_port, running_gateway, write_key
+from rt_server import RunningServer, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 BAD_TOKEN = 250
@@ -29,7 +30,9 @@ def with_nan(folder: Path, tensor: str, row: int) -> str:
 
 def test_a_request_with_a_damaged_token_fails_and_others_do_not(tmp_path: Path) -> None:
     model = with_nan(tmp_path / "model", "model.embed_tokens.weight", BAD_TOKEN)
+    front_port = free_port()
     arguments = ("--model", model, "--dtype", "float32", "--served-model-name", "m")
+    arguments += ("--front-port", str(front_port), "--front-key-file", str(write_key(tmp_path)))
     with running_server(tmp_path, *arguments) as server:
         url = f"{server.api_url}/v1/completions"
         body = {"model": "m", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -44,6 +47,18 @@ def test_a_request_with_a_damaged_token_fails_and_others_do_not(tmp_path: Path) 
         counted = 'rayloom:corrupt_requests_total{model_name="m"} 1'
         metrics = f"{server.api_url}/metrics"  # the core reports once a second
         wait_until(lambda: counted in server.client.get(metrics).text, 10.0, server.log_text)
+        assert _finished_and_failed(server) == (3, 1)
+
+        with running_gateway(tmp_path, {"only": front_port}) as gateway:
+            url = f"{gateway.api_url}/v1/completions"
+            assert server.client.post(url, json={**body, "prompt": [5, 6, 7]}).json()["choices"] == before
+            assert server.client.post(url, json={**body, "prompt": [5, BAD_TOKEN, 7]}).status_code == 500
+            wait_until(lambda: _finished_and_failed(server) == (5, 2), 10.0, server.log_text)
+
+
+def _finished_and_failed(server: RunningServer) -> tuple[int, int]:
+    requests = server.status()["requests"]
+    return requests["finished"], requests["failed"]
 
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])

@@ -162,16 +162,38 @@ class Engines:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.ports = {"first": free_port(), "second": free_port()}
+        self._admin_ports = {name: free_port() for name in self.ports}
         self.programs: dict[str, Program] = {}
 
     def start(self, name: str) -> None:
         port, key = str(self.ports[name]), str(write_key(self._folder))
-        flags = ["--port", "0", "--admin-port", "0", "--front-port", port, "--front-key-file", key]
+        flags = [
+            "--port",
+            "0",
+            "--admin-port",
+            str(self._admin_ports[name]),
+            "--front-port",
+            port,
+            "--front-key-file",
+            key,
+        ]
         self.programs[name] = start(self._folder, name, "serve", *ARGUMENTS, *flags)
+
+    def counted(self) -> tuple[int, int, int]:
+        """Numbers of finished requests, failed requests and first tokens in the status of all engines."""
+        each = [counted(f"http://127.0.0.1:{port}") for port in self._admin_ports.values()]
+        finished, failed, first_tokens = map(sum, zip(*each, strict=True))
+        return finished, failed, first_tokens
 
     def stop(self) -> None:
         for program in self.programs.values():
             program.kill()
+
+
+def counted(admin_url: str) -> tuple[int, int, int]:
+    """Numbers of finished requests, failed requests and first tokens in a /status document."""
+    requests = httpx.get(f"{admin_url}/status", timeout=20.0).json()["requests"]
+    return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +257,16 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
             assert cached_tokens(number, question)[1] >= num_tokens - 32, "at most the question and a block are new"
     assert sum(cached_blocks()) < 2 * num_blocks
     measured(f"cached blocks of the engines: {cached_blocks()}; the 6 prompts have {num_blocks}")
+
+
+def test_engines_count_the_requests_that_come_through_the_gateway(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+) -> None:
+    by_gateway = counted(gateway.admin_url)
+    assert by_gateway[0] > len(undisturbed[1])
+    # Engines count what the gateway counts: also answers of several choices, and those that end at a stop string. The
+    # core reports once a second.
+    wait_until(lambda: engines.counted() == by_gateway, 30.0, lambda: f"{engines.counted()}, not {by_gateway}")
 
 
 def test_streams_of_every_kind_continue_on_the_other_engine(

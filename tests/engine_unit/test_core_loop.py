@@ -13,10 +13,19 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
-from rayloom_engine.core_server.sockets import Disconnected
+from rayloom_engine.core_server.sockets import Disconnected, GatewayConnected, InboxMessage
 from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.protocol.messages import Abort, CacheChanges, LoadReport, ServedModel, Submit, WantCache
-from rt_scheduler import VOCAB, SimulatedRank, make_scheduler
+from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S
+from rayloom_engine.protocol.messages import (
+    Abort,
+    CacheChanges,
+    LoadReport,
+    Refused,
+    ServedModel,
+    Submit,
+    WantCache,
+)
+from rt_scheduler import POISON, VOCAB, SimulatedRank, make_scheduler
 
 MODEL = ServedModel(
     path="",
@@ -35,13 +44,14 @@ SUBMIT = Submit(sequence_id="s", prompt_ids=tuple(range(20)), params=DecodingPar
 class CoreUnderTest:
     def __init__(self, folder: Path) -> None:
         self.build_steps: dict[str, int] = {}
+        self.sent: list[tuple[int, object]] = []
         self.rank = SimulatedRank(build_steps=self.build_steps)
         self.engine = Engine(make_scheduler(), LocalExecutor(self.rank), clock=time.monotonic)
         self.box = BlackBox(folder)
         self.state = CoreState(epoch=1, executor="uni", hang_seconds=3.0)
         self.core = Core(self.engine, MODEL, None, self.state, self.box)  # type: ignore[arg-type]
 
-    def take(self, connection: int, message: Submit | Abort | Disconnected) -> None:
+    def take(self, connection: int, message: InboxMessage) -> None:
         self.core._handle(connection, message)
 
     def die_in_a_step(self) -> None:
@@ -149,7 +159,7 @@ def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_i
     records = []
     handle = core.core._handle
 
-    def watched(connection: int, message: Submit | Abort | Disconnected) -> None:
+    def watched(connection: int, message: InboxMessage) -> None:
         records.append((type(message), _recorded(tmp_path)))
         handle(connection, message)
 
@@ -218,3 +228,120 @@ def test_a_front_that_asks_later_learns_that_the_load_is_as_it_was_before(tmp_pa
     core.take(1, Disconnected())
     core.core._publisher.publish(2.0)
     assert (3, idle) in sent
+
+
+GATEWAY = 2  # the number of a gateway's connection
+
+
+@pytest.fixture
+def behind_gateway(tmp_path: Path) -> CoreUnderTest:
+    """A core with a connection of its own front, 1, and one of a gateway. Its vocabulary has POISON."""
+    core = CoreUnderTest(tmp_path)
+    core.core.model = msgspec.structs.replace(MODEL, vocab_size=POISON + 1)
+    core.core._io = SimpleNamespace(send=lambda connection, message: core.sent.append((connection, message)))  # type: ignore[assignment]
+    core.take(GATEWAY, GatewayConnected())
+    return core
+
+
+def _compute(core: CoreUnderTest) -> None:
+    while core.engine.has_unfinished:
+        core.core._send(core.engine.step())
+
+
+def _counted(core: CoreUnderTest) -> tuple[int, int, int]:
+    """Numbers of finished requests, failed requests and first tokens in the status."""
+    core.core._publish()
+    found = core.state.status().gateway_requests
+    return found.num_finished, found.num_failed, sum(found.first_token_counts)
+
+
+def _submit(sequence_id: str, **other: object) -> Submit:
+    return msgspec.structs.replace(SUBMIT, sequence_id=sequence_id, **other)
+
+
+def test_only_the_requests_of_gateways_are_counted(behind_gateway: CoreUnderTest) -> None:
+    behind_gateway.take(1, _submit("own"))
+    behind_gateway.take(GATEWAY, _submit("a"))
+    behind_gateway.take(GATEWAY, _submit("b", prompt_ids=(1, 2)))
+    behind_gateway.take(GATEWAY, _submit("b2", prompt_ids=(1, 2), fork_of="b"))
+    assert _counted(behind_gateway) == (0, 0, 0)
+    _compute(behind_gateway)
+    assert _counted(behind_gateway) == (2, 0, 2), "the choices of a prompt are one request"
+
+
+def test_a_request_of_a_gateway_that_the_engine_spoils_is_a_failure(behind_gateway: CoreUnderTest) -> None:
+    behind_gateway.take(1, _submit("own", prompt_ids=(1, POISON, 2)))
+    behind_gateway.take(GATEWAY, _submit("good"))
+    behind_gateway.take(GATEWAY, _submit("bad", prompt_ids=(1, POISON, 3)))
+    _compute(behind_gateway)
+    refused = {(number, message.reason) for number, message in behind_gateway.sent if isinstance(message, Refused)}
+    assert refused == {(1, "corrupt"), (GATEWAY, "corrupt")}
+    assert _counted(behind_gateway) == (2, 1, 1)
+
+
+def test_a_request_of_a_gateway_that_crashes_the_engine_is_one_failure(behind_gateway: CoreUnderTest) -> None:
+    behind_gateway.take(GATEWAY, SUBMIT)
+    for _ in range(3):
+        assert _counted(behind_gateway) == (0, 0, 0), "it is not ended by a crash"
+        behind_gateway.die_in_a_step()
+    behind_gateway.core._end_condemned()
+    assert _counted(behind_gateway) == (1, 1, 0)
+
+
+def test_a_request_that_crashed_the_core_before_is_a_failure_of_the_next_core(
+    behind_gateway: CoreUnderTest, tmp_path: Path
+) -> None:
+    behind_gateway.take(GATEWAY, SUBMIT)
+    for _ in range(3):
+        behind_gateway.die_in_a_step()
+    after = CoreUnderTest(tmp_path)
+    after.core._io = _NoIo()  # type: ignore[assignment]
+    after.take(GATEWAY, GatewayConnected())
+    after.take(GATEWAY, msgspec.structs.replace(SUBMIT, is_resume=True, attempt=3))
+    assert _counted(behind_gateway) == (0, 0, 0)
+    assert _counted(after) == (1, 1, 0)
+
+
+def test_requests_of_gateways_that_are_refused_or_given_up_do_not_count(behind_gateway: CoreUnderTest) -> None:
+    for sequence_id in ("left", "moved", "complete", "complete-too"):
+        behind_gateway.take(GATEWAY, _submit(sequence_id))
+    behind_gateway.take(GATEWAY, Abort("left"))
+    behind_gateway.take(GATEWAY, Abort("moved", is_moved=True))
+    behind_gateway.take(GATEWAY, Abort("complete", is_complete=True))
+    behind_gateway.take(GATEWAY, Abort("complete", is_complete=True))
+    behind_gateway.take(1, Abort("complete-too", is_complete=True))
+    behind_gateway.take(GATEWAY, _submit("too long", prompt_ids=tuple(range(44))))
+    behind_gateway.take(GATEWAY, _submit("not a token", prompt_ids=(POISON + 1,)))
+    assert _counted(behind_gateway) == (1, 0, 0), "a stop string ends an answer in the gateway"
+    behind_gateway.take(GATEWAY, Disconnected())
+    _compute(behind_gateway)
+    behind_gateway.take(GATEWAY, _submit("of another front"))
+    _compute(behind_gateway)
+    assert _counted(behind_gateway) == (1, 0, 0)
+
+
+def test_a_full_queue_is_no_failure(behind_gateway: CoreUnderTest) -> None:
+    for number in range(120):
+        behind_gateway.take(GATEWAY, _submit(str(number)))
+    sent = [message for _, message in behind_gateway.sent if isinstance(message, Refused)]
+    assert {message.reason for message in sent} == {"queue_full"}
+    _compute(behind_gateway)
+    num_accepted = 120 - len(sent)
+    assert _counted(behind_gateway) == (num_accepted, 0, num_accepted)
+
+
+def test_a_request_that_began_elsewhere_has_no_first_token_here(behind_gateway: CoreUnderTest) -> None:
+    behind_gateway.take(GATEWAY, _submit("moved", generated_ids=(7,), is_resume=True))
+    _compute(behind_gateway)
+    assert _counted(behind_gateway) == (1, 0, 0)
+
+
+def test_the_time_to_a_first_token_begins_when_the_core_gets_the_request(behind_gateway: CoreUnderTest) -> None:
+    times = iter((100.0, 100.3, 100.4))
+    behind_gateway.core._gateways._clock = lambda: next(times)
+    behind_gateway.take(GATEWAY, _submit("s", prompt_ids=(1, 2, 3)))
+    _compute(behind_gateway)
+    found = behind_gateway.core._gateways.report()
+    assert found.first_token_s == pytest.approx(0.3)
+    by_bound = dict(zip((*FIRST_TOKEN_BOUNDS_S, None), found.first_token_counts, strict=True))
+    assert {bound for bound, number in by_bound.items() if number} == {0.5}

@@ -17,6 +17,7 @@ from rayloom_engine.front.operations.admin import is_own_request
 from rayloom_engine.front.operations.lifecycle import stall_of
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE
+from rayloom_engine.protocol.gateway_requests import GatewayRequests
 from rayloom_engine.protocol.messages import CoreStatus, RankReport
 from rt_metrics import MODEL_NAME, busy
 
@@ -51,6 +52,23 @@ def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 50.0\n' in text
     assert 'rayloom:prefix_cache_queries_total{model_name="m"} 75.0\n' in text
     assert 'rayloom:num_preemptions_total{model_name="m"} 2.0\n' in text
+
+
+def test_requests_of_gateways_never_fall_over_a_restart_of_the_core() -> None:
+    metrics = Metrics("m")
+    for core_pid, num_finished, num_failed in ((7, 5, 1), (7, 6, 1), (8, 0, 0), (8, 3, 2)):
+        counts = (num_finished - num_failed, *[0] * 20)
+        found = GatewayRequests(
+            num_finished=num_finished,
+            num_failed=num_failed,
+            first_token_counts=counts,
+            first_token_s=sum(counts) / 2000,
+        )
+        metrics.observe_core(msgspec.structs.replace(NO_CORE, gateway_requests=found), core_pid)
+    assert (metrics.finished.value(), metrics.failed.value()) == (9, 3)
+    for histogram in (metrics.first_token_s, metrics.request_first_token_s):
+        assert set(histogram.cumulative().values()) == {6}
+        assert histogram.sum == pytest.approx(0.003)
 
 
 def test_a_new_core_is_counted_from_zero_although_no_counter_falls() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rayloom_engine.front.operations.service import Waits
+from rayloom_engine.protocol.gateway_requests import GatewayRequests
 from rt_front import MODEL, FrontUnderTest, running_front
 
 
@@ -132,3 +133,24 @@ def test_a_request_whose_client_disconnects_is_not_counted(front: FrontUnderTest
         connection.sendall(head.encode() + content)
         front.wait_until(lambda: front.service.metrics.generation_tokens.value() == 3, "it is under way")
     assert counts(front) == (0, 0, 1)
+
+
+def test_requests_that_gateways_send_to_the_core_are_added_once(front: FrontUnderTest) -> None:
+    assert front.chat().status_code == 200
+    first_tokens = (0, 2, *[0] * 18, 1)  # two within 5 ms, one after more than 160 s
+    found = GatewayRequests(num_finished=4, num_failed=1, first_token_counts=first_tokens, first_token_s=200.0)
+    for _ in range(2):
+        front.do(lambda: (setattr(front.core, "gateway_requests", found), front.core.send_status()))
+    front.wait_until(lambda: front.service.metrics.failed.value() == 1, "the status has come")
+    assert counts(front) == (5, 1, 4)
+    text = front.http.get("/metrics").text
+    assert 'rayloom:requests_finished_total{model_name="tiny"} 5' in text
+    assert 'rayloom:requests_failed_total{model_name="tiny"} 1' in text
+    assert 'rayloom:time_to_first_token_seconds_count{model_name="tiny"} 4' in text
+
+
+def test_the_core_learns_that_an_answer_is_complete_at_a_stop_string(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 8))
+    assert front.complete("Hi", stop="lo t").json()["choices"][0]["text"] == "Hel"
+    front.wait_until(lambda: len(front.core.completed) == 1, "the core hears of it")
+    assert front.do(lambda: front.core.completed == front.core.aborts)

@@ -15,6 +15,7 @@ from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
+from rayloom_engine.protocol.gateway_requests import GatewayRequests
 from rayloom_engine.protocol.messages import (
     HASH_BYTES,
     PROTOCOL_VERSION,
@@ -78,6 +79,7 @@ class FakeCore:
         self.is_mute = False  # sends no status every second, as a core that hangs
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
+        self.gateway_requests = GatewayRequests()
         self.cached: list[bytes] = []  # hashes of blocks, as `prompt_hashes` makes them
         self.load = SchedulerLoad(decode_token_cost=2.0)  # not the load that a gateway assumes before a report
         self.num_index_requests = 0
@@ -114,6 +116,7 @@ class FakeCore:
         self.submits: list[Submit] = []
         self.num_prompts = 0  # prompts that were sent once for several Submits
         self.aborts: list[str] = []
+        self.completed: list[str] = []  # those of the aborts whose answer was complete
         self._released = asyncio.Event()
 
     async def serve(self, path: Path) -> None:
@@ -186,6 +189,8 @@ class FakeCore:
     def _take(self, message: FrontMessage, writer: asyncio.StreamWriter) -> None:
         if isinstance(message, Abort):
             self.aborts.append(message.sequence_id)
+            if message.is_complete:
+                self.completed.append(message.sequence_id)
             task = self._tasks.pop(message.sequence_id, None)
             if task is not None:
                 task.cancel()
@@ -281,6 +286,7 @@ class FakeCore:
             lost=self.lost,
             lost_node="there" if self.lost else "",
             is_draining=self.is_draining,
+            gateway_requests=self.gateway_requests,
         )
 
 

@@ -70,15 +70,17 @@ class Requests(_StatusPart):
     running: int = Field(description="Sequences in the running batch.")
     waiting: int = Field(description="Sequences in the core's queue; of a gateway, those that wait for an engine.")
     finished: int = Field(
-        description="HTTP requests that ended, with or without an error, since the front started; without refused "
-        "requests and those whose client disconnected."
+        description="Requests that ended, with or without an error, since the front started, with those of gateways; "
+        "without refused requests and those whose client disconnected."
     )
     failed: int = Field(
         description="Requests of `finished` that ended in an error of the engine's, as HTTP 5xx or as an error event "
-        "in the stream; without those that a drain or a full queue refuses."
+        "in the stream; without those that a drain or a full queue refuses. An engine does not count errors of its "
+        "gateways."
     )
     first_token_seconds: dict[str, int] = Field(
-        description="Seconds, +Inf for all -> requests since the front started whose first token took no longer."
+        description="Seconds, +Inf for all -> requests since the front started whose first token took no longer; of "
+        "requests of gateways, from their arrival at the engine."
     )
 
 

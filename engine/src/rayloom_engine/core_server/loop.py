@@ -15,8 +15,9 @@ from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Origin, Sequence
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.cache_publisher import CachePublisher
+from rayloom_engine.core_server.gateway_counter import GatewayCounter
 from rayloom_engine.core_server.ranks.stillness import patience_s
-from rayloom_engine.core_server.sockets import CoreIo, Inbox, InboxMessage
+from rayloom_engine.core_server.sockets import CoreIo, GatewayConnected, Inbox, InboxMessage
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
 from rayloom_engine.protocol.messages import Abort, Outputs, Refused, ServedModel, Submit, WantCache
@@ -51,6 +52,7 @@ class Core:
         self._io = io
         self._state = state
         self._publisher = CachePublisher(engine, io, secrets.randbits(63))
+        self._gateways = GatewayCounter()
         self._is_note_old = False  # True if the black box still shows a plan that has ended
 
     def begin_epoch(self, epoch: int) -> None:
@@ -109,16 +111,26 @@ class Core:
         elif isinstance(message, WantCache):
             self._publisher.subscribe(connection)
         elif isinstance(message, Abort):
-            self._engine.abort(_request_id(connection, message.attempt, message.sequence_id))
+            self._abort(_request_id(connection, message.attempt, message.sequence_id), is_complete=message.is_complete)
             if not message.is_moved:
                 self._clear(message.sequence_id)
+        elif isinstance(message, GatewayConnected):
+            self._gateways.connected(connection)
         else:
             self._publisher.unsubscribe(connection)
+            self._gateways.disconnected(connection)
             # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
             prefix = f"{connection}."
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
                     self._engine.abort(sequence.request_id)
+
+    def _abort(self, request_id: str, *, is_complete: bool) -> None:
+        if is_complete:
+            self._gateways.complete(request_id)
+        else:
+            self._gateways.forget(request_id)
+        self._engine.abort(request_id)
 
     def _clear(self, sequence_id: str) -> None:
         """Removes a sequence that has ended from the suspects.
@@ -189,6 +201,7 @@ class Core:
             source, _, sequence_id = sequence.request_id.partition("/")
             if sequence_id in self._box.suspicion.condemned:
                 self._engine.abort(sequence.request_id)
+                self._gateways.failed(sequence.request_id)
                 self._refuse(source, sequence_id, "poison", _POISON)
 
     def _refuse(self, source: str, sequence_id: str, reason: str, message: str, retry_after_s: int = 1) -> None:
@@ -200,11 +213,14 @@ class Core:
 
     def _submit(self, connection: int, submit: Submit) -> None:
         source = _source(connection, submit.attempt)
+        request_id = _request_id(connection, submit.attempt, submit.sequence_id)
+        self._gateways.submitted(connection, request_id, submit)
         if submit.sequence_id in self._box.suspicion.condemned:
+            self._gateways.failed(request_id)
             self._refuse(source, submit.sequence_id, "poison", _POISON)
             return
         sequence = Sequence(
-            request_id=_request_id(connection, submit.attempt, submit.sequence_id),
+            request_id=request_id,
             prompt_ids=submit.prompt_ids,
             generated_ids=submit.generated_ids,
             params=submit.params,
@@ -223,8 +239,10 @@ class Core:
             check_token_ids(sequence.token_ids, self.model.vocab_size)
             output = self._engine.add(sequence, submit.is_resume)
         except QueueFull as error:
+            self._gateways.forget(request_id)
             self._refuse(source, submit.sequence_id, "queue_full", str(error), error.retry_after_s)
         except RequestError as error:
+            self._gateways.forget(request_id)
             is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
             reason = "too_long" if is_too_long else "invalid"
             self._refuse(source, submit.sequence_id, reason, str(error))
@@ -234,6 +252,7 @@ class Core:
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
         """Sends each front the outputs of its sequences, with the front's own sequence ids."""
+        self._gateways.observe(outputs)
         by_connection: dict[int, list[SequenceOutput]] = {}
         sources: dict[str, tuple[int, int]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
@@ -258,6 +277,7 @@ class Core:
 
     def _publish(self) -> None:
         self._state.stats = self._engine.stats()
+        self._state.gateway_requests = self._gateways.report()
         self._state.last_token_at = self._engine.last_token_at
         self._state.heartbeat = time.monotonic()
 

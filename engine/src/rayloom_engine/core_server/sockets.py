@@ -53,11 +53,15 @@ _STALL_SECONDS = 30.0  # seconds that a front has to read a small message, see u
 _MOST_UNSENT_BYTES = 2**30
 
 
+class GatewayConnected:
+    """Inbox entry: the connection is a gateway's. It comes before all messages of the connection."""
+
+
 class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
-InboxMessage = Submit | Abort | WantCache | Disconnected
+InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,8 @@ class CoreIo:
             welcome = await greeting
             self._problems.solved()
             self._welcome(connection, writer, welcome)
+            if not is_own:
+                self._inbox.put(connection, GatewayConnected())
             while True:
                 message = front_decoder.decode(await read_frame(reader))
                 if is_own and isinstance(message, Draining):

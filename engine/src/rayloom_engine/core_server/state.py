@@ -13,6 +13,7 @@ import psutil
 from rayloom_engine.common.process import node_name
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.pool import RankPool
+from rayloom_engine.protocol.gateway_requests import GatewayRequests
 from rayloom_engine.protocol.messages import CoreStatus, PhaseProgress, RankReport, ServedModel
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class CoreState:
     phases: list[PhaseProgress] = field(default_factory=list)
     phase_started: float = 0.0
     stats: SchedulerStats = field(default_factory=SchedulerStats)
+    gateway_requests: GatewayRequests = field(default_factory=GatewayRequests)
     rank_phase: str = "start"
     is_draining: bool = False  # written by the I/O thread
     heartbeat: float = field(default_factory=time.monotonic)
@@ -144,6 +146,7 @@ class CoreState:
             lost_node=self.lost_node,
             heartbeat_age_s=now - self.heartbeat,
             is_draining=self.is_draining,
+            gateway_requests=self.gateway_requests,
         )
 
     def set_draining(self, is_draining: bool) -> None:

@@ -25,6 +25,7 @@ from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.protocol.fingerprint import Fingerprint
+from rayloom_engine.protocol.gateway_requests import GatewayRequests
 
 PROTOCOL_VERSION = 4
 OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)  # the version before; version 3 had no port for gateways
@@ -82,6 +83,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
     is_moved: bool = False  # another engine gets the sequence, so it may come back
+    is_complete: bool = False  # the answer ends at a stop string, which only the front sees
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
@@ -204,6 +206,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
     last_work_age_s: float | None = None  # since a computing rank last advanced or used CPU time; None: none computes
     is_draining: bool = False  # the engine takes no new requests, and will end
+    gateway_requests: GatewayRequests = GatewayRequests()  # for the engine's own front, which does not see them
 
 
 class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):

@@ -179,11 +179,14 @@ class CoreClient:
             else:
                 self.pool.give(link, choices, data)
 
-    def abort(self, sequence_id: str) -> None:
-        """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown."""
+    def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
+        """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown.
+
+        `is_complete`: the answer is complete, at a stop string; False: nobody waits for the rest.
+        """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
-            self.pool.withdraw(sequence)
+            self.pool.withdraw(sequence, is_complete=is_complete)
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""

@@ -94,16 +94,17 @@ class EnginePool:
             link.estimate.sent(sequence.sequence_id, sequence.tenant, sequence.num_tokens, blocks)
         link.send(data)
 
-    def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False) -> None:
+    def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:
         """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used.
 
         `is_moved`: it is to continue elsewhere. Then the engine goes on to suspect it if its steps have died.
+        `is_complete`: its answer ends at a stop string, so the engine counts it as finished.
         """
         link = self.links.get(sequence.place.engine or "")
         if link is not None:
             link.estimate.ended(sequence.sequence_id)
             if link.is_connected:
-                link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt, is_moved)))
+                link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt, is_moved, is_complete)))
         sequence.place.leave()
 
     def has_another_model(self, sequence: ClientSequence) -> bool:

@@ -359,7 +359,8 @@ class Generation:
         self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            self._service.client.abort(lane.sequence.sequence_id)  # the core knows no stop strings and may continue
+            # The core knows no stop strings and may continue.
+            self._service.client.abort(lane.sequence.sequence_id, is_complete=True)
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
             if lane.first_output_s is not None:

@@ -63,6 +63,14 @@ class Histogram(Family):
         self._counts[bisect_left(self._bounds, value)] += times
         self.sum += value * times
 
+    def add_counts(self, counts: Sequence[int], total: float) -> None:
+        """Adds observations that were counted elsewhere.
+
+        `counts`: their number in each bucket, and above all bounds. `total`: the sum of their values.
+        """
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
+        self.sum += total
+
     def cumulative(self) -> dict[str, int]:
         """Returns upper bound (as text, the last is +Inf) -> number of observations not above it."""
         bounds = (*map(_bound, self._bounds), "+Inf")

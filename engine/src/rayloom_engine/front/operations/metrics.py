@@ -15,6 +15,7 @@ from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.front.core_link.recoveries import RecoveryRecord
 from rayloom_engine.front.http.errors import is_fault
 from rayloom_engine.front.operations.figures import Family, Histogram
+from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S, GatewayRequests
 from rayloom_engine.protocol.messages import CoreStatus
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATENCY_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _CHOICES = (1, 2, 5, 10, 20)
@@ -107,9 +107,11 @@ class Metrics:
             "cause",
         )
         self.replayed = counter("replayed_requests_total", "Requests submitted again after a loss.")
-        self.first_token_s = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _LATENCY_S)
+        self.first_token_s = self._histogram(
+            "time_to_first_token_seconds", "Seconds to the first token.", FIRST_TOKEN_BOUNDS_S
+        )
         # Counts requests, while first_token_s counts choices. Only the status document shows it.
-        self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", _LATENCY_S)
+        self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", FIRST_TOKEN_BOUNDS_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
         self.request_decode_s = self._histogram(
@@ -126,6 +128,7 @@ class Metrics:
         for family in (*own, *self._core_counters.values()):
             family.add(0)  # without a first sample of zero, rate() would miss the first increase
         self._last_stats = SchedulerStats()
+        self._last_gateway_requests = GatewayRequests()
         self._core_pid = 0
 
     def observe_core(self, status: CoreStatus, core_pid: int) -> None:
@@ -145,13 +148,29 @@ class Metrics:
             num_gpu_blocks=str(stats.num_blocks),
             enable_prefix_caching=str(self._prefix_caching),
         )
-        before = self._last_stats if core_pid == self._core_pid else SchedulerStats()
+        is_new_core = core_pid != self._core_pid
+        before = SchedulerStats() if is_new_core else self._last_stats
         for field, counter in self._core_counters.items():
             counter.add(getattr(stats, field) - getattr(before, field))
         self._last_stats = stats
+        self._add_gateway_requests(
+            GatewayRequests() if is_new_core else self._last_gateway_requests, status.gateway_requests
+        )
+        self._last_gateway_requests = status.gateway_requests
         self._core_pid = core_pid
         for phase in status.phases:
             self._startup.set(phase.seconds, phase=phase.name)
+
+    def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
+        """Adds what was counted between two reports to the figures of the requests that this front answers itself."""
+        if now == before:
+            return
+        self.finished.add(now.num_finished - before.num_finished)
+        self.failed.add(now.num_failed - before.num_failed)
+        pairs = zip(now.first_token_counts, before.first_token_counts, strict=True)
+        counts = [count - earlier for count, earlier in pairs]
+        for histogram in (self.first_token_s, self.request_first_token_s):
+            histogram.add_counts(counts, now.first_token_s - before.first_token_s)
 
     def observe_queue(self, num_running: int, num_waiting: int) -> None:
         """Sets the numbers of sequences. Those of a gateway run if an engine has them, and wait if none has."""

@@ -1,0 +1,103 @@
+"""GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
+
+A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
+the engine ends it by an error of its own. A refused request, one that moves to another engine, and one whose client or
+gateway disconnected do not count. Sequences are counted by prompt: of several choices, only the first one counts.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
+from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S, GatewayRequests
+from rayloom_engine.protocol.messages import Submit
+
+
+class GatewayCounter:
+    """Totals of the sequences of gateways. For the core's main thread.
+
+    `request_id` is the scheduler's name of a sequence, which begins with its connection. Calls for sequences of the
+    engine's own front have no effect.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._connections: set[int] = set()
+        # Unfinished sequences -> time of acceptance. None: the first token is sampled, here or on an earlier engine.
+        self._unfinished: dict[str, float | None] = {}
+        self._num_finished = 0
+        self._num_failed = 0
+        self._first_token_counts = [0] * (len(FIRST_TOKEN_BOUNDS_S) + 1)
+        self._first_token_s = 0.0
+
+    def connected(self, connection: int) -> None:
+        """Counts the sequences of this connection from now on, because it is a gateway's."""
+        self._connections.add(connection)
+
+    def disconnected(self, connection: int) -> None:
+        """Forgets a connection. Its unfinished sequences do not count."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            prefix = f"{connection}."
+            for request_id in [each for each in self._unfinished if each.startswith(prefix)]:
+                del self._unfinished[request_id]
+
+    def submitted(self, connection: int, request_id: str, submit: Submit) -> None:
+        """Begins to count a sequence, which may still be refused."""
+        if connection in self._connections and submit.fork_of is None:
+            self._unfinished[request_id] = None if submit.generated_ids else self._clock()
+
+    def forget(self, request_id: str) -> None:
+        """Does not count a sequence: it was refused, moves to another engine, or nobody waits for it any more."""
+        self._unfinished.pop(request_id, None)
+
+    def complete(self, request_id: str) -> None:
+        """Counts a sequence as finished without an error."""
+        if request_id in self._unfinished:
+            del self._unfinished[request_id]
+            self._num_finished += 1
+
+    def failed(self, request_id: str) -> None:
+        """Counts a sequence as finished by an error of the engine."""
+        if request_id in self._unfinished:
+            del self._unfinished[request_id]
+            self._num_finished += 1
+            self._num_failed += 1
+
+    def observe(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Counts first tokens and ends of sequences in the outputs of a step."""
+        if not self._unfinished:
+            return
+        now = self._clock()
+        for output in outputs:
+            request_id = output.sequence_id
+            if request_id not in self._unfinished:
+                continue
+            since = self._unfinished[request_id]
+            if since is not None and output.token_ids:
+                self._unfinished[request_id] = None
+                self._first_token_counts[bisect_left(FIRST_TOKEN_BOUNDS_S, now - since)] += 1
+                self._first_token_s += now - since
+            if output.finish_reason is not None:
+                self._end(request_id, output.finish_reason)
+
+    def report(self) -> GatewayRequests:
+        """Returns the totals so far."""
+        return GatewayRequests(
+            num_finished=self._num_finished,
+            num_failed=self._num_failed,
+            first_token_counts=tuple(self._first_token_counts),
+            first_token_s=self._first_token_s,
+        )
+
+    def _end(self, request_id: str, finish_reason: str) -> None:
+        if finish_reason == CORRUPT:
+            self.failed(request_id)
+        elif finish_reason == BROKEN_FORM:
+            self.forget(request_id)  # the client gets a 400
+        else:
+            self.complete(request_id)

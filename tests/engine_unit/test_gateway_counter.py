@@ -1,0 +1,56 @@
+"""Random histories of gateways' sequences: each one counts once or not at all, whatever follows its end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
+from rayloom_engine.core_server.gateway_counter import GatewayCounter
+from rayloom_engine.protocol.messages import Submit
+
+OWN, *GATEWAYS = CONNECTIONS = (1, 2, 12)  # the names of one connection's sequences begin as those of another
+EVENTS = ("token", "stop", CORRUPT, BROKEN_FORM, "complete", "failed", "forget", "disconnect")
+IS_FAULT = {"stop": False, "complete": False, CORRUPT: True, "failed": True}  # the events that count
+SUBMIT = Submit(sequence_id="s", prompt_ids=(1,), params=DecodingParams(max_tokens=9))
+
+
+def _apply(counter: GatewayCounter, event: str, request_id: str) -> None:
+    match event:
+        case "token":
+            counter.observe([SequenceOutput(sequence_id=request_id, token_ids=(1,))])
+        case "complete":
+            counter.complete(request_id)
+        case "failed":
+            counter.failed(request_id)
+        case "forget":
+            counter.forget(request_id)
+        case "disconnect":
+            counter.disconnected(int(request_id.partition(".")[0]))
+        case reason:
+            counter.observe([SequenceOutput(sequence_id=request_id, finish_reason=reason)])
+
+
+@given(st.lists(st.tuples(st.sampled_from(CONNECTIONS), st.sampled_from(EVENTS)), max_size=30))
+def test_a_sequence_counts_by_its_first_end(history: list[tuple[int, str]]) -> None:
+    counter = GatewayCounter(clock=lambda: 5.0)
+    request_ids = {connection: f"{connection}.0/s" for connection in CONNECTIONS}
+    for connection in GATEWAYS:
+        counter.connected(connection)
+    for connection, request_id in request_ids.items():
+        counter.submitted(connection, request_id, SUBMIT)
+    for connection, event in history:
+        _apply(counter, event, request_ids[connection])
+
+    ends, num_begun = [], 0
+    for connection in GATEWAYS:
+        events = [event for each, event in history if each == connection]
+        end = next((place for place, event in enumerate(events) if event != "token"), len(events))
+        ends += events[end : end + 1]
+        num_begun += end > 0
+    found = counter.report()
+    assert found.num_finished == sum(end in IS_FAULT for end in ends)
+    assert found.num_failed == sum(IS_FAULT.get(end, False) for end in ends)
+    assert found.first_token_counts == (num_begun, *[0] * 20)
