@@ -66,7 +66,8 @@ void adjust(const rl_sampling& row, int64_t vocab_size, float* logits, int32_t* 
     }
 }
 
-// The tokens that top_k and min_p keep. min_p: p >= min_p * p_max, expressed in x.
+// Returns the tokens that top_k and min_p keep. min_p keeps the tokens with p >= min_p * p_max. With x, the logit by the
+// temperature, this is x >= x_max + log(min_p).
 Prefix kept_tokens(const SamplerPasses& passes, int64_t vocab_size, const rl_sampling& row, Candidate top,
                    const RowBuffers& buffers) {
     Prefix kept = {-INFINITY, vocab_size};

@@ -48,10 +48,10 @@ class CoreState:
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
     rank: LoadedRank | None = None  # the loaded rank, if this process is the only rank
     quiet_s: float = 0.0  # seconds since the main thread last made progress or used CPU time
-    patience_s: float = 10.0  # seconds for which the plans in flight may make no progress
+    patience_s: float = 10.0  # the plans in flight count as hung after so many seconds without progress
 
     def set_patience(self, seconds: float) -> None:
-        """Sets for how many seconds the main thread and the ranks may make no progress."""
+        """Sets after how many seconds without progress the main thread and the ranks count as hung."""
         self.patience_s = seconds
         if self.pool is not None:
             self.pool.patience_s = seconds

@@ -40,10 +40,10 @@ def empty_model(
 def empty_weights(
     shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
 ) -> tuple[DecoderWeights, dict[str, Destination]]:
-    """Returns the weights of a rank, and tensor name in a Hugging Face checkpoint -> where to copy it.
+    """Returns the weights of a rank, and a map from each tensor name of a Hugging Face checkpoint to its destination.
 
-    Tensor names number the layers of the whole model, the cache those of the stage. `schemes` decides how matrices are
-    stored; without it they are dense.
+    In tensor names, layers have their number in the whole model; in the KV cache, their number in the stage. `schemes`
+    decides how matrices are stored; without it they are dense.
     """
     if schemes is None:
         schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)

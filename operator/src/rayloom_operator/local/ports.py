@@ -24,8 +24,9 @@ class ReservedPort:
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         self.number = int(self._socket.getsockname()[1])
-        # On Linux, while this socket is bound and does not listen, another socket with the same option may listen on
-        # its port, but the system gives the port to nobody else. Other systems would refuse the second socket.
+        # This socket is bound and does not listen. On Linux a process of this run can therefore listen on the port, as
+        # it sets SO_REUSEADDR too, and the system does not hand the port out as a free one. Other systems would refuse
+        # the process's socket.
         if sys.platform != "linux":
             self.close()
 

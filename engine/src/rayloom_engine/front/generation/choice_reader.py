@@ -60,7 +60,7 @@ class ChoiceReader:
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning: those that begin before the end of its text.
+    """Counts the tokens of the reasoning. A token belongs to it if the token begins before the end of the reasoning.
 
     The count is exact for byte-level vocabularies. It does not depend on how many tokens come in one delta.
     """

@@ -104,5 +104,5 @@ def lazy_text(rule: str, end: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns the expression for `text` itself."""
+    """Returns the grammar expression that matches exactly `text`."""
     return json.dumps(text)

@@ -59,9 +59,9 @@ class Fleet:
         return self.num_available + self.num_unschedulable >= self.num_for_load
 
     def replicas_for_more(self, number: int) -> int:
-        """Returns the `replicas` with which there are `number` engines for the load, more than now."""
+        """Returns the `replicas` that gives `number` engines for the load. `number` is larger than the present one."""
         return number + self.num_unproven
 
     def replicas_for_fewer(self, number: int) -> int:
-        """Returns the `replicas` with which there are `number` engines for the load, fewer than now."""
+        """Returns the `replicas` that gives `number` engines for the load. `number` is smaller than the present one."""
         return number + self.num_unproven - self.num_surge
