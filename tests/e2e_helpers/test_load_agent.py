@@ -13,7 +13,8 @@ from aiohttp import web
 
 from clients import load_agent
 
-_TOKENS = 'data: {"choices": [{"logprobs": {"tokens": ["a", "b"]}}]}\n\ndata: [DONE]\n\n'
+_CHOICE = {"index": 0, "text": "ab", "logprobs": {"tokens": ["a", "b"]}, "finish_reason": "length"}
+_TOKENS = f"data: {json.dumps({'choices': [_CHOICE]})}\n\ndata: [DONE]\n\n"
 
 
 async def _probes(answers_from: str, rest_s: float) -> list[Any]:
@@ -38,7 +39,8 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
     settings = {
         "model": "m",
         "urls": [url],
-        "num_tokens": 2,
+        "requests": [{"path": "/v1/completions", "body": {"max_tokens": 2, "stream": True}}],
+        "late_requests": [],
         "strike_at": 1,
         "late_every_s": 0,
         "late_for_s": 0,

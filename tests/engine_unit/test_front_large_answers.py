@@ -124,6 +124,9 @@ class _Generation:
     def close(self) -> None:
         self.ends.append("closed")
 
+    def held_s(self) -> float:
+        return 0.0
+
 
 def sent(document: dict[str, Any], gone_after: int | None = None) -> tuple[list[dict[str, Any]], list[int], list[str]]:
     """The messages of a WholeAnswer, how often the loop ran others before each of them, and the generation's end."""

@@ -343,8 +343,8 @@ def test_status_follows_its_model_and_the_cores_numbers(front: FrontUnderTest) -
 
 def test_the_core_is_told_of_a_drain_again_after_its_restart(front: FrontUnderTest) -> None:
     assert front.admin.post("/drain").status_code == 200
-    front.wait_until(lambda: front.core.drains == [True], "the core knows of the drain")
+    front.wait_until(lambda: front.core.drains == [False, True], "the core knows of the drain")
     front.do(front.core.die)
-    front.wait_until(lambda: front.core.drains == [True, True], "the next core knows of it")
+    front.wait_until(lambda: front.core.drains == [False, True, True], "the next core knows of it")
     assert front.admin.delete("/drain").status_code == 200
-    front.wait_until(lambda: front.core.drains == [True, True, False], "the core knows that it was taken back")
+    front.wait_until(lambda: front.core.drains == [False, True, True, False], "the core knows that it was taken back")

@@ -43,7 +43,8 @@ def test_a_template_that_computes_too_long_is_ended(source: str) -> None:
     started_s = time.thread_time()
     with pytest.raises((TemplateTooSlow, RequestError)):
         template.render(USER, cpu_s=0.1)
-    assert time.thread_time() - started_s < 1.0
+    # The time is compared between filters only, and a filter of 90,000 items may take 0.1 s. Without an end: over 20 s.
+    assert time.thread_time() - started_s < 3.0
 
 
 LARGE = {

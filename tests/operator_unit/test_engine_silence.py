@@ -96,7 +96,10 @@ def test_an_engine_that_is_dropped_just_after_its_pod_changed_is_polled_no_more(
     ("num_failing", "seconds", "look_s"), [(1, 1, 1), (200, 1, 1), (1200, 6, 6), (6000, 15, 30), (60_000, 15, 300)]
 )
 def test_many_silent_engines_are_polled_more_slowly_after_their_second_request(num_failing, seconds, look_s):
-    poller, silent = EnginePoller(lambda _: None), make_reading(failing_since=1.0)
+    poller = EnginePoller(lambda _: None)
+    silent = engine_poller._PolledEngine(
+        service=KEY, target=Target("127.0.0.1", "secret", "uid-1"), reading=make_reading(failing_since=1.0)
+    )
     poller.num_failing = num_failing
     assert poller._interval_s(silent, True) == 1
     assert poller._interval_s(silent, False) == seconds
