@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -44,12 +46,20 @@ class FrontServer:
         self._exit_code = 0
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None  # of a task in `_beside`
         service.lifecycle.close_connections = self._close_connections
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts `work` and cancels it at the end of `run`. It may return earlier, but its error ends the process."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._end_on_error)
+        self._beside.append(task)
 
     async def run(self) -> int:
         """Runs both servers and the connection to the core until a signal or `give_up` ends them.
 
-        Returns the exit code. If one of them ends by itself, raises its error.
+        Returns the exit code. If one of them ends by itself, or work of `run_beside` fails, raises its error.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,14 +77,25 @@ class FrontServer:
             server.should_exit = True
         await asyncio.wait(serving)
         core.cancel()
+        for beside in self._beside:
+            beside.cancel()
         for task in done:
             task.result()
+        if self._error is not None:
+            raise self._error
         return self._exit_code
 
     def give_up(self) -> None:
         """Ends the process, because the model cannot be used. A restart would not help."""
         self._exit_code = EXIT_CONFIG
         self._stop.set()
+
+    def _end_on_error(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("a task beside the servers failed, so this process ends", exc_info=error)
+            self._error = self._error or error
+            self._stop.set()
 
     def _close_connections(self) -> None:
         """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
