@@ -1,7 +1,7 @@
 """FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds, counted from the SIGTERM or from
-an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+SIGTERM drains: new requests get 503, and running ones, also those of gateways, may finish within drain_seconds, counted
+from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.http.server import admin_server, api_server
+from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
 from rayloom_engine.front.operations.service import Service
 
 LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
@@ -114,15 +115,29 @@ class FrontServer:
         lifecycle.stop()
         left_s = lifecycle.drain_left_s(self._config.drain_seconds)
         logger.info("draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, left_s)
-        if await lifecycle.wait_idle(left_s):
-            logger.info("drained")
-        else:
+        if not await lifecycle.wait_idle(left_s):
             logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
             self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
+        elif await self._wait_for_gateways():
+            logger.info("drained")
+        else:
+            num_left = num_in_core(self._service.client)
+            logger.warning("%d sequences of gateways were not finished in time", num_left)
         self._stop.set()
         # A client that does not read its last bytes must not delay the exit.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
+
+    async def _wait_for_gateways(self) -> bool:
+        """Returns False if gateways have unfinished sequences in this engine at the end of the drain's time.
+
+        Gateways move them to another engine at once. Without another engine, the sequences finish here.
+        """
+        if self._config.front_port is None:
+            return True
+        lifecycle = self._service.lifecycle
+        left_s = lifecycle.drain_left_s(self._config.drain_seconds)
+        return await wait_for_empty_core(self._service.client, lifecycle, left_s)
 
     def _stop_now(self) -> None:
         self._service.lifecycle.stop()
