@@ -1,7 +1,8 @@
 """FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
 
 SIGTERM drains: new requests get 503, and running ones, also those of gateways, may finish within drain_seconds, counted
-from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for
+requests.
 """
 
 from __future__ import annotations
