@@ -57,7 +57,7 @@ def test_the_operator_reads_the_figures_that_the_engine_counts():
         )
     )
 
-    assert read.requests.in_flight == 5
+    assert (read.requests.in_flight, read.requests.running, read.requests.waiting) == (5, 2, 1)
     assert (read.request_counts.requests, read.request_counts.errors) == (1, 1)
     first_tokens = read.request_counts.first_token_seconds
     assert [first_tokens[edge] for edge in ("0.25", "0.5", "5", "7.5", "+Inf")] == [0, 2, 2, 3, 3]

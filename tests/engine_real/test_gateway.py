@@ -365,3 +365,17 @@ def test_an_engine_that_drains_hands_its_streams_over(
     gateway_process = psutil.Process(gateway.process.pid)
     assert gateway_process.memory_info().rss < 150 * 1024 * 1024
     assert not [each.path for each in gateway_process.memory_maps() if "torch" in each.path]
+
+
+def test_the_last_engine_finishes_its_streams_before_it_ends(
+    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+) -> None:
+    wait_for_engines(gateway, {"second"})
+    made = requests(undisturbed[0])
+    threads = begin(gateway.api_url, made)
+    wait_for_events(made)
+    engines.programs["second"].process.terminate()
+    assert engines.programs["second"].process.wait(120.0) == 0
+    wait_until(lambda: all(request.is_done for request in made), 10.0, lambda: str(gateway.engines()))
+    end(threads)
+    check_equal(made, undisturbed[1])

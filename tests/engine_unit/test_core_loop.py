@@ -172,6 +172,17 @@ def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_i
     assert _recorded(tmp_path) == {}
 
 
+def test_an_idle_engine_reports_a_sequence_before_its_first_step_which_may_be_long(core: CoreUnderTest) -> None:
+    core.core._io = _NoIo()  # type: ignore[assignment]
+    reported: list[int] = []
+    core.engine.before_run = lambda: reported.append(core.state.stats.num_waiting + core.state.stats.num_running)
+    # The first step is that of the probe. The prompt takes three more, the second token one.
+    with pytest.raises(_End):
+        core.core.run(_Script([], [SUBMIT]), began=lambda: None)  # type: ignore[arg-type]
+    assert reported == [0, 1, 1, 1, 1]
+    assert (core.state.stats.num_waiting, core.state.stats.num_running) == (0, 0)
+
+
 def test_a_step_replaces_the_record_of_the_step_before(core: CoreUnderTest, tmp_path: Path) -> None:
     core.take(1, SUBMIT)
     core.engine.step()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -95,3 +98,19 @@ def test_the_resolver_of_the_system_is_asked() -> None:
     engines = asyncio.run(first())
     assert engines
     assert set(engines.items()) <= {("127.0.0.1", "127.0.0.1:8002"), ("::1", "[::1]:8002")}
+
+
+def test_an_unexpected_error_of_the_watch_ends_the_gateway_so_that_it_is_restarted(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a key of sixteen characters or more")
+    arguments = ["gateway", "--engines-dns", "localhost:1", "--key-file", str(tmp_path / "key")]
+    arguments += ["--cache-dir", str(tmp_path), "--served-model-name", "m", "--port", "0", "--admin-port", "0"]
+    program = (
+        "from rayloom_engine.cli.commands import run\n"
+        "from rayloom_engine.front.gateway import engines_dns\n"
+        "engines_dns.engines_after = None\n"
+        f"run({arguments})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60.0, check=False)
+    assert ended.returncode == 1
+    assert "a task beside the servers failed, so this process ends" in ended.stderr
+    assert "TypeError: 'NoneType' object is not callable" in ended.stderr

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -35,6 +36,39 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(tmp_path: Pat
         assert text_of(received) == "Hello there."
         assert received[-1] == "[DONE]"
         assert front.process.wait(30.0) == 0
+
+
+def with_gateways(folder: Path) -> dict[str, Any]:
+    """Settings of an engine that accepts gateways, with 20 s for a drain."""
+    return {"front_port": 0, "front_key_file": str(folder / "key"), "drain_seconds": 20.0}
+
+
+def test_sigterm_lets_sequences_of_gateways_finish(tmp_path: Path) -> None:
+    with front_process(tmp_path, **with_gateways(tmp_path)) as front:
+        front.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: front.do(lambda: front.core.drains[-1:] == [True]), "gateways hear of the drain")
+        for _ in range(20):  # with a status of the core before each answer
+            front.do(front.core.send_status)
+            status = httpx.get(f"{front.admin_url}/status").json()
+            assert (status["state"], status["requests"]["in_flight"]) == ("draining", 0)
+            assert status["requests"]["running"] == 1, "a gateway's"
+        front.do(lambda: setattr(front.core, "num_running", 0))
+        assert front.process.wait(15.0) == 0
+
+
+@pytest.mark.parametrize("loss", ["the time of the drain is over", "the core has died", "the core has failed"])
+def test_a_drain_does_not_wait_for_sequences_that_no_core_computes(tmp_path: Path, loss: str) -> None:
+    is_over = loss == "the time of the drain is over"
+    settings = with_gateways(tmp_path) | ({"drain_seconds": 0.5} if is_over else {})
+    with front_process(tmp_path, **settings) as front:
+        front.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: front.do(lambda: front.core.drains[-1:] == [True]), "the front drains")
+        if loss == "the core has died":
+            front.do(lambda: setattr(front.core, "num_running", 0))  # of the core that starts next
+            front.do(front.core.die)
+        elif not is_over:
+            front.do(lambda: setattr(front.core, "state", "failed"))
+        assert front.process.wait(15.0) == 0
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "POST /drain"])

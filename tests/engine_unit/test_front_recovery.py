@@ -339,12 +339,3 @@ def test_status_follows_its_model_and_the_cores_numbers(front: FrontUnderTest) -
     assert status.last_token_age_seconds >= 0.25
     assert [(phase.name, phase.finished) for phase in status.startup] == [("load", True)]
     assert status.api_url == front.api_url
-
-
-def test_the_core_is_told_of_a_drain_again_after_its_restart(front: FrontUnderTest) -> None:
-    assert front.admin.post("/drain").status_code == 200
-    front.wait_until(lambda: front.core.drains == [False, True], "the core knows of the drain")
-    front.do(front.core.die)
-    front.wait_until(lambda: front.core.drains == [False, True, True], "the next core knows of it")
-    assert front.admin.delete("/drain").status_code == 200
-    front.wait_until(lambda: front.core.drains == [False, True, True, False], "the core knows that it was taken back")

@@ -95,20 +95,26 @@ def test_a_failure_comes_after_the_outputs_before_it() -> None:
     run(work())
 
 
-def test_an_error_of_the_reader_ends_the_request() -> None:
+def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_client_may_have() -> None:
     async def work() -> None:
         mailbox = Mailbox()
         due = DueReaders()
 
-        def broken(_items: Items) -> bool:
+        sent: list[int] = []
+
+        def broken(items: Items) -> bool:
+            sent.extend(ids(items))
             raise ZeroDivisionError("reader")
 
         task = asyncio.ensure_future(mailbox.take(60.0, broken))
         await turns()
         if mailbox.put(0, output(1)):
             due.add(mailbox)
-        await turns()
-        assert ids(await task) == [1]
+        await turns(1)
+        assert not mailbox.put(0, output(2)), "after the error, and before the task runs"
+        with pytest.raises(ZeroDivisionError, match="reader"):
+            await task
+        assert sent == [1]
         with pytest.raises(ZeroDivisionError, match="reader"):
             await mailbox.take(60.0)
 

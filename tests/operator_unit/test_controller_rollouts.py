@@ -18,6 +18,8 @@ class Engines:
         self.draining = set()
         self.on_drain = lambda: None
         self.are_silent = False
+        self.num_sequences = 0  # of gateways, in each engine
+        self.num_answers_in_drain = 0
 
     async def ask(self, ip, port, token, method="GET", path="/status"):
         if path == "/drain":
@@ -28,9 +30,11 @@ class Engines:
         if self.are_silent:
             raise EngineUnavailable("no answer within 3 s")
         state = "draining" if ip in self.draining else "serving"
+        self.num_answers_in_drain += state == "draining"
         said = (
             f'{{"version": "v1", "state": "{state}", "reason": "", "startup": [], "model": null, "ranks": [], '
             '"last_token_age_seconds": 1.0, "requests": {"in_flight": 0, "finished": 9, "failed": 0, '
+            f'"running": {self.num_sequences}, '
             '"first_token_seconds": {"1": 9, "+Inf": 9}}}'
         )
         return 200, said.encode()
@@ -210,6 +214,22 @@ def test_a_service_is_suspended_and_resumes(engines, patched):
         again["metadata"]["generation"] = 3
         world.ask_for(again | {"status": world.kube.objects[SERVICE]["status"]})
         await settle(world, lambda: world.reason() == "Serving")
+
+    with_world(story)
+
+
+def test_the_last_engine_is_deleted_once_its_sequences_of_gateways_have_ended(engines, patched):
+    async def story(world):
+        old = await serve(world)
+        engines.num_sequences = 1
+        none = service(replicas=0)
+        none["metadata"]["generation"] = 2
+        world.ask_for(none | {"status": world.kube.objects[SERVICE]["status"]})
+        await settle(world, lambda: engines.num_answers_in_drain >= 2)
+        await world.rest()
+        assert world.kube.named("RayCluster") == [old]
+        engines.num_sequences = 0
+        await settle(world, lambda: world.kube.named("RayCluster") == [])
 
     with_world(story)
 

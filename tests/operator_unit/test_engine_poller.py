@@ -88,7 +88,7 @@ def test_elapsed_seconds_are_no_event(monkeypatch):
 
 def test_the_end_of_a_drain_is_an_event_and_fewer_requests_are_not(monkeypatch):
     async def run():
-        requests, count = {"in_flight": 3}, 0
+        requests, count = {"in_flight": 3, "running": 2, "waiting": 1}, 0
 
         async def answer(request):
             nonlocal count
@@ -104,11 +104,16 @@ def test_the_end_of_a_drain_is_an_event_and_fewer_requests_are_not(monkeypatch):
             requests["in_flight"] = 1
             await answers(3)
             assert news == [KEY]
-            requests["in_flight"] = 0
+            requests |= {"in_flight": 0, "running": 1}
+            await answers(3)
+            requests |= {"running": 1, "waiting": 0}
+            await answers(3)
+            assert news == [KEY], "a sequence of a gateway runs"
+            requests["running"] = 0
             await until(lambda: news == [KEY, KEY])
             await answers(3)
             assert news == [KEY, KEY]
-            assert poller.reading(KEY, "chat-0").status.requests.in_flight == 0
+            assert poller.reading(KEY, "chat-0").status.requests.unfinished == 0
 
     asyncio.run(run())
 

@@ -44,6 +44,23 @@ def test_each_state_of_an_engine_is_one_word(group, state):
     assert engine.state == state
 
 
+@pytest.mark.parametrize(
+    ("counts", "number"),
+    [
+        ({"in_flight": 2}, 2),  # an engine of an older version
+        ({"in_flight": 2, "running": 1}, 2),
+        ({"running": 3}, 3),
+        ({"waiting": 3}, 3),
+        ({"in_flight": 2, "running": 2, "waiting": 3}, 5),
+        ({}, 0),
+    ],
+)
+def test_sequences_of_gateways_are_work_of_an_engine(counts, number):
+    (engine,) = of(make_serving(ONE, reading=make_reading(make_said("draining", **counts)))).engines
+
+    assert engine.num_in_flight == number
+
+
 @pytest.mark.parametrize("is_found", [False, True])
 @pytest.mark.parametrize("route", [False, True])
 def test_an_engine_is_listed_by_its_endpoint_and_not_by_its_label(route, is_found):

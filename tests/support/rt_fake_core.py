@@ -76,6 +76,7 @@ class FakeCore:
         self.state = "serving"
         self.message = ""
         self.is_draining = False
+        self.num_running = 1  # sequences that the status has, whatever runs
         self.is_mute = False  # sends no status every second, as a core that hangs
         self.lost = ""  # while recovering: which rank
         self.epoch = 1
@@ -196,6 +197,8 @@ class FakeCore:
                 task.cancel()
         elif isinstance(message, Draining):
             self.drains.append(message.is_draining)
+            self.is_draining = message.is_draining
+            self.send_status()
         elif isinstance(message, FetchFile):
             self.num_fetches += 1
             _write(writer, read_part(self.model, message))
@@ -273,7 +276,10 @@ class FakeCore:
             last_token_age_s=None if is_starting else 0.25,
             phases=(phase,),
             stats=SchedulerStats(
-                num_running=1, num_blocks=self.num_blocks, num_free_blocks=self.num_free_blocks, num_preemptions=2
+                num_running=self.num_running,
+                num_blocks=self.num_blocks,
+                num_free_blocks=self.num_free_blocks,
+                num_preemptions=2,
             ),
             ranks=(
                 RankReport(

@@ -79,6 +79,9 @@ class Core:
                 self._renew_note()  # a message that crashes this process must not be blamed on the last step
             for connection, message in messages:
                 self._handle(connection, message)
+            if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
+                # The first step after an idle time may be long, and an engine that seems empty may be deleted.
+                self._publish()
             self._state.heartbeat = time.monotonic()
             # Publish between the inbox and the step, so that the load includes the sequences that came during the last
             # step. A front stops counting these sequences itself when it receives a load.

@@ -92,20 +92,17 @@ def main() -> int:
         admin = admin_app(service, admin_token, mark)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
         api_keys.on_change()
-        beside = [asyncio.create_task(api_keys.watch())]
-        if args.pulse_fd is not None:
-            beside.append(asyncio.create_task(_pulse(args.pulse_fd, service.lifecycle)))
         front = FrontServer(config, service, (api, api_socket), (admin, admin_socket))
+        front.run_beside(api_keys.watch())
+        if args.pulse_fd is not None:
+            front.run_beside(_pulse(args.pulse_fd, service.lifecycle))
 
         def give_up(reason: str) -> None:
             write_failure(args.run_dir, reason)
             front.give_up()
 
         service.on_unusable = give_up
-        code = await front.run()
-        for task in beside:
-            task.cancel()
-        return code
+        return await front.run()
 
     gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

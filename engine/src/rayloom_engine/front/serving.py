@@ -1,7 +1,8 @@
 """FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
 
-SIGTERM drains: new requests get 503, and running ones may finish within drain_seconds, counted from the SIGTERM or from
-an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for requests.
+SIGTERM drains: new requests get 503, and running ones, also those of gateways, may finish within drain_seconds, counted
+from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for
+requests.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -18,6 +21,7 @@ from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.http.server import admin_server, api_server
+from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
 from rayloom_engine.front.operations.service import Service
 
 LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
@@ -44,12 +48,20 @@ class FrontServer:
         self._exit_code = 0
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None  # of a task in `_beside`
         service.lifecycle.close_connections = self._close_connections
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts `work` and cancels it at the end of `run`. It may return earlier, but its error ends the process."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._end_on_error)
+        self._beside.append(task)
 
     async def run(self) -> int:
         """Runs both servers and the connection to the core until a signal or `give_up` ends them.
 
-        Returns the exit code. If one of them ends by itself, raises its error.
+        Returns the exit code. If one of them ends by itself, or work of `run_beside` fails, raises its error.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,14 +79,25 @@ class FrontServer:
             server.should_exit = True
         await asyncio.wait(serving)
         core.cancel()
+        for beside in self._beside:
+            beside.cancel()
         for task in done:
             task.result()
+        if self._error is not None:
+            raise self._error
         return self._exit_code
 
     def give_up(self) -> None:
         """Ends the process, because the model cannot be used. A restart would not help."""
         self._exit_code = EXIT_CONFIG
         self._stop.set()
+
+    def _end_on_error(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("a task beside the servers failed, so this process ends", exc_info=error)
+            self._error = self._error or error
+            self._stop.set()
 
     def _close_connections(self) -> None:
         """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
@@ -93,15 +116,29 @@ class FrontServer:
         lifecycle.stop()
         left_s = lifecycle.drain_left_s(self._config.drain_seconds)
         logger.info("draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, left_s)
-        if await lifecycle.wait_idle(left_s):
-            logger.info("drained")
-        else:
+        if not await lifecycle.wait_idle(left_s):
             logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
             self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
+        elif await self._wait_for_gateways():
+            logger.info("drained")
+        else:
+            num_left = num_in_core(self._service.client)
+            logger.warning("%d sequences of gateways were not finished in time", num_left)
         self._stop.set()
         # A client that does not read its last bytes must not delay the exit.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
+
+    async def _wait_for_gateways(self) -> bool:
+        """Returns False if gateways have unfinished sequences in this engine at the end of the drain's time.
+
+        Gateways move them to another engine at once. Without another engine, the sequences finish here.
+        """
+        if self._config.front_port is None:
+            return True
+        lifecycle = self._service.lifecycle
+        left_s = lifecycle.drain_left_s(self._config.drain_seconds)
+        return await wait_for_empty_core(self._service.client, lifecycle, left_s)
 
     def _stop_now(self) -> None:
         self._service.lifecycle.stop()

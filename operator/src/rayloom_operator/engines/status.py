@@ -73,13 +73,22 @@ class Rank(_EngineStatusPart):
 
 
 class Requests(_EngineStatusPart):
-    """Numbers of HTTP requests. Engines of older versions leave some of them out."""
+    """Numbers of HTTP requests and sequences. Engines of older versions leave some of them out."""
 
-    in_flight: Count = 0  # accepted and not yet answered in full
+    in_flight: Count = 0  # accepted by the engine's own API port and not yet answered in full
+    running: Count = 0  # sequences in the core's batch, those of gateways as well
     waiting: Count = 0  # sequences in the core's queue; of a gateway, those that wait for an engine
     finished: Count = 0  # since the API server process started, with or without an error
     failed: Count = 0  # those of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
+
+    @property
+    def unfinished(self) -> int:
+        """The requests of the API port or the sequences of the core, whichever are more; 0 if the engine has neither.
+
+        The requests of gateways are only among the sequences, and those of slow clients only among the requests.
+        """
+        return max(self.in_flight, self.running + self.waiting)
 
 
 class ReportedLoad(_EngineStatusPart):

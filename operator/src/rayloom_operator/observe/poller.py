@@ -264,7 +264,7 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.last_token_age_seconds is not None,
         status.has_token_within(TOKEN_AGE_LIMIT_S),
         # The rollout waits until a draining engine has no requests.
-        status.state == "draining" and status.requests.in_flight == 0,
+        status.state == "draining" and status.requests.unfinished == 0,
         status.is_held,  # a service without engines is woken at once
         STALLED.search(status.reason) is not None,
         len(status.ranks),

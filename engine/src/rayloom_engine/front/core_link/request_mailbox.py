@@ -30,7 +30,12 @@ class Mailbox:
         return self._failure
 
     def put(self, lane: int, output: SequenceOutput) -> bool:
-        """Adds an output. Returns True if the caller must call `read` soon; once for all outputs until then."""
+        """Adds an output, unless the request has failed. Returns True if the caller must call `read` soon.
+
+        True is returned once for all outputs until `read`.
+        """
+        if self._failure is not None:
+            return False  # the client would get text with a gap before the error
         self._items.append((lane, output))
         if self._reader is None:
             self.wake()
@@ -58,7 +63,7 @@ class Mailbox:
         `reader` is called in `read` with the pairs that arrive during the wait. If `reader` returns True, it has taken
         the pairs, and the wait begins again without waking the waiting task, because a wake-up costs more than all
         other work for a token. `reader` must not keep the list. Raises the request's failure once all earlier outputs
-        are taken; an error of `reader` is such a failure.
+        are taken; an error of `reader` is such a failure, and its pairs are dropped.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
@@ -92,6 +97,8 @@ class Mailbox:
         try:
             is_taken = self._failure is None and self._reader(self._items)
         except Exception as error:  # noqa: BLE001 - `take` raises it
+            # The reader may have sent some of these outputs, so `take` must not return them once more.
+            self._items.clear()
             self.fail(error)
             return
         if is_taken:

@@ -46,17 +46,16 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
         service = GatewayService(config, cores, cache, api_url=url_of(api))
         api_keys.on_change = functools.partial(_count_keys, service, api_keys)
         api_keys.on_change()
-        beside = [asyncio.create_task(api_keys.watch())]
+        apps = (api_app(service, api_keys), admin_app(service, admin_token))
+        front = FrontServer(config.front, service, (apps[0], api), (apps[1], admin))
+        front.run_beside(api_keys.watch())
         if source is not None:
 
             def changed(engines: Mapping[str, str]) -> None:
                 service.client.set_engines(addresses({**own, **engines}, key, name))
 
-            beside.append(asyncio.create_task(source.watch(changed)))
-        apps = (api_app(service, api_keys), admin_app(service, admin_token))
-        await FrontServer(config.front, service, (apps[0], api), (apps[1], admin)).run()
-        for task in beside:
-            task.cancel()
+            front.run_beside(source.watch(changed))
+        await front.run()
 
     gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

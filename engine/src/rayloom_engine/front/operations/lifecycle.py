@@ -115,7 +115,12 @@ class Lifecycle:
 
         If a stop follows a drain, the seconds count from the drain.
         """
-        return max(0.0, drain_s - (time.monotonic() - self._draining_since))
+        return max(0.0, drain_s - self.drain_age_s)
+
+    @property
+    def drain_age_s(self) -> float:
+        """Seconds since the drain or the stop, whichever came first."""
+        return time.monotonic() - self._draining_since
 
     def stop(self) -> None:
         """Refuses new requests from now on. This cannot be cancelled."""

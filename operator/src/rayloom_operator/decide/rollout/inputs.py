@@ -33,7 +33,7 @@ class ReplicaView:
     is_tolerant: bool = (
         False  # one of its pods is on a cordoned node and tolerates that, so moving the engine is no use
     )
-    num_in_flight: int = 0  # requests
+    num_in_flight: int = 0  # unfinished requests or sequences, also those of gateways
     counts: RequestCounts = field(default_factory=RequestCounts)
 
     @property

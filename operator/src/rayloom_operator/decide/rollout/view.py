@@ -48,7 +48,7 @@ def _engine(replica: EngineReplica, memory: Memory, mono: float) -> ReplicaView:
         is_listed=replica.is_found,
         is_cordoned=replica.is_cordoned,
         is_tolerant=replica.is_tolerant,
-        num_in_flight=answer.requests.in_flight if answer is not None else 0,
+        num_in_flight=answer.requests.unfinished if answer is not None else 0,
         counts=answer.request_counts if answer is not None else RequestCounts(),
     )
 

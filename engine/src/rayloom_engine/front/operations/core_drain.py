@@ -1,0 +1,42 @@
+"""The sequences of gateways in a drain: they are in the core, and the engine's own front never had their requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rayloom_engine.front.core_link.core_client import CoreClient
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+
+# Gateways learn of a drain from the core. Sequences that they sent before that have arrived after this time.
+SETTLED_S = 0.2
+_CHECK_S = 0.05
+
+
+def num_in_core(client: CoreClient) -> int:
+    """Returns the number of sequences of all fronts in the core's newest status; 0 without a core that can compute."""
+    status = client.status
+    if status is None or not client.is_connected or status.state == "failed":
+        return 0
+    return status.stats.num_running + status.stats.num_waiting
+
+
+async def wait_for_empty_core(client: CoreClient, lifecycle: Lifecycle, timeout_s: float) -> bool:
+    """Waits in a drain until the core has no sequences. Returns False if it has some after `timeout_s`.
+
+    The core sends a status every second, so the wait may end a second late.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not _is_known_to_be_empty(client, lifecycle):
+                await asyncio.sleep(_CHECK_S)
+    except TimeoutError:
+        return num_in_core(client) == 0
+    return True
+
+
+def _is_known_to_be_empty(client: CoreClient, lifecycle: Lifecycle) -> bool:
+    status = client.status
+    if status is None or not client.is_connected or status.state == "failed":
+        return True
+    is_settled = status.is_draining and lifecycle.drain_age_s - client.status_age_s >= SETTLED_S
+    return is_settled and num_in_core(client) == 0
