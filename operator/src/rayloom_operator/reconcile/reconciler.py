@@ -95,8 +95,9 @@ class Reconciler:
 
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
-        if refused is not None and situation.scaling is not None and situation.scaling.write is not None:
-            # The refused write may be that of `replicas`, so the status keeps the scaler's last state.
+        is_unscaled = refused is not None and not refused.has_scaled
+        if is_unscaled and situation.scaling is not None and situation.scaling.write is not None:
+            # `replicas` was not written, so the status keeps the scaler's last state.
             situation = replace(situation, scaling=None)
         if situation.scaling is not None:
             self._statuses.metrics.scaling.show(key, situation.scaling.state.desired, situation.scaling.seen)
