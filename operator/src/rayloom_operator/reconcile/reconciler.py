@@ -53,7 +53,7 @@ class Reconciler:
         self._watches = watches
         self._statuses = statuses
         self._requeue_after = requeue_after
-        self._observer = Observer(kube, watches, poller, settings.admin_tokens)
+        self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift.deployments)
         self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain)
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
