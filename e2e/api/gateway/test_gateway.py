@@ -201,12 +201,14 @@ def test_the_status_tells_an_update_that_does_not_end_and_a_pod_that_is_refused(
     world.play(namespace, "chat", "gateway", RUN)
     it.wait(lambda: it.gateway["reason"] == "Ready", "the end of the update")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small", "namespace": namespace}}
-    world.create(quota | {"spec": {"hard": {"pods": "0"}}})
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.request("POST", quotas, quota | {"spec": {"hard": {"pods": "0"}}})
+    it.wait(lambda: world.request("GET", f"{quotas}/small")["status"].get("hard"), "the quota", 30)
     it.apply(gateway={"replicas": 2, "holdSeconds": 60})
     found = world.wait(namespace, "chat", "Degraded", "ContainerFailed")
     assert "exceeded quota: small" in found["message"]
     assert "exceeded quota: small" in it.gateway["message"]
-    world.delete(f"/api/v1/namespaces/{namespace}/resourcequotas/small")
+    world.delete(f"{quotas}/small")
     it.apply(gateway={"replicas": 1, "holdSeconds": 60})
     world.wait(namespace, "chat", "Degraded", "Healthy")
 
