@@ -119,6 +119,37 @@ def test_a_refused_write_is_in_no_status_event_or_metric():
     with_world(story)
 
 
+@pytest.mark.parametrize("records_manager", [True, False])
+def test_the_refusal_of_another_object_leaves_the_scalers_write_in_the_status(records_manager):
+    async def story(world):
+        kube = world.kube
+        kube.records_scale_manager = records_manager
+        kube.refusals["apply", "/services/chat"] = KubeError(403, "no Services here")
+        world.ask_for(service(replicas=5, autoscaling=SCALING))
+        await world.until(lambda: wrote_scale(kube) and kube.statuses)
+        await world.rest()
+        assert (scaled(kube)["desiredReplicas"], scaled(kube)["reason"]) == (2, "Bounded")
+        assert "no Services here" in world.message()
+        kube.refusals.clear()
+        world.controller.set_service(await kube.get(SERVICE), False)
+        await world.until(lambda: "no Services here" not in world.message())
+        assert (scaled(kube)["reason"], scaled(kube)["writer"]) == ("Bounded", "rayloom-operator-scaler")
+
+    with_world(story)
+
+
+def test_a_zero_that_was_announced_is_the_scalers_own_after_a_restart():
+    async def story(world):
+        kube = world.kube
+        scaling = {"minReplicas": 0, "maxReplicas": 2}
+        status = {"status": {"autoscaling": {"desiredReplicas": 0, "reason": "ScalingToZero", "message": "m"}}}
+        world.ask_for(service(replicas=0, autoscaling=scaling, gateway={}) | status)
+        await world.until(lambda: kube.statuses and scaled(kube).get("reason") == "ScaledToZero")
+        assert world.reason() == "ScaledToZero"
+
+    with_world(story)
+
+
 def test_without_autoscaling_nothing_is_written_and_its_status_goes():
     async def story(world):
         kube = world.kube

@@ -162,7 +162,12 @@ def test_a_change_says_its_figures():
 
 def test_zero_needs_an_idle_time_and_a_held_request_wakes():
     idle = settled(1, idle_since="2026-01-01T00:06:40Z")  # 600 s ago
-    assert decided(make_fleet(1, 0.0), idle, bounds=ZERO).write == 0
+    announced = decided(make_fleet(1, 0.0), idle, bounds=ZERO)
+    assert (announced.write, announced.state.reason, announced.state.desired) == (None, "ScalingToZero", 0)
+    assert announced.state.message == "No engine has had a request for 600 s, so replicas becomes 0."
+    found = decided(make_fleet(1, 0.0), announced.state, bounds=ZERO)
+    assert (found.write, found.state.reason) == (0, "ScaledToZero")
+    assert found.state.message == "replicas 1 -> 0: no engine has had a request for 600 s."
     late = settled(1, idle_since="2026-01-01T00:06:41Z")
     assert decided(make_fleet(1, 0.0), late, bounds=ZERO).write is None
     assert decided(make_fleet(1, 0.001), idle, bounds=ZERO).state.idle_since == ""
@@ -186,6 +191,17 @@ def test_a_service_with_requests_or_unknown_gateways_is_not_idle(held):
     idle = settled(1, idle_since="2026-01-01T00:06:40Z")
     found = decided(make_fleet(1, 0.0, held=held), idle, bounds=ZERO)
     assert (found.write, found.state.idle_since) == (None, "")
+
+
+def test_an_announced_zero_is_withdrawn_by_a_request_and_is_the_scalers_own_once_it_is_there():
+    announced = settled(1, desired=0, reason="ScalingToZero", idle_since="2026-01-01T00:06:40Z")
+    found = decided(make_fleet(1, 0.0, held=Held(in_flight=1)), announced, bounds=ZERO)
+    assert (found.write, found.state.reason, found.state.desired) == (None, "Steady", 1)
+    assert decided(make_fleet(1, 2.0), announced, bounds=ZERO).write == 3
+    lost = decided(make_fleet(0, 0.0), announced, bounds=ZERO).state
+    assert (lost.desired, lost.writer, lost.reason) == (0, SCALER, "ScaledToZero")
+    woken = decided(make_fleet(0, 0.0, held=Held(tokens=10, requests=1)), announced, bounds=ZERO)
+    assert (woken.write, woken.state.reason) == (1, "Woken")
 
 
 def test_requests_now_and_then_write_no_status():

@@ -1,31 +1,20 @@
 """The samples of a load, and the decision about them: with a window of 10 s, a look each third of a second."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 
-from rayloom_operator.decide.rollout.planner import Planned, Step
-from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.engines.status import ReportedLoad
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.reconcile.gather.scaling import ScalingGatherer
-from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 from rt_fake_kube import FakeKube
-from rt_operator import CLOCK, NOW, make_pod, make_reading, make_resolved, make_said, make_serving, settled
+from rt_operator import CLOCK, NOW, make_pod, make_reading, make_resolved, make_said, make_serving
+from rt_scaling import planned
 from rt_world import service
 
 KEY = ("team", "chat")
 SCALING = {"maxReplicas": 4}
-
-
-def planned(resolved, seen):
-    """A completed rollout."""
-    desired = desired_of(resolved, revision(resolved))
-    state = replace(settled(resolved), step="Complete")
-    step = Step(state=state, is_stored=True, message="")
-    return Planned(desired=desired, view=view_of(seen, {}, desired.revision, mono=NOW), step=step)
 
 
 def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, ttft_s=2, **load):
@@ -41,7 +30,9 @@ def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=
         now = Now(CLOCK + timedelta(seconds=at), at)
         looked = document or service(replicas=replicas, autoscaling=SCALING)
         seen = Observed(replicas=engines)
-        found.append(asyncio.run(gatherer.next(KEY, looked, resolved.service.spec, seen, planned(resolved, seen), now)))
+        found.append(
+            asyncio.run(gatherer.next(KEY, looked, resolved.service.spec, seen, planned(resolved, seen, mono=NOW), now))
+        )
     return found, gatherer
 
 
@@ -68,7 +59,9 @@ def test_held_requests_wake_a_service_at_the_rate_of_its_last_engine():
         pod = make_pod("gateway", is_head=False)
         seen = Observed(gateways=(pod,), gateway_readings={pod.name: make_reading(said, at=NOW)})
         now = Now(CLOCK, NOW)
-        return asyncio.run(gatherer.next(KEY, document, resolved.service.spec, seen, planned(resolved, seen), now))
+        return asyncio.run(
+            gatherer.next(KEY, document, resolved.service.spec, seen, planned(resolved, seen, mono=NOW), now)
+        )
 
     assert look().write is None
     # 3000 tokens take 3 s at 1000/s, and a queue may take 1 s. Three full engines are five at 70 %.

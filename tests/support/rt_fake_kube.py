@@ -53,6 +53,8 @@ class FakeKube:
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
+        # False: as for objects that were made by server-side apply without `replicas`
+        self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
@@ -140,7 +142,8 @@ class FakeKube:
             raise KubeError(INVALID, "the server rejected our request due to an error in our request")
         fields = {"manager": manager, "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
         known = copy.deepcopy(known)
-        known["metadata"]["managedFields"] = [fields]
+        if self.records_scale_manager:
+            known["metadata"]["managedFields"] = [fields]
         self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):

@@ -5,11 +5,15 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingState
+from rayloom_operator.decide.rollout.planner import Planned, Step
+from rayloom_operator.decide.rollout.view import desired_of, view_of
 from rayloom_operator.decide.scaling.inputs import Bounds, Fleet, RolloutActivity
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, ServiceLoad
 from rayloom_operator.decide.scaling.scaler import decide_scaling
 from rayloom_operator.decide.scaling.windows import Sample, Windows
+from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
+from rt_operator import settled as settled_rollout
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 BOUNDS = Bounds(least=1, most=8, idle_s=600.0)
@@ -54,6 +58,14 @@ def decided(fleet, stored=None, *, bounds=BOUNDS, windows=WINDOWS, mono=1000.0):
     stored = settled(fleet.replicas) if stored is None else stored
     now = Now(BEGIN + timedelta(seconds=mono), mono)
     return decide_scaling(bounds, stored, fleet, windows, now)
+
+
+def planned(resolved, seen, *, mono):
+    """A completed rollout."""
+    desired = desired_of(resolved, revision(resolved))
+    state = replace(settled_rollout(resolved), step="Complete")
+    step = Step(state=state, is_stored=True, message="")
+    return Planned(desired=desired, view=view_of(seen, {}, desired.revision, mono=mono), step=step)
 
 
 @dataclass

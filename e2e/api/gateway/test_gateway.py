@@ -187,6 +187,32 @@ def test_the_status_tells_what_clients_of_a_gateway_get(
     world.wait(namespace, "chat", "Degraded", "Healthy")
 
 
+def test_the_status_tells_an_update_that_does_not_end_and_a_pod_that_is_refused(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 1})
+    it.wait(lambda: it.gateway.get("reason") == "Ready", "a gateway")
+    world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
+    it.apply(gateway={"replicas": 1, "holdSeconds": 60})
+    it.wait(lambda: it.gateway["reason"] == "Updating", "an update")
+    it.wait(
+        lambda: "1 of 1 gateway pods have the new settings, and 1 have former ones" in it.gateway["message"], "pods"
+    )
+    world.play(namespace, "chat", "gateway", RUN)
+    it.wait(lambda: it.gateway["reason"] == "Ready", "the end of the update")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small", "namespace": namespace}}
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.request("POST", quotas, quota | {"spec": {"hard": {"pods": "0"}}})
+    it.wait(lambda: world.request("GET", f"{quotas}/small")["status"].get("hard"), "the quota", 30)
+    it.apply(gateway={"replicas": 2, "holdSeconds": 60})
+    found = world.wait(namespace, "chat", "Degraded", "ContainerFailed")
+    assert "exceeded quota: small" in found["message"]
+    assert "exceeded quota: small" in it.gateway["message"]
+    world.delete(f"{quotas}/small")
+    it.apply(gateway={"replicas": 1, "holdSeconds": 60})
+    world.wait(namespace, "chat", "Degraded", "Healthy")
+
+
 def test_a_restarted_operator_writes_none_of_the_objects(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:

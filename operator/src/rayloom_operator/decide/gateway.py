@@ -8,7 +8,7 @@ from rayloom_operator.decide.changes.gateway import has_front_ports, num_wanted
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.objects.gateway.companions import gateway_endpoint
-from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.observe.observed import DeploymentProgress, Verdict, refused_pod
 from rayloom_operator.resolve.resolved import Resolved
 
 _OFF = "spec.gateway asks for no gateway pod: clients reach the engines directly."
@@ -58,10 +58,14 @@ def gateway_problem(situation: Situation) -> Verdict | None:
 
 
 def gateway_fault(situation: Situation) -> Verdict | None:
-    """Returns the fault of the first gateway pod that has one; None while no gateway is wanted."""
+    """Returns the fault of the first gateway pod that has one, or why no pod can be created; None while no gateway is
+    wanted."""
     if situation.resolved is not None and num_wanted(situation.resolved) == 0:
         return None
     found = next((each.fault for each in situation.observed.gateways if each.fault is not None), None)
+    progress = situation.observed.gateway_progress
+    if found is None and progress is not None and progress.refusal:
+        found = refused_pod(progress.refusal)
     return None if found is None else Verdict(reason=found.reason, message=f"The gateway: {found.message}")
 
 
@@ -75,11 +79,37 @@ def _status_of(wanted: int, situation: Situation) -> GatewayStatus:
         return GatewayStatus(replicas=0, ready=0, reason="Off", message=_OFF)
     if fault is not None:
         return GatewayStatus(replicas=wanted, ready=ready, reason=fault.reason, message=fault.message)
-    if ready >= wanted:
-        return GatewayStatus(replicas=wanted, ready=ready, reason="Ready", message="Every gateway pod takes requests.")
-    message = f"{ready} of {wanted} gateway pods take requests."
+    reason, message = _progress(wanted, situation)
+    return GatewayStatus(replicas=wanted, ready=ready, reason=reason, message=message)
+
+
+def _progress(wanted: int, situation: Situation) -> tuple[str, str]:
+    """Returns the state of gateway pods without faults, as one word and as sentences."""
+    ready, progress = _num_ready(situation), situation.observed.gateway_progress
+    taking = f"{ready} of {wanted} gateway pods take requests."
+    if progress is not None and not progress.is_seen:
+        return "Updating", "The Deployment controller has not seen the last change of the gateway's Deployment yet."
+    if progress is not None and progress.num_updated < progress.num_pods:
+        return _update(wanted, ready, progress)
+    has_all = progress is None or progress.num_updated == wanted
+    if ready >= wanted and has_all:
+        return "Ready", "Every gateway pod takes requests."
+    if not situation.observed.gateways:
+        return "Starting", "No gateway pod exists yet."
     if ready == 0:
-        message = (
+        return "Starting", (
             "No gateway pod takes requests yet. A gateway needs the tokenizer of the first engine that it reaches."
         )
-    return GatewayStatus(replicas=wanted, ready=ready, reason="Starting", message=message)
+    return "Starting", taking
+
+
+def _update(wanted: int, ready: int, progress: DeploymentProgress) -> tuple[str, str]:
+    """Returns the state while pods with former settings are replaced."""
+    counts = (
+        f"{progress.num_updated} of {wanted} gateway pods have the new settings, and "
+        f"{progress.num_pods - progress.num_updated} have former ones; {ready} take requests."
+    )
+    if not progress.is_late:
+        return "Updating", f"{counts} Each pod with former settings ends once a new one takes requests."
+    advice = "Read the log of the newest gateway pod, and correct spec.gateway."
+    return "ProgressDeadlineExceeded", f"{counts} No new pod became ready within the Deployment's deadline. {advice}"

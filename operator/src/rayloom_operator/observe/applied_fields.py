@@ -187,6 +187,26 @@ class AppliedDeployment(TypedDict, total=False):
     spec: DeploymentSpec
 
 
+class DeploymentCondition(TypedDict, total=False):
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+class DeploymentStatus(TypedDict, total=False):
+    observedGeneration: int
+    replicas: int
+    updatedReplicas: int
+    conditions: list[DeploymentCondition]
+
+
+class WatchedDeployment(AppliedDeployment, total=False):
+    """The applied fields, and the status, which is not one of them."""
+
+    status: DeploymentStatus
+
+
 # kind -> shape
 SHAPES: dict[str, Any] = {
     "Service": AppliedService,
@@ -195,6 +215,8 @@ SHAPES: dict[str, Any] = {
     "PodDisruptionBudget": AppliedDisruptionBudget,
     "Deployment": AppliedDeployment,
 }
+# kind -> shape of a watched object, if more is read of it than what was applied
+WATCHED_SHAPES: dict[str, Any] = {"Deployment": WatchedDeployment}
 # Metadata that the API server sets, and the object's name and namespace.
 _NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation")
 

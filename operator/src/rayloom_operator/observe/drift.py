@@ -18,7 +18,8 @@ from typing import NamedTuple
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, service_of
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.observe.applied_fields import SHAPES, digest
+from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
+from rayloom_operator.observe.deployments import Deployments
 
 _API_VERSIONS = {
     "Service": "v1",
@@ -61,6 +62,7 @@ class Drift:
         # (kind, name) -> uid of our object, until somebody else changes it
         self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
+        self.deployments = Deployments(on_change)
         self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
 
     async def listed(self) -> None:
@@ -114,6 +116,7 @@ class Drift:
         """Drops everything about a deleted service."""
         for each in (self._written, self._seen, self._ours, self._listed):
             each.pop(key, None)
+        self.deployments.forget(key)
 
     def _note_written(self, key: ServiceKey, which: tuple[str, str], uid: str, version: str) -> None:
         self._written.setdefault(key, {})[uid] = version
@@ -121,6 +124,8 @@ class Drift:
             self._ours.setdefault(key, {})[which] = uid
 
     def _see(self, key: ServiceKey, kind: str, found: Manifest, is_gone: bool) -> None:
+        if kind == "Deployment":
+            self.deployments.see(key, found, is_gone)
         name = found["metadata"]["name"]
         uid = found["metadata"]["uid"]
         version = "" if is_gone else _version(kind, found)
@@ -154,7 +159,7 @@ class VersionReflector(Reflector):
         on_object: Callable[[ServiceKey, str, Manifest, bool], None],
         namespaces: Sequence[str],
     ) -> None:
-        watched = Watched(api_version=_API_VERSIONS[kind], kind=kind, shape=SHAPES[kind])
+        watched = Watched(api_version=_API_VERSIONS[kind], kind=kind, shape=WATCHED_SHAPES.get(kind, SHAPES[kind]))
         super().__init__(kube, watched, lambda _: None, namespaces=namespaces)
         self._kind = kind
         self._on_object = on_object

@@ -114,11 +114,23 @@ class EngineReplica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentProgress:
+    """The Deployment of the gateway pods, as far as its controller has carried it out."""
+
+    is_seen: bool  # the controller has seen the last change
+    num_pods: int  # without terminating ones
+    num_updated: int  # those of them with the present settings
+    refusal: str = ""  # why a pod could not be created; empty if it could
+    is_late: bool = False  # no progress within the Deployment's progress deadline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything that was observed of a service at one moment."""
 
     replicas: tuple[EngineReplica, ...] = ()
     gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
+    gateway_progress: DeploymentProgress | None = None  # None if their Deployment is not known
     gateway_readings: Mapping[str, Reading] = field(default_factory=dict)  # by name of the pod, as far as it is polled
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.

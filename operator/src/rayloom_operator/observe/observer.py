@@ -11,6 +11,7 @@ from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, gateway_name, object_path
 from rayloom_operator.objects.ownership import owner_uid
+from rayloom_operator.observe.deployments import Deployments
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed, Pod
 from rayloom_operator.observe.poller import EnginePoller, Target
@@ -27,8 +28,16 @@ AdminTokens = Callable[[str, str, str], tuple[str, str]]
 class Observer:
     """Returns what was observed of a service at one moment. Not thread-safe: used in one event loop."""
 
-    def __init__(self, kube: Kube, watches: Watches, poller: EnginePoller, admin_tokens: AdminTokens) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        watches: Watches,
+        poller: EnginePoller,
+        admin_tokens: AdminTokens,
+        deployments: Deployments,
+    ) -> None:
         self._kube = kube
+        self._deployments = deployments
         self._watches = watches
         self._poller = poller
         self._admin_tokens = admin_tokens
@@ -81,6 +90,7 @@ class Observer:
         return Observed(
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
             gateways=grouped.gateways,
+            gateway_progress=self._deployments.of(key, gateway_name(key[1])),
             gateway_readings={
                 each.name: reading for each in gateways if (reading := self._poller.reading(key, each.name)) is not None
             },

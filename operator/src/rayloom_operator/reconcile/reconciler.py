@@ -53,7 +53,7 @@ class Reconciler:
         self._watches = watches
         self._statuses = statuses
         self._requeue_after = requeue_after
-        self._observer = Observer(kube, watches, poller, settings.admin_tokens)
+        self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift.deployments)
         self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain)
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
@@ -95,8 +95,9 @@ class Reconciler:
 
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
-        if refused is not None and situation.scaling is not None and situation.scaling.write is not None:
-            # The refused write may be that of `replicas`, so the status keeps the scaler's last state.
+        is_unscaled = refused is not None and not refused.has_scaled
+        if is_unscaled and situation.scaling is not None and situation.scaling.write is not None:
+            # `replicas` was not written, so the status keeps the scaler's last state.
             situation = replace(situation, scaling=None)
         if situation.scaling is not None:
             self._statuses.metrics.scaling.show(key, situation.scaling.state.desired, situation.scaling.seen)

@@ -16,6 +16,7 @@ class ScalingReason(StrEnum):
     STEADY = "Steady"  # the load fits the engines, or no window is full yet
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
+    SCALING_TO_ZERO = "ScalingToZero"  # replicas becomes 0 with the next write; this reason is stored before it
     SCALED_TO_ZERO = "ScaledToZero"
     WOKEN = "Woken"  # a gateway held a request, or needed an engine, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas

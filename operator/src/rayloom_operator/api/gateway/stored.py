@@ -21,6 +21,7 @@ class GatewayStatus(BaseModel):
     reason: str = Field(
         "",
         max_length=64,
-        description="Cause of `ready`, as one word: Ready, Starting, Removing, or the reason of a pod's fault.",
+        description="Cause of `ready`, as one word: Ready, Starting, Updating, ProgressDeadlineExceeded, Off, "
+        "or the reason of a pod's fault.",
     )
     message: Message = Field("", description="Cause of `ready`, and the action that is needed, as sentences.")

@@ -73,7 +73,8 @@ def _suspended(evidence: Evidence) -> Verdict | None:
         return None
     scaling = evidence.situation.scaling
     reason = stored_autoscaling(evidence.situation.previous).reason if scaling is None else scaling.state.reason
-    return SCALED_TO_ZERO if reason == ScalingReason.SCALED_TO_ZERO else SUSPENDED
+    is_scalers = reason in (ScalingReason.SCALED_TO_ZERO, ScalingReason.SCALING_TO_ZERO)
+    return SCALED_TO_ZERO if is_scalers else SUSPENDED
 
 
 _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _model_unknown, _suspended)

@@ -26,6 +26,9 @@ class EngineLoad:
     """The load that an engine reported. `is_known` is False if its last report is missing or old."""
 
     is_known: bool
+    # Requests that are not answered in full. Those of clients that use no gateway are in no other count.
+    in_flight: int = 0
+    had_requests: bool = False  # requests ended since the last look, or this is the first one
     queued_tokens: int = 0
     num_waiting: int = 0  # sequences
     running_tokens: int = 0
@@ -89,12 +92,13 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_pe
     # An engine's report may make it infinite.
     queue = min(seconds / (_QUEUE_SHARE * ttft_s), _MOST_ENGINES)
     number = min(queue + sum(each.running_share for each in known), _MOST_ENGINES)
+    is_used = any(each.in_flight or each.had_requests or each.num_waiting for each in known)
     is_complete = len(known) == len(engines) and (bool(usual_per_s) or not queued + held.tokens)
     return ServiceLoad(
         engines=number,
         queue=queue,
         is_complete=is_complete,
-        is_idle=is_complete and held.is_idle and not (queued or running),
+        is_idle=is_complete and held.is_idle and not (queued or running or is_used),
         inputs=ScalingInputs(
             engines=len(known),
             queued_tokens=queued,

@@ -9,7 +9,7 @@
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window takes twice as many engines | as many as it takes |
 | the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
-| no request for `idleSeconds`, and `minReplicas` is 0 | 0 |
+| no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces it |
 | the peak of the stable window takes fewer engines | as many as it takes, at least half |
 
 The windows are described in `windows.py`. The load of an engine should be 70 % of a full one, because waits grow fast
@@ -61,7 +61,13 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
             return ScalingDecision(state=state, seen=fleet.load.inputs)
         message = state_sentence(reason, number, bounds)
-        return ScalingDecision(state=replace(state, reason=reason.value, message=message), seen=fleet.load.inputs)
+        # After a withdrawn announcement, `desired` is still 0.
+        state = replace(state, desired=number, reason=reason.value, message=message)
+        return ScalingDecision(state=state, seen=fleet.load.inputs)
+    if number == 0 and not is_zero_announced(stored):
+        message = state_sentence(ScalingReason.SCALING_TO_ZERO, 0, bounds)
+        state = replace(state, desired=0, reason=ScalingReason.SCALING_TO_ZERO.value, message=message)
+        return ScalingDecision(state=state, seen=fleet.load.inputs)
     state = replace(
         state,
         desired=number,
@@ -75,11 +81,21 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
     return ScalingDecision(state=state, write=number, seen=fleet.load.inputs)
 
 
+def is_zero_announced(stored: ScalingState) -> bool:
+    """Returns whether the scaler may have written 0. The status says so before the write.
+
+    So a 0 is known to be the scaler's own, whatever happens after the write. `managedFields` may not show its writer.
+    """
+    return stored.reason == ScalingReason.SCALING_TO_ZERO
+
+
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
     """Returns `stored` with the changes since: another writer, or added engines that serve now."""
     state = stored
     is_first = not stored.reason
-    if fleet.writer == SCALER and (not is_first or fleet.replicas == 0):
+    if is_zero_announced(stored):
+        state = _own_change(bounds, state, fleet, wall) if fleet.replicas == 0 else state
+    elif fleet.writer == SCALER and (not is_first or fleet.replicas == 0):
         state = _own_change(bounds, state, fleet, wall)
     elif is_first or fleet.writer:
         is_more = fleet.replicas > stored.desired

@@ -39,7 +39,7 @@ def state_sentence(reason: ScalingReason, replicas: int, bounds: Bounds, writer:
                 "spec.autoscaling."
             )
         return f"{writer} set replicas to {replicas}. This stays until the operator's next decision.{both}"
-    return _OF_STATES[reason].format(replicas=replicas, most=bounds.most)
+    return _OF_STATES[reason].format(replicas=replicas, most=bounds.most, idle_s=bounds.idle_s)
 
 
 _OF_STATES = {
@@ -51,6 +51,7 @@ _OF_STATES = {
     "take are removed.",
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",
+    ScalingReason.SCALING_TO_ZERO: "No engine has had a request for {idle_s:g} s, so replicas becomes 0.",
     ScalingReason.SCALED_TO_ZERO: "No engine runs. The gateway holds the first request, and the operator then starts "
     "an engine.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayloom_operator.api.autoscaling.spec import Autoscaling
@@ -97,12 +98,27 @@ def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sam
     )
 
 
-def engine_loads(observed: Observed, staying: Staying, mono: float) -> tuple[EngineLoad, ...]:
-    """Returns the load of each engine that may have requests."""
-    return tuple(_load(each, mono) for each in observed.replicas if each.name in staying.loaded)
+def engine_requests(observed: Observed) -> dict[str, int]:
+    """Returns name of an engine -> requests that ended since its start."""
+    return {
+        each.name: each.reading.status.requests.finished
+        for each in observed.replicas
+        if each.reading is not None and each.reading.status is not None
+    }
 
 
-def _load(replica: EngineReplica, mono: float) -> EngineLoad:
+def engine_loads(
+    observed: Observed, staying: Staying, mono: float, ended_before: Mapping[str, int] | None = None
+) -> tuple[EngineLoad, ...]:
+    """Returns the load of each engine that may have requests.
+
+    `ended_before`: the result of `engine_requests` at the last look, None at the first one.
+    """
+    ended_before = {} if ended_before is None else ended_before
+    return tuple(_load(each, mono, ended_before) for each in observed.replicas if each.name in staying.loaded)
+
+
+def _load(replica: EngineReplica, mono: float, ended_before: Mapping[str, int]) -> EngineLoad:
     reading = replica.reading
     status = reading.status if reading is not None else None
     if reading is None or status is None or reading.failing_since is not None or mono - reading.at > STALE_S:
@@ -110,6 +126,8 @@ def _load(replica: EngineReplica, mono: float) -> EngineLoad:
     load = status.load
     return EngineLoad(
         is_known=status.state == "serving" and load.max_running_tokens > 0,
+        in_flight=status.requests.in_flight,
+        had_requests=ended_before.get(replica.name) != status.requests.finished,
         queued_tokens=load.queued_tokens,
         num_waiting=status.requests.waiting,
         running_tokens=load.running_tokens,

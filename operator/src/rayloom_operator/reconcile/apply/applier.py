@@ -51,13 +51,15 @@ class Applier:
         """
         errors: list[OperatorError] = []
 
-        async def attempt(change: Awaitable[None]) -> None:
+        async def attempt(change: Awaitable[None]) -> bool:
             try:
                 await change
             except (KubeUnreachable, Deposed):
                 raise
             except OperatorError as error:
                 errors.append(as_refusal(error))
+                return False
+            return True
 
         await self._drain(key, [each for each in planned.drains if not each.wanted])
         for route in planned.routes:
@@ -66,11 +68,14 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
+        has_scaled = False
         if planned.scale is not None:
             logger.info("%s/%s: replicas %d", *key, planned.scale.after)
-            await attempt(write_scale(self._kube, planned.scale))
+            has_scaled = await attempt(write_scale(self._kube, planned.scale))
         # A Refused is raised before other errors, because a user has to read it. Other failures may pass in a retry.
         for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
+            if isinstance(error, Refused):
+                error.has_scaled = has_scaled
             raise error
 
     async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:

@@ -11,11 +11,12 @@ from rayloom_operator.api.status import stored_autoscaling
 from rayloom_operator.decide.rollout.planner import Planned
 from rayloom_operator.decide.scaling.gateways import ended_requests, held_in
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
-from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling
+from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling, is_zero_announced
 from rayloom_operator.decide.scaling.view import (
     bounds_of,
     earlier_rate,
     engine_loads,
+    engine_requests,
     fleet_of,
     may_be_empty,
     staying_engines,
@@ -51,13 +52,16 @@ class ScalingGatherer:
         self._interval_s = interval_s
         self._histories: dict[ServiceKey, _History] = {}
         self._idle_at: dict[ServiceKey, float] = {}  # time of the first look of a service that is idle since
-        self._ended: dict[ServiceKey, dict[str, int]] = {}  # requests that had ended in the gateways at the last look
+        # Requests that had ended at the last look, by gateway pod and by engine.
+        self._ended: dict[ServiceKey, dict[str, int]] = {}
+        self._ended_in_engines: dict[ServiceKey, dict[str, int]] = {}
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the samples of a deleted service."""
         self._histories.pop(key, None)
         self._idle_at.pop(key, None)
         self._ended.pop(key, None)
+        self._ended_in_engines.pop(key, None)
 
     async def next(
         self, key: ServiceKey, document: Manifest, spec: Spec, seen: Observed, planned: Planned, now: Now
@@ -73,11 +77,16 @@ class ScalingGatherer:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:
                 return None  # The event of the last change is still on its way.
-            writer = writer_of(found)
+            writer = "" if is_zero_announced(stored) else writer_of(found)
         held = self._held(key, spec, seen, now.mono)
         ttft_s = spec.autoscaling.goal.ttft_seconds
         staying = staying_engines(planned)
-        load = load_of(engine_loads(seen, staying, now.mono), held, ttft_s, earlier_rate(stored.inputs))
+        loads = engine_loads(seen, staying, now.mono, self._ended_in_engines.get(key))
+        if may_be_empty(spec):
+            self._ended_in_engines[key] = engine_requests(seen)
+        else:
+            self._ended_in_engines.pop(key, None)
+        load = load_of(loads, held, ttft_s, earlier_rate(stored.inputs))
         sample = Sample(now.mono, load.engines, load.is_complete, load.queue)
         history = self._history(key, document["metadata"]["uid"], spec.replicas, ttft_s)
         samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
