@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rayloom_operator.local.sample import Sample
+from rayloom_operator.local.sample import SampleRequest
 
 
 class Silent:
@@ -36,7 +36,7 @@ def silent():
 
 def test_a_sample_without_an_answer_ends_at_its_limit(silent, capsys):
     then = threading.Event()
-    Sample(silent.show, then.set, limit_s=0.05).start()
+    SampleRequest(silent.show, then.set, limit_s=0.05).start()
 
     assert then.wait(20.0)
     assert silent.is_over.is_set()
@@ -48,7 +48,7 @@ def test_an_error_of_the_sample_is_reported_and_the_run_continues(capsys):
         raise ValueError("no such thing")
 
     then = threading.Event()
-    Sample(show, then.set).start()
+    SampleRequest(show, then.set).start()
 
     assert then.wait(20.0)
     assert "The sample request failed: ValueError: no such thing" in capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_an_error_of_the_sample_is_reported_and_the_run_continues(capsys):
 
 def test_a_stop_ends_the_sample_at_once(silent):
     then = threading.Event()
-    sample = Sample(silent.show, then.set)
+    sample = SampleRequest(silent.show, then.set)
     sample.start()
     assert silent.is_read.wait(20.0)
     sample.cancel()

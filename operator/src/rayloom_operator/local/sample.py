@@ -1,4 +1,4 @@
-"""Sample: the sample request of a local run, in a thread beside the loop that watches the processes."""
+"""SampleRequest: the sample request of a local run, in a thread beside the loop that watches the processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLE_LIMIT_S = 120.0  # for the whole answer: 64 tokens of a slow CPU, or a re
 _END_S = 1.0  # time for a cancelled sample to end
 
 
-class Sample:
+class SampleRequest:
     """Runs `show` in a daemon thread for a limited time. Its errors are printed and end nothing else.
 
     `show` prints the answer to the sample request, and calls its argument with the socket of the request.

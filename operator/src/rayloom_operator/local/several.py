@@ -27,7 +27,7 @@ from rayloom_operator.local.member import Member
 from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Ports, plan_processes
 from rayloom_operator.local.ports import ReservedPort
 from rayloom_operator.local.process import tell
-from rayloom_operator.local.sample import Sample
+from rayloom_operator.local.sample import SampleRequest
 from rayloom_operator.local.signals import StopRequested, StopSignals
 from rayloom_operator.local.summary import print_summary, show_sample
 
@@ -111,7 +111,7 @@ class Several:
             for plan, held in zip(plans, [*triples, [api, admin]], strict=True)
         ]
         *self._engines, self._gateway = self._members
-        self._sample = Sample(
+        self._sample = SampleRequest(
             lambda on_connect: show_sample(
                 run.service, run.host, self._gateway.place.port, run.environment, on_connect
             ),
