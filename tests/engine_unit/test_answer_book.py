@@ -68,6 +68,27 @@ def test_a_request_id_finds_only_an_answer_whose_connection_broke() -> None:
     assert names(book.leave(first, 3.0, is_whole=True)) == ["a"], "its client has it"
 
 
+def test_an_answer_by_request_id_is_computed_for_5_seconds_and_kept_for_30_once_it_is_whole() -> None:
+    book: AnswerBook[str] = AnswerBook(LIMITS)
+    running, finished = entry("a", is_strict=False), entry("b", is_strict=False)
+    for each in (running, finished, entry("key")):
+        broken(book, each, 100.0)
+    assert book.num_detached == 3
+    book.end(finished, 104.0, is_good=True)
+    assert book.num_detached == 2
+    assert book.expire(104.9) == []
+    assert names(book.expire(105.0)) == ["a"]
+    assert names(book.expire(133.9)) == ["key"]
+    assert names(book.expire(134.0)) == ["b"]
+
+
+def test_an_answer_by_request_id_is_not_computed_longer_than_answers_are_kept() -> None:
+    book: AnswerBook[str] = AnswerBook(KeepLimits(seconds=2.0))
+    broken(book, entry("a", is_strict=False), 100.0)
+    assert book.expire(101.9) == []
+    assert names(book.expire(102.0)) == ["a"]
+
+
 def test_a_second_request_with_the_id_of_a_running_one_takes_its_place() -> None:
     book: AnswerBook[str] = AnswerBook(LIMITS)
     first, second = entry("a", is_strict=False), entry("a", is_strict=False)

@@ -64,6 +64,21 @@ def test_an_idle_front_has_drained_also_with_no_time_left() -> None:
     assert not asyncio.run(drained(1))
 
 
+def test_a_front_has_drained_once_requests_and_readers_have_ended() -> None:
+    async def story() -> list[bool]:
+        lifecycle = Lifecycle()
+        lifecycle.enter()
+        lifecycle.begin_read()
+        lifecycle.begin_read()
+        found = []
+        for end in (lifecycle.end_read, lifecycle.leave, lifecycle.end_read):
+            end()
+            found.append(await lifecycle.wait_idle(0.0))
+        return found
+
+    assert asyncio.run(story()) == [False, False, True]
+
+
 def test_a_mark_that_cannot_be_written_keeps_no_front_from_its_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

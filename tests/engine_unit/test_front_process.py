@@ -154,7 +154,7 @@ def test_a_requested_drain_ends_nothing_and_a_stop_after_it_gives_no_second_term
             received += list(stream)
         assert received[-1]["error"]["message"] == "the engine was stopped before this request was finished"
         assert front.process.wait(30.0) == 0
-    assert "draining: 1 requests in flight, at most 0 s" in capfd.readouterr().err
+    assert "draining: 1 requests in flight, 0 connections that read kept answers, at most 0 s" in capfd.readouterr().err
 
 
 def test_a_drained_front_lives_and_answers_until_its_stop_signal(tmp_path: Path) -> None:

@@ -217,6 +217,56 @@ def test_a_failure_is_not_kept(front: FrontUnderTest) -> None:
     assert text_in(post(front, "/v1/chat/completions", CHAT, KEY).text) == TEXT
 
 
+def num_failed(front: FrontUnderTest) -> float:
+    return front.do(front.service.metrics.failed.value)
+
+
+def entries(front: FrontUnderTest) -> list[Any]:
+    return list(front.kept_answers._book._entries.values())
+
+
+def test_a_failure_counts_once_however_many_connections_read_it(front: FrontUnderTest) -> None:
+    before = num_failed(front)
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(post, front, "/v1/chat/completions", CHAT, KEY) for _ in range(3)]
+        front.wait_until(lambda: [each.num_readers for each in entries(front)] == [3], "all three read")
+        front.wait_until(lambda: len(front.core.submits) == 1, "the core has the sequence")
+        front.do(lambda: front.core.refuse(front.core.submits[0].sequence_id, "corrupt", "not a number"))
+        assert [answer.result(20.0).status_code for answer in answers] == [500, 500, 500]
+    assert num_failed(front) == before + 1
+
+
+def test_a_failure_counts_though_nobody_reads_it_any_more(front: FrontUnderTest) -> None:
+    before = num_failed(front)
+    break_off(front, begin(front, "/v1/chat/completions", CHAT, KEY))
+    front.do(lambda: front.core.refuse(front.core.submits[0].sequence_id, "corrupt", "not a number"))
+    front.wait_until(lambda: len(front.kept_answers) == 0, "the failed answer is forgotten")
+    assert num_failed(front) == before + 1
+
+
+def test_a_repeat_has_the_request_id_of_the_first_answer_unless_it_sends_its_own(front: FrontUnderTest) -> None:
+    front.do(front.core.release)
+    body = {**CHAT, "request_id": "mine-7"}
+    given: tuple[dict[str, str], ...] = (KEY, KEY, {**KEY, "X-Request-Id": "second"})
+    answers = [post(front, "/v1/chat/completions", body, each) for each in given]
+    assert [answer.json()["id"] for answer in answers] == ["chatcmpl-mine-7"] * 3
+    assert [answer.headers["x-request-id"] for answer in answers] == ["mine-7", "mine-7", "second"]
+
+
+def test_metrics_count_repeats_and_the_answers_without_a_reader(front: FrontUnderTest) -> None:
+    metrics = front.service.metrics
+    before = front.do(metrics.repeats_answered.value)
+    break_off(front, begin(front, "/v1/chat/completions", CHAT, KEY))
+    assert 'rayloom:detached_answers{model_name="tiny"} 1' in front.http.get("/metrics").text
+    with ThreadPoolExecutor() as pool:
+        repeat = pool.submit(post, front, "/v1/chat/completions", CHAT, KEY)
+        front.wait_until(lambda: metrics.detached_answers.value() == 0, "the repeat reads")
+        assert front.do(metrics.repeats_answered.value) == before, "its answer has not begun"
+        front.do(front.core.release)
+        assert repeat.result(20.0).status_code == 200
+    assert front.do(metrics.repeats_answered.value) == before + 1
+
+
 def test_a_stream_that_failed_is_computed_again(front: FrontUnderTest) -> None:
     body = {**CHAT, "stream": True}
     with begin(front, "/v1/chat/completions", body, KEY) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from rayloom_engine.front.http.body_budget import BodyBudget, HeldBody
 from rayloom_engine.front.idempotency.kept_answer import MOST_UNREAD_BYTES, KeptAnswer
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -15,7 +16,7 @@ def part(body: bytes, *, is_last: bool = False) -> dict[str, Any]:
 
 
 def answer() -> KeptAnswer:
-    return KeptAnswer(b"{}", lambda num_bytes: None)
+    return KeptAnswer(HeldBody(b"{}", BodyBudget(1000).share("", 0)), lambda num_bytes: None)
 
 
 def test_a_late_reader_begins_at_the_first_byte() -> None:

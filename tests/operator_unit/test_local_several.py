@@ -104,6 +104,20 @@ def test_an_engine_that_is_not_kept_running_shows_in_the_exit_code_of_a_stop(sta
     assert not folder_of(local).exists()
 
 
+def test_an_engine_is_started_again_while_the_sample_request_has_no_end(start, tmp_path):
+    local = start("silent")
+    local.wait_for("> The capital")
+    (engine,) = [each for each in psutil.Process(local.pid).children() if each.cmdline()[-1].endswith("engine-1.json")]
+    engine.kill()
+    local.wait_for("engine-1 was killed by SIGKILL while serving. It is started again")
+    local.wait_for("engine-1 serves again.")
+    assert "Serving. Press" not in local.output, "the sample has not ended"
+    local.signal(signal.SIGINT)
+
+    assert local.exit_code() == 0
+    wait_until_gone(*pids_of(tmp_path))
+
+
 def test_processes_whose_operator_is_killed_end_too(start, tmp_path):
     local = start("", "--no-sample")
     local.wait_for("Serving.")

@@ -10,6 +10,7 @@ variable FAKE_ENGINE says:
     killed      kills itself with SIGKILL once it has answered a chat
     stubborn    ignores SIGINT and SIGTERM
     bad_sample  answers a chat with an error event
+    silent      answers a chat with its first words only
     hangs       never comes further than starting
 
 A gateway does the same, and says that all its engines serve.
@@ -107,6 +108,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b": ping\n\n")
         for event in events:
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            if SCENARIO == "silent" and event is events[1]:
+                self.wfile.flush()
+                self.rfile.read()  # until the client leaves
+                return
         self.wfile.write(b"data: [DONE]\n\n")
         self.wfile.flush()
         self.close_connection = True

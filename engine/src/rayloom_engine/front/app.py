@@ -48,10 +48,10 @@ class ApiApplication(FastAPI):
         self.state.service = service
         self._root = service.config.root_path
         self.kept_answers = KeptAnswers(
-            keep_limits(service.config), service.config.max_body_bytes, lambda: service.lifecycle.drains
+            keep_limits(service.config), service.config.max_body_bytes, service.lifecycle, service.metrics
         )
         for route in ROUTES:
-            handler = _counted(self._repeatable(route.handler)) if route.is_generation else route.handler
+            handler = self._repeatable(_counted(route.handler)) if route.is_generation else route.handler
             self.router.routes.append(Route(route.path, handler, methods=[route.method]))
         self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
@@ -61,7 +61,11 @@ class ApiApplication(FastAPI):
 
     def _repeatable(self, handler: Handler) -> Handler:
         """Returns the handler for clients that may repeat their requests after a broken connection."""
-        return lambda request: self.kept_answers.answer(request, handler)
+
+        async def answer(request: Request) -> Response:
+            return await self.kept_answers.answer(request, handler)
+
+        return answer
 
     def build_middleware_stack(self) -> ASGIApp:
         return Starlette.build_middleware_stack(self)
@@ -123,7 +127,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
 
 
 def _counted(handler: Handler) -> Handler:
-    """Counts errors that are raised before an answer begins.
+    """Counts errors that are raised before an answer begins, once for each computation.
 
     Errors in the middle of a stream are counted by the stream itself.
     """

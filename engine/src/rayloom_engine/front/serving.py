@@ -115,9 +115,18 @@ class FrontServer:
         lifecycle = self._service.lifecycle
         lifecycle.stop()
         left_s = lifecycle.drain_left_s(self._config.drain_seconds)
-        logger.info("draining: %d requests in flight, at most %.0f s", lifecycle.num_in_flight, left_s)
+        logger.info(
+            "draining: %d requests in flight, %d connections that read kept answers, at most %.0f s",
+            lifecycle.num_in_flight,
+            lifecycle.num_readers,
+            left_s,
+        )
         if not await lifecycle.wait_idle(left_s):
-            logger.warning("%d requests were not finished in time", lifecycle.num_in_flight)
+            logger.warning(
+                "%d requests were not finished in time; %d connections still read kept answers",
+                lifecycle.num_in_flight,
+                lifecycle.num_readers,
+            )
             self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
         elif await self._wait_for_gateways():

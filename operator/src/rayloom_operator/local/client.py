@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 
 from rayloom_operator.engines.status import EngineStatus, engine_status, shown
 from rayloom_operator.errors import EngineUnavailable
@@ -64,9 +65,18 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes] | None:
 
 
 def stream_chat(
-    host: str, port: int, *, model: str, prompt: str, max_tokens: int, api_key: str | None
+    host: str,
+    port: int,
+    *,
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    api_key: str | None,
+    on_connect: Callable[[socket.socket], None] | None = None,
 ) -> Iterator[str]:
     """Yields the answer to one user message at temperature 0, piece by piece as it arrives.
+
+    `on_connect` gets the connection's socket; another thread may shut it down to end the request.
 
     Raises EngineUnavailable if the request fails, or if the stream contains an error or ends before `[DONE]`.
     """
@@ -82,6 +92,9 @@ def stream_chat(
         headers["Authorization"] = f"Bearer {api_key}"
     connection = http.client.HTTPConnection(connect_host(host), port, timeout=_STREAM_TIMEOUT_S)
     try:
+        connection.connect()
+        if on_connect is not None:
+            on_connect(connection.sock)
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:

@@ -1,6 +1,6 @@
 """Serves a manifest with `replicas` of 2 or more on this machine: as many engines, behind one gateway.
 
-manifest -> plans -> engines and gateway -> all serve -> a sample -> processes that end are started again -> a stop
+manifest -> plans -> engines and gateway -> all serve -> processes that end are started again, beside a sample -> a stop
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rayloom_operator.local.member import Member
 from rayloom_operator.local.plan import GATEWAY, KEY_FILE, LOOPBACK, Ports, plan_processes
 from rayloom_operator.local.ports import ReservedPort
 from rayloom_operator.local.process import tell
+from rayloom_operator.local.sample import SampleRequest
 from rayloom_operator.local.signals import StopRequested, StopSignals
 from rayloom_operator.local.summary import print_summary, show_sample
 
@@ -110,6 +111,12 @@ class Several:
             for plan, held in zip(plans, [*triples, [api, admin]], strict=True)
         ]
         *self._engines, self._gateway = self._members
+        self._sample = SampleRequest(
+            lambda on_connect: show_sample(
+                run.service, run.host, self._gateway.place.port, run.environment, on_connect
+            ),
+            _tell_serving,
+        )
         self._asked_at = 0.0  # when /status and /engines were last read while serving, by time.monotonic
 
     def start(self) -> None:
@@ -142,7 +149,10 @@ class Several:
             time.sleep(_POLL_INTERVAL_S)
 
     def print_summary(self, status: EngineStatus) -> None:
-        """Prints the addresses, and the answer to a sample request if the run has one. `status`: that of an engine."""
+        """Prints the addresses, and begins to print the answer to a sample request if the run has one.
+
+        `status`: that of an engine.
+        """
         run = self._run
         port = self._gateway.place.port
         admin_port = self._gateway.place.admin_port
@@ -155,8 +165,9 @@ class Several:
         more = "".join(f"\n{line}" for line in lines)
         print_summary(run.service, status, url=base_url(run.host, port), environment=run.environment, more=more)
         if run.has_sample:
-            show_sample(run.service, run.host, port, run.environment)
-        print("Serving. Press Ctrl-C to stop.", flush=True)
+            self._sample.start()
+        else:
+            _tell_serving()
 
     # --- serving ---
 
@@ -210,6 +221,7 @@ class Several:
 
     def drain(self, signals: StopSignals) -> None:
         """Lets the gateway finish its running requests, then the engines theirs, until another stop signal."""
+        self._sample.cancel()
         drain_s = self._run.service.spec.drain_seconds
         tell(f"\nStopping. Running requests have {drain_s} s to finish; Ctrl-C again stops at once.")
         deadline = time.monotonic() + drain_s + _STOP_GRACE_S
@@ -225,6 +237,7 @@ class Several:
 
     def stop(self) -> None:
         """Ends all processes at once, and kills those that do not end in time."""
+        self._sample.cancel()
         running = [member.process for member in self._members if member.process is not None]
         for process in running:
             process.send(signal.SIGINT)
@@ -254,6 +267,10 @@ def _reserve(run: LocalRun) -> list[ReservedPort]:
         raise EngineUnavailable(f"port {run.port} is given twice; choose another one with --admin-port PORT")
     ports = [ReservedPort(run.host, run.port, "--port"), ReservedPort(LOOPBACK, run.admin_port, "--admin-port")]
     return [*ports, *(ReservedPort(LOOPBACK) for _ in range(3 * run.service.spec.replicas))]
+
+
+def _tell_serving() -> None:
+    print("Serving. Press Ctrl-C to stop.", flush=True)
 
 
 def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = None) -> Ports:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.engines.status import EngineStatus
@@ -39,8 +40,14 @@ def print_summary(
     print(f"    -d '{json.dumps(body)}'\n", flush=True)
 
 
-def show_sample(service: LLMService, host: str, port: int, environment: Mapping[str, str]) -> None:
-    """Prints the answer to a sample request as it arrives.
+def show_sample(
+    service: LLMService,
+    host: str,
+    port: int,
+    environment: Mapping[str, str],
+    on_connect: Callable[[socket.socket], None] | None = None,
+) -> None:
+    """Prints the answer to a sample request as it arrives. `on_connect` gets the socket of the request.
 
     If the request fails, the engine keeps running, because other requests may succeed.
     """
@@ -52,6 +59,7 @@ def show_sample(service: LLMService, host: str, port: int, environment: Mapping[
         prompt=SAMPLE_PROMPT,
         max_tokens=_SAMPLE_MAX_TOKENS,
         api_key=api_key(environment),
+        on_connect=on_connect,
     )
     try:
         for piece in pieces:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.http.body_budget import BodyBudget
+from rayloom_engine.front.http.body_budget import BodyBudget, HeldBody
 from rayloom_engine.front.http.errors import ApiError, ClientGone
 from rayloom_engine.front.http.turns import Turns
 
@@ -44,11 +44,18 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
             return await asyncio.to_thread(parse_object, body)
 
 
-async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """Returns a request's body as it is. Raises as `read_json` does, except for the faults of its JSON."""
+async def hold_body(request: Request, max_bytes: int) -> HeldBody:
+    """Returns a request's body as it is, which counts in the budget until it is taken or dropped.
+
+    Raises as `read_json` does, except for the faults of its JSON.
+    """
     check_content_type(request.headers.get("content-type"))
-    with _BUDGET.share(request.state.tenant, 4 * max_bytes) as share:
-        return await read_body(request, max_bytes, share.take)
+    share = _BUDGET.share(request.state.tenant, 4 * max_bytes)
+    try:
+        return HeldBody(await read_body(request, max_bytes, share.take), share)
+    except BaseException:
+        share.give_back()
+        raise
 
 
 def check_content_type(given: str | None) -> None:

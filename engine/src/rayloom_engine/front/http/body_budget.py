@@ -21,12 +21,12 @@ class BodyBudget:
         """The bytes that all tenants hold."""
         return self._tenant_to_bytes.total()
 
-    def share(self, tenant: str, least_bytes: int) -> _Share:
+    def share(self, tenant: str, least_bytes: int) -> Share:
         """Returns a context manager for one body, which gives the body's bytes back at its exit.
 
         If the budget is smaller than `least_bytes`, this body is checked against a budget of `least_bytes`.
         """
-        return _Share(self, tenant, max(self._max_bytes, least_bytes))
+        return Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
         """Adds bytes to the tenant's count. If they exceed the tenant's part, adds nothing and returns False.
@@ -48,7 +48,9 @@ class BodyBudget:
             del self._tenant_to_bytes[tenant]
 
 
-class _Share:
+class Share:
+    """The part of the budget that one body takes."""
+
     def __init__(self, budget: BodyBudget, tenant: str, max_bytes: int) -> None:
         self._budget = budget
         self._tenant = tenant
@@ -56,12 +58,17 @@ class _Share:
         self._num_bytes = 0  # bytes of the body received so far
         self._num_held = 0  # bytes of the body that the budget counts; 0 for a small body
 
-    def __enter__(self) -> _Share:
+    def __enter__(self) -> Share:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Gives the body's bytes back. Safe to call again."""
         if self._num_held:
             self._budget.give_back(self._tenant, self._num_held)
+            self._num_held = 0
 
     def take(self, num_bytes: int) -> None:
         """Counts `num_bytes` more. Raises ApiError 503 if the tenant's part is used up, but never for a small body."""
@@ -73,3 +80,22 @@ class _Share:
             busy = "too many large requests are being read at the same time; try again soon"
             raise unavailable(busy, "too_many_bodies", 2)
         self._num_held += num_new
+
+
+class HeldBody:
+    """A whole body that waits for its handler. It counts in the budget until `take` or `drop`."""
+
+    def __init__(self, data: bytes, share: Share) -> None:
+        self.data = data  # empty after `take` or `drop`
+        self._share = share
+
+    def take(self) -> bytes:
+        """Returns the body. From now on the caller counts it."""
+        data = self.data
+        self.drop()
+        return data
+
+    def drop(self) -> None:
+        """Frees the memory of the body. Safe to call again."""
+        self.data = b""
+        self._share.give_back()

@@ -24,6 +24,9 @@ class KeepLimits:
     """Bounds of all kept answers together."""
 
     seconds: float = 30.0  # for which an answer is kept after its last reader left or its computation ended
+    # The same for an answer by X-Request-Id while it is computed. Proxies add this header to every request, so the
+    # clients of most of these answers will send no repeat.
+    detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
     max_detached_choices: int = 16  # sequences that are computed though nobody reads their answer
@@ -68,6 +71,11 @@ class AnswerBook(Generic[A]):
     def has_idle(self) -> bool:
         """True if an entry has no reader, so that time alone can release it."""
         return any(entry.num_readers == 0 for entry in self._entries.values())
+
+    @property
+    def num_detached(self) -> int:
+        """The number of answers that are computed though nobody reads them."""
+        return sum(entry.is_detached for entry in self._entries.values())
 
     def detached(self) -> list[Entry[A]]:
         """Returns the entries that are computed though nobody reads them, in the order in which their readers left."""
@@ -131,7 +139,7 @@ class AnswerBook(Generic[A]):
         due = [
             entry
             for entry in self._entries.values()
-            if entry.idle_since_s is not None and now_s - entry.idle_since_s >= self.limits.seconds
+            if entry.idle_since_s is not None and now_s - entry.idle_since_s >= self._kept_s(entry)
         ]
         return self.release(due) + self._beyond_limits()
 
@@ -142,6 +150,12 @@ class AnswerBook(Generic[A]):
             entry.is_kept = False
             self.num_bytes -= entry.num_bytes
         return entries
+
+    def _kept_s(self, entry: Entry[A]) -> float:
+        """Returns the seconds for which an entry is kept without a reader."""
+        if entry.is_running and not entry.is_strict:
+            return min(self.limits.seconds, self.limits.detached_id_seconds)
+        return self.limits.seconds
 
     def _beyond_limits(self) -> list[Entry[A]]:
         released: list[Entry[A]] = []

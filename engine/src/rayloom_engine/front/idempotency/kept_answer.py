@@ -8,6 +8,8 @@ from typing import Protocol
 
 from starlette.types import Message
 
+from rayloom_engine.front.http.body_budget import HeldBody
+
 MOST_UNREAD_BYTES = 256 * 1024  # of an answer that is not kept; at this limit its computation waits for readers
 
 
@@ -30,10 +32,11 @@ class KeptAnswer:
     The connection of this client breaks when the answer is not kept and has no reader. For one event loop.
     """
 
-    def __init__(self, body: bytes, on_growth: Callable[[int], None]) -> None:
+    def __init__(self, body: HeldBody, on_growth: Callable[[int], None]) -> None:
         """`body`: body of the request. `on_growth`: called with the size of each part of the answer."""
-        self._body: bytes | None = body
+        self._body: HeldBody | None = body
         self._on_growth = on_growth
+        self.request_id: str | None = None  # the answer's X-Request-Id, once the handler has decided it
         self.start: Message | None = None  # status and headers of the answer
         self.error: Exception | None = None  # the error that ended the answer, perhaps before its start
         self.is_whole = False  # the handler has sent the last part
@@ -52,7 +55,8 @@ class KeptAnswer:
         """Returns the whole body, then waits until the answer is abandoned."""
         if self._body is not None:
             body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
+            # The handler counts the bytes in the budget before another task can run.
+            return {"type": "http.request", "body": body.take(), "more_body": False}
         await self._abandoned.wait()
         return {"type": "http.disconnect"}
 
@@ -72,6 +76,8 @@ class KeptAnswer:
 
     def finish(self, error: Exception | None = None) -> None:
         """The handler has ended, perhaps with an error. Readers get all bytes before it."""
+        if self._body is not None:
+            self._body.drop()
         self.error = error
         self.is_complete = True
         self._wake()

@@ -19,12 +19,15 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.front.http.body import read_bytes
+from rayloom_engine.front.http.body import hold_body
+from rayloom_engine.front.http.body_budget import HeldBody
 from rayloom_engine.front.http.errors import ApiError, ClientGone, is_fault
 from rayloom_engine.front.idempotency.answer_book import AnswerBook, Entry, KeepLimits, KeyReused
 from rayloom_engine.front.idempotency.answer_reader import AnswerReader
 from rayloom_engine.front.idempotency.kept_answer import Computation, KeptAnswer
 from rayloom_engine.front.idempotency.request_name import IDEMPOTENCY_KEY, RequestName, request_name
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+from rayloom_engine.front.operations.metrics import Metrics
 
 Handler = Callable[[Request], Awaitable[Response]]
 KeptEntry = Entry[KeptAnswer]
@@ -43,11 +46,12 @@ def keep_limits(config: EngineConfig) -> KeepLimits:
 class KeptAnswers:
     """The kept answers of an API port. For one event loop."""
 
-    def __init__(self, limits: KeepLimits, max_body_bytes: int, drains: Callable[[], bool]) -> None:
-        """`limits.seconds` 0: nothing is kept. `drains`: whether the server shall end soon."""
+    def __init__(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        """`limits.seconds` 0: nothing is kept. A drain of `lifecycle` waits for all readers."""
         self._limits = limits
         self._max_body_bytes = max_body_bytes
-        self._drains = drains
+        self._lifecycle = lifecycle
+        self._metrics = metrics
         self._book: AnswerBook[KeptAnswer] = AnswerBook(limits)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -67,25 +71,45 @@ class KeptAnswers:
                 request.state.request_id = name.request_id
         if name is None or self._limits.seconds == 0:
             return await handler(request)
-        body = await read_bytes(request, self._max_body_bytes)
-        digest = hashlib.sha256(body).digest()
+        body = await self._hold_body(request)
+        digest = hashlib.sha256(body.data).digest()
         try:
             entry = self._book.find(name.entry_key(digest), digest)
         except KeyReused:
+            body.drop()
             raise _reused(name) from None
-        is_repeat = entry is not None
         if entry is None:
-            entry = self._begin(request, handler, name, body, digest)
-        else:
-            self._book.join(entry)
+            return await self._read(request, self._begin(request, handler, name, body, digest), is_repeat=False)
+        body.drop()
+        self._book.join(entry)
+        self._observe()
+        return await self._read(request, entry, is_repeat=True)
+
+    async def _hold_body(self, request: Request) -> HeldBody:
+        try:
+            return await hold_body(request, self._max_body_bytes)
+        except Exception as error:
+            self._metrics.observe_failure(error)  # here, because no handler runs that counts its own errors
+            raise
+
+    async def _read(self, request: Request, entry: KeptEntry, *, is_repeat: bool) -> AnswerReader:
+        """Returns a response that reads the entry's answer, once the answer has begun."""
         kept = entry.answer
+        self._lifecycle.begin_read()
         reader = AnswerReader(
             kept, request.receive, lambda is_whole: self._left(entry, is_whole=is_whole), is_repeat=is_repeat
         )
-        await reader.until_begun()
+        try:
+            await reader.until_begun()
+        finally:
+            has_own_id = request.headers.get("x-request-id") == request.state.request_id
+            if is_repeat and kept.request_id is not None and not has_own_id:
+                request.state.request_id = kept.request_id  # the first request's, which its body may have named
+        if is_repeat:
+            self._metrics.repeats_answered.add(1)
         return reader
 
-    def _begin(self, request: Request, handler: Handler, name: RequestName, body: bytes, digest: bytes) -> KeptEntry:
+    def _begin(self, request: Request, handler: Handler, name: RequestName, body: HeldBody, digest: bytes) -> KeptEntry:
         kept = KeptAnswer(body, lambda num_bytes: self._grown(entry, num_bytes))
         entry = Entry(
             key=name.entry_key(digest),
@@ -109,6 +133,7 @@ class KeptAnswers:
         kept = entry.answer
         kept.finish(error)
         self._release(self._book.end(entry, time.monotonic(), is_good=error is None and kept.is_good))
+        self._observe()
         self._watch_idle()
 
     def _grown(self, entry: KeptEntry, num_bytes: int) -> None:
@@ -119,9 +144,11 @@ class KeptAnswers:
 
     def _left(self, entry: KeptEntry, *, is_whole: bool) -> None:
         _measure(entry)
+        self._lifecycle.end_read()
         self._release(self._book.leave(entry, time.monotonic(), is_whole=is_whole))
-        if entry.is_kept and entry.is_detached and self._drains():
+        if entry.is_kept and entry.is_detached and self._lifecycle.drains:
             self._release(self._book.release([entry]))
+        self._observe()
         self._watch_idle()
 
     def _watch_idle(self) -> None:
@@ -133,7 +160,7 @@ class KeptAnswers:
     def _check_idle(self) -> None:
         self._timer = None
         detached = self._book.detached()
-        if self._drains():
+        if self._lifecycle.drains:
             self._release(self._book.release(detached))  # a repeat would reach another server
         for entry in detached:
             _measure(entry)
@@ -143,13 +170,21 @@ class KeptAnswers:
     def _release(self, released: list[KeptEntry]) -> None:
         for entry in released:
             entry.answer.stop_keeping()
+        if released:
+            self._observe()
+
+    def _observe(self) -> None:
+        self._metrics.detached_answers.set(self._book.num_detached)
 
 
 async def _compute(kept: KeptAnswer, scope: Scope, handler: Handler) -> None:
     scope = {**scope, "extensions": {}}  # without DirectBody: every part of the answer passes through `kept`
     request = Request(scope, kept.receive)
     request.state.on_computation = functools.partial(setattr, kept, "computation")
-    response = await handler(request)
+    try:
+        response = await handler(request)
+    finally:
+        kept.request_id = request.state.request_id
     await response(scope, kept.receive, kept.send)
 
 

@@ -1,4 +1,4 @@
-"""Lifecycle: tells whether the front accepts requests, the reason if not, and how many requests are in flight."""
+"""Lifecycle: tells whether the front accepts requests, the reason if not, and how many are not yet answered."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Lifecycle:
         self.failure = ""  # the first cause of failure, once the engine has failed
         self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
-        self.num_in_flight = 0
+        self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
+        self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
         self.num_held = 0  # requests held until a restarted front is ready
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
@@ -179,11 +180,23 @@ class Lifecycle:
         """Stops counting a request as in flight: it is answered in full, or its client is gone."""
         self.num_in_flight -= 1
         assert self.num_in_flight >= 0
-        if self.num_in_flight == 0:
-            self._idle.set()
+        self._check_idle()
+
+    def begin_read(self) -> None:
+        """Counts a connection that reads a kept answer."""
+        self.num_readers += 1
+        self._idle.clear()
+
+    def end_read(self) -> None:
+        """Stops counting a connection: it got the whole kept answer, or it broke."""
+        self.num_readers -= 1
+        assert self.num_readers >= 0
+        self._check_idle()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until no request is in flight. Returns False if `timeout_s` passes first."""
+        """Waits until no request is in flight and no connection reads a kept answer. Returns False if `timeout_s`
+        passes first.
+        """
         if self._idle.is_set():  # wait_for would time out at once with a time-out of 0
             return True
         try:
@@ -191,6 +204,10 @@ class Lifecycle:
         except TimeoutError:
             return False
         return True
+
+    def _check_idle(self) -> None:
+        if self.num_in_flight == 0 and self.num_readers == 0:
+            self._idle.set()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -100,6 +100,12 @@ class Metrics:
             "Requests that succeeded or failed; those that were refused, or whose client left, do not count.",
         )
         self.failed = counter("requests_failed_total", "Finished requests that failed by an error of the engine.")
+        self.repeats_answered = counter(
+            "repeats_answered_total", "Repeated requests that got the answer to the first request with their name."
+        )
+        self.detached_answers = gauge(
+            "detached_answers", "Answers that are computed for a repeat although their connection has broken."
+        )
         self._core_counters = {field: counter(name, meaning) for field, (name, meaning) in _CORE_COUNTERS.items()}
         self.recoveries = counter(
             "recoveries_total",
@@ -125,7 +131,8 @@ class Metrics:
         )
         self.recovery_s = self._histogram("recovery_seconds", "Seconds from a loss until tokens flow.", _REQUEST_S)
         own = (self.prompt_tokens, self.generation_tokens, self.replayed, self.finished, self.failed)
-        for family in (*own, *self._core_counters.values()):
+        self.detached_answers.set(0)
+        for family in (*own, self.repeats_answered, *self._core_counters.values()):
             family.add(0)  # without a first sample of zero, rate() would miss the first increase
         self._last_stats = SchedulerStats()
         self._last_gateway_requests = GatewayRequests()
