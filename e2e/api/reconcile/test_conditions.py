@@ -261,12 +261,13 @@ def test_every_reason_has_a_scene() -> None:
     # The first two concern whole clusters: test_drift.py, and the last test here. The third takes 40 s without an
     # event: tests/operator_unit/test_recovery.py.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    # These are in test_rolls.py and test_node_drains.py, the last one in scaling/test_to_zero.py.
+    # These are in test_rolls.py and test_node_drains.py, the last two in scaling/test_to_zero.py and
+    # gateway/test_gateway.py.
     of_rolls = {
         *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
         *(Reason.ROLLING_BACK, Reason.ROLLED_BACK, Reason.PAUSED, Reason.HALTED),
         *(Reason.ANALYSIS_FAILED, Reason.CRASH_LOOP, Reason.DEADLINE_EXCEEDED),
-        Reason.SCALED_TO_ZERO,
+        *(Reason.SCALED_TO_ZERO, Reason.GATEWAY_NOT_READY),
     }
     assert {scene.reason for scene in SCENES.values()} == set(Reason) - others - of_rolls
 

@@ -166,8 +166,12 @@ class Service:
         return self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")[0]
 
     def routings(self, cluster: str) -> list[Request]:
-        """The changes of the route label of its head, in order."""
-        return self.writes("PATCH", f"/namespaces/{self.namespace}/pods/{cluster}-")
+        """The changes of the route label of its head, in order.
+
+        A stale cache may cause a patch that changes nothing, and so leaves the pod's resourceVersion as it is.
+        """
+        writes = self.writes("PATCH", f"/namespaces/{self.namespace}/pods/{cluster}-")
+        return list({each.version: each for each in reversed(writes)}.values())[::-1]
 
     def warnings(self) -> set[str]:
         """Reasons of the service's Events of type Warning."""
