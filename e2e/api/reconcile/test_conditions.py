@@ -19,7 +19,7 @@ from local_kubernetes.machine.place import REPOSITORY
 from operator_processes.process import OperatorProcess, wait_until
 from rayloom_operator.api.status import FAULTS, Reason
 from real_api_server.world import LLM, World
-from simulated_nodes.api_client import MERGE
+from simulated_nodes.api_client import MERGE, ApiError
 from simulated_nodes.pod_status import Play
 
 _CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayloom.dev"
@@ -229,8 +229,13 @@ def _create(world: World, manifest: dict[str, Any], **options: str) -> dict[str,
 
 
 def _keeps_unknown_fields(world: World, namespace: str) -> bool:
-    """False while the API server still prunes the field of a later version."""
-    spec = _create(world, llm_service(namespace, "invalid-spec", **_UNKNOWN_FIELD), dryRun="All")["spec"]
+    """False while the API server still prunes the field of a later version, or replaces the CRD's storage."""
+    try:
+        spec = _create(world, llm_service(namespace, "invalid-spec", **_UNKNOWN_FIELD), dryRun="All")["spec"]
+    except ApiError as error:
+        if error.code not in (429, 503):
+            raise
+        return False  # it refused a request that was under way: "apiserver is shutting down"
     return all(name in spec for name in _UNKNOWN_FIELD)
 
 
