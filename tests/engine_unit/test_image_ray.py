@@ -52,7 +52,7 @@ def test_an_address_may_stand_in_brackets_as_those_of_ipv6_do(image, head):
 
 def test_the_check_is_answered_as_soon_as_the_head_listens(image, head, tmp_path):
     with check(image, head) as running:
-        assert (tmp_path / "first_nap").read_text() == "asleep\n"  # the script has asked in vain
+        assert (tmp_path / "first_nap").read_text() == "asleep\n"  # the script's first connection was refused
         head.listen()
         assert running.wait(timeout=20) == 0
 

@@ -1,4 +1,4 @@
-"""Random histories of a service, with invariants that hold for every load, rollout and write by users."""
+"""Property tests of the scaler: random loads, rollouts and user writes, with invariants for each state."""
 
 from dataclasses import replace
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 from api.namespaces import llm_service
+from api.scaling.scaled_service import ScaledService
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
-from simulated_nodes.api_client import Document
 from simulated_nodes.pod_status import Release
 
 SCALING = {"minReplicas": 1, "maxReplicas": 4}
@@ -22,30 +21,12 @@ NEVER = "acme/engine:never-serves"
 SCALER = "rayloom-operator-scaler"
 
 
-class Scaled:
+class Scaled(ScaledService):
     """An autoscaled service whose engines all have the same load."""
 
     def __init__(self, world: World, namespace: str, **spec: Any) -> None:
-        self.world = world
-        self.namespace = namespace
         self._spec = {"autoscaling": SCALING, **spec}
-        # Not by server-side apply: then the API server records no field manager for writes of the scale subresource.
-        path = f"{LLM}/namespaces/{namespace}/llmservices"
-        world.request("POST", path, llm_service(namespace, "chat", **self._spec), fieldValidation="Strict")
-        world.wait_serving(namespace, "chat", 60)
-
-    @property
-    def document(self) -> Document:
-        return self.world.request("GET", f"{LLM}/namespaces/{self.namespace}/llmservices/chat")
-
-    @property
-    def replicas(self) -> int:
-        return int(self.document["spec"]["replicas"])
-
-    @property
-    def scaling(self) -> Document:
-        found: Document = self.document.get("status", {}).get("autoscaling", {})
-        return found
+        super().__init__(world, namespace, **self._spec)
 
     def load(self, **figures: int) -> None:
         for cluster in self.world.engines_of(self.namespace, "chat"):
@@ -55,30 +36,15 @@ class Scaled:
         self._spec |= spec
         self.world.create(llm_service(self.namespace, "chat", **self._spec))
 
-    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
-
     def wait_all(self, replicas: int, timeout_s: float = 60.0) -> None:
         """Returns once the scaler asks for this number of engines, and all of them serve."""
         ready = f"{replicas}/{replicas}"
         self.wait(lambda: self.replicas == replicas, f"{replicas} replicas", timeout_s)
         self.wait(lambda: self.document["status"]["ready"] == ready, f"{ready} engines", timeout_s)
 
-    def stays(self, seconds: float) -> bool:
-        """Returns whether `replicas` keeps its value for this time."""
-        number, end = self.replicas, time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.replicas != number:
-                return False
-            time.sleep(0.5)
-        return True
-
     def events(self) -> list[str]:
         found = self.world.request("GET", f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events")["items"]
         return [each["reason"] for each in found if each["regarding"].get("name") == "chat"]
-
-    def _story(self) -> str:
-        return f"{json.dumps(self.document.get('status', {}).get('autoscaling'), indent=1)}\n{self.world.story()}"
 
 
 def test_replicas_follow_the_load_up_and_down(world: World, operator: OperatorProcess, namespace: str) -> None:

@@ -5,16 +5,12 @@ Gateway pods come from a real Deployment. Their answers are simulated, and a tes
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable
 from typing import Any
 
-from api.namespaces import llm_service
+from api.scaling.scaled_service import ScaledService
 from local_kubernetes.machine.kubectl import Kubectl
-from operator_processes.process import OperatorProcess, wait_until
-from real_api_server.world import LLM, World
-from simulated_nodes.api_client import Document
+from operator_processes.process import OperatorProcess
+from real_api_server.world import World
 from simulated_nodes.gateways import Gateway
 
 _SPEC: dict[str, Any] = {
@@ -23,55 +19,20 @@ _SPEC: dict[str, Any] = {
 }
 
 
-class Idle:
+class Idle(ScaledService):
     """A service with two gateways, which may have no engine."""
 
     def __init__(self, world: World, namespace: str) -> None:
-        self.world = world
-        self.namespace = namespace
-        # Not by server-side apply: then the API server records no field manager for writes of the scale subresource.
-        path = f"{LLM}/namespaces/{namespace}/llmservices"
-        world.request("POST", path, llm_service(namespace, "chat", **_SPEC), fieldValidation="Strict")
-        world.wait_serving(namespace, "chat", 60)
-
-    @property
-    def document(self) -> Document:
-        return self.world.request("GET", f"{LLM}/namespaces/{self.namespace}/llmservices/chat")
-
-    @property
-    def replicas(self) -> int:
-        return int(self.document["spec"]["replicas"])
-
-    @property
-    def scaling(self) -> Document:
-        found: Document = self.document.get("status", {}).get("autoscaling", {})
-        return found
+        super().__init__(world, namespace, **_SPEC)
 
     @property
     def gateways(self) -> list[Gateway]:
         return list(self.world.gateways_of(self.namespace, "chat").values())
 
-    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
-
     def wait_for_zero(self) -> None:
         """Returns once no engine exists."""
         self.wait(lambda: self.replicas == 0, "no replicas", 90)
         self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine", 90)
-
-    def stays(self, seconds: float) -> bool:
-        """Returns whether `replicas` keeps its value for so long."""
-        number, end = self.replicas, time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.replicas != number:
-                return False
-            time.sleep(0.5)
-        return True
-
-    def _story(self) -> str:
-        status = self.document.get("status", {})
-        shown = {name: status.get(name) for name in ("autoscaling", "gateway", "rollout")}
-        return f"{json.dumps(shown, indent=1)}\n{self.world.story()}"
 
 
 def test_to_zero_without_requests_and_back_for_held_ones(

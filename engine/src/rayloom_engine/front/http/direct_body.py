@@ -1,8 +1,8 @@
 """DirectBody: writes parts of an answer's body to its connection from a callback, without a task.
 
-An ASGI application awaits `send` for every part of a body, and each part passes through each middleware. For a stream's
-tokens this costs more than the write itself. So BoundedProtocol offers a DirectBody as an extension of the scope.
-Status line, headers and the end of the body still go through `send`.
+An ASGI application awaits `send` for each part of a body, and every middleware wraps this `send`. For the tokens of a
+stream, these calls cost more CPU time than the write to the socket. So BoundedProtocol offers a DirectBody as an
+extension of the scope. Status line, headers and the end of the body still go through `send`.
 """
 
 from __future__ import annotations
