@@ -75,7 +75,7 @@ def test_a_gateway_is_read_field_by_field():
         ),
         (
             {"port": 80},
-            "gateway.port: is not a field; remove it. Fields here: replicas, image, resources, holdSeconds",
+            "gateway.port: is not a field; remove it. Fields here: replicas, image, resources, holdSeconds, route",
         ),
     ],
 )

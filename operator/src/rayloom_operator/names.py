@@ -85,7 +85,7 @@ def admin_secret_name(group: str) -> str:
 
 
 def gateway_name(service: str) -> str:
-    """Returns the name of the gateway's Deployment, Service and PodDisruptionBudget."""
+    """Returns the name of the gateway's Deployment, Service, PodDisruptionBudget, and HTTPRoute or Ingress."""
     return f"{service}-gateway"
 
 
@@ -147,7 +147,7 @@ def object_path(api_version: str, kind: str, namespace: str = "", name: str = ""
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
     # This rule is wrong for some English words, but right for every kind that the operator uses.
-    plural = f"{kind.lower()}s".replace("ys", "ies")
+    plural = f"{kind.lower()}s".replace("ys", "ies").replace("sss", "sses")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 
 

@@ -57,6 +57,9 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
     SCALED_TO_ZERO = "ScaledToZero"  # the same, but the scaler set it; the first request wakes the service
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"  # a Gateway refuses the HTTPRoute, or none answers; condition Degraded
+    ROUTE_REFUSED = "RouteRefused"  # HTTPRoute or Ingress cannot be written; condition Degraded
+    GATEWAY_API_MISSING = "GatewayApiMissing"  # the cluster has no HTTPRoutes; condition Degraded
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rayloom_operator.api.gateway.stored import GatewayStatus
 from rayloom_operator.api.status import Reason, stored_gateway
 from rayloom_operator.decide.changes.gateway import has_front_ports, num_wanted
+from rayloom_operator.decide.route import route_status
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.objects.gateway.companions import gateway_endpoint
@@ -19,6 +20,11 @@ def gateway_status(situation: Situation, *, is_refused: bool) -> GatewayStatus |
 
     `is_refused`: the API server refused a change, so an object that was to be deleted may still exist.
     """
+    found = _pods_status(situation, is_refused=is_refused)
+    return None if found is None else found.model_copy(update={"route": route_status(situation)})
+
+
+def _pods_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | None:
     resolved, stored = situation.resolved, stored_gateway(situation.previous)
     if resolved is None or not situation.can_create:
         # Nothing is created or deleted, so the same objects exist as before.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rayloom_operator.decide.changes.gateway import is_announced
 from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.route import route_requeues
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 
@@ -54,6 +55,7 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     if situation.can_create and situation.resolved is not None and not is_announced(situation, situation.resolved):
         # The status gets the gateway first, and the next reconcile creates its objects.
         yield 0.0
+    yield from route_requeues(situation)
     if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
         yield situation.step.requeue_after_s
 

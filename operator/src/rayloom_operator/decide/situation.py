@@ -42,6 +42,7 @@ class Situation:
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
     # The cluster.
     observed: Observed = field(default_factory=Observed)
+    route_refusal: str = ""  # why the gateway's HTTPRoute or Ingress could not be written; known after the attempt
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
     mounting_s: float | None = None  # seconds that a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer

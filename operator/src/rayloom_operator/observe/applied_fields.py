@@ -187,6 +187,53 @@ class AppliedDeployment(TypedDict, total=False):
     spec: DeploymentSpec
 
 
+class RouteMetadata(TypedDict, total=False):
+    """Labels and annotations are included whole, because the user chooses them.
+
+    Those that others add make the digests differ, which costs an apply after a restart.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    generation: int
+    creationTimestamp: str
+    labels: Any
+    annotations: Any
+    ownerReferences: list[Any]
+
+
+class HttpRouteSpec(TypedDict, total=False):
+    parentRefs: list[Any]
+    hostnames: list[str]
+    rules: list[Any]
+
+
+class AppliedHttpRoute(TypedDict, total=False):
+    metadata: RouteMetadata
+    spec: HttpRouteSpec
+
+
+class IngressSpec(TypedDict, total=False):
+    ingressClassName: str
+    tls: list[Any]
+    rules: list[Any]
+
+
+class AppliedIngress(TypedDict, total=False):
+    metadata: RouteMetadata
+    spec: IngressSpec
+
+
+class WatchedHttpRoute(AppliedHttpRoute, total=False):
+    status: Any
+
+
+class WatchedIngress(AppliedIngress, total=False):
+    status: Any
+
+
 class DeploymentCondition(TypedDict, total=False):
     type: str
     status: str
@@ -214,11 +261,17 @@ SHAPES: dict[str, Any] = {
     "NetworkPolicy": AppliedNetworkPolicy,
     "PodDisruptionBudget": AppliedDisruptionBudget,
     "Deployment": AppliedDeployment,
+    "HTTPRoute": AppliedHttpRoute,
+    "Ingress": AppliedIngress,
 }
 # kind -> shape of a watched object, if more is read of it than what was applied
-WATCHED_SHAPES: dict[str, Any] = {"Deployment": WatchedDeployment}
+WATCHED_SHAPES: dict[str, Any] = {
+    "Deployment": WatchedDeployment,
+    "HTTPRoute": WatchedHttpRoute,
+    "Ingress": WatchedIngress,
+}
 # Metadata that the API server sets, and the object's name and namespace.
-_NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation")
+_NOT_APPLIED = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp")
 
 
 def digest(kind: str, document: Manifest) -> int:

@@ -1,4 +1,4 @@
-"""Drift: somebody else has changed a Service, ServiceAccount, NetworkPolicy, PodDisruptionBudget or Deployment of ours.
+"""Drift: somebody else has changed an object of ours that is watched (`applied_fields.SHAPES`).
 
 An object has drifted if a watch reports another version of the object than that of our last apply. After a start, the
 operator has applied nothing yet. So the operator keeps a digest of each listed object until the first reconcile of the
@@ -15,11 +15,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, service_of
 from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
 from rayloom_operator.observe.deployments import Deployments
+from rayloom_operator.observe.routes import Routes
 
 _API_VERSIONS = {
     "Service": "v1",
@@ -27,6 +31,7 @@ _API_VERSIONS = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     "Deployment": "apps/v1",
+    **ROUTE_VERSIONS,
 }
 # Controllers write the status of these objects, which changes their resourceVersion but not their generation.
 _WITH_STATUS = ("PodDisruptionBudget", "Deployment")
@@ -63,7 +68,9 @@ class Drift:
         self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.deployments = Deployments(on_change)
-        self.reflectors = tuple(VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES)
+        self.routes = Routes(on_change)
+        self._reflectors = {kind: VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES}
+        self.reflectors = tuple(self._reflectors.values())
 
     async def listed(self) -> None:
         """Waits until each kind was listed or its list has failed, but for at most 3 s."""
@@ -71,6 +78,14 @@ class Drift:
         _, late = await asyncio.wait(waits, timeout=_LIST_S)
         for each in late:
             each.cancel()
+
+    def unknown_kinds(self) -> frozenset[str]:
+        """Returns the kinds of which the API server says that it does not know them."""
+        return frozenset(
+            kind
+            for kind, each in self._reflectors.items()
+            if each.has_answered.is_set() and not each.is_synced.is_set()
+        )
 
     def wrote(self, key: ServiceKey, answer: Manifest) -> None:
         """Notes the object that the API server returned for our apply."""
@@ -117,6 +132,7 @@ class Drift:
         for each in (self._written, self._seen, self._ours, self._listed):
             each.pop(key, None)
         self.deployments.forget(key)
+        self.routes.forget(key)
 
     def _note_written(self, key: ServiceKey, which: tuple[str, str], uid: str, version: str) -> None:
         self._written.setdefault(key, {})[uid] = version
@@ -126,6 +142,8 @@ class Drift:
     def _see(self, key: ServiceKey, kind: str, found: Manifest, is_gone: bool) -> None:
         if kind == "Deployment":
             self.deployments.see(key, found, is_gone)
+        elif kind in ROUTE_VERSIONS:
+            self.routes.see(key, kind, found, is_gone)
         name = found["metadata"]["name"]
         uid = found["metadata"]["uid"]
         version = "" if is_gone else _version(kind, found)
@@ -142,8 +160,13 @@ class Drift:
 
 
 def _version(kind: str, found: Manifest) -> str:
+    meta = found["metadata"]
+    if kind in ROUTE_VERSIONS:
+        # Annotations and labels are settings of a route, and no part of its generation.
+        marks = msgspec.json.encode([meta.get("labels"), meta.get("annotations")], order="sorted")
+        return f"{meta.get('generation', '')} {hash(marks)}"
     field = "generation" if kind in _WITH_STATUS else "resourceVersion"
-    return str(found["metadata"].get(field, ""))
+    return str(meta.get(field, ""))
 
 
 class VersionReflector(Reflector):

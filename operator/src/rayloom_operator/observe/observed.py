@@ -125,12 +125,37 @@ class DeploymentProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParentReport:
+    """The answer of a controller about an HTTPRoute, for one Gateway, as parentRefs name it."""
+
+    name: str
+    namespace: str  # empty: the namespace of the HTTPRoute
+    section_name: str | None
+    port: int | None
+    refused: str = ""  # the condition that is False, Accepted or ResolvedRefs; empty if the Gateway takes the route
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRoute:
+    """An HTTPRoute or Ingress that leads to gateways."""
+
+    uid: str
+    created_at: datetime
+    parents: tuple[ParentReport, ...] = ()  # answers about the present spec of an HTTPRoute
+    address: str = ""  # the first one that a controller wrote into an Ingress; empty if there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything that was observed of a service at one moment."""
 
     replicas: tuple[EngineReplica, ...] = ()
     gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     gateway_progress: DeploymentProgress | None = None  # None if their Deployment is not known
+    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateways that exists
+    unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
     gateway_readings: Mapping[str, Reading] = field(default_factory=dict)  # by name of the pod, as far as it is polled
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.

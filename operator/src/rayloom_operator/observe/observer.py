@@ -11,7 +11,7 @@ from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, gateway_name, object_path
 from rayloom_operator.objects.ownership import owner_uid
-from rayloom_operator.observe.deployments import Deployments
+from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.failure_events import FailureEvents
 from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed, Pod
 from rayloom_operator.observe.poller import EnginePoller, Target
@@ -34,10 +34,10 @@ class Observer:
         watches: Watches,
         poller: EnginePoller,
         admin_tokens: AdminTokens,
-        deployments: Deployments,
+        drift: Drift,
     ) -> None:
         self._kube = kube
-        self._deployments = deployments
+        self._drift = drift
         self._watches = watches
         self._poller = poller
         self._admin_tokens = admin_tokens
@@ -90,7 +90,9 @@ class Observer:
         return Observed(
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
             gateways=grouped.gateways,
-            gateway_progress=self._deployments.of(key, gateway_name(key[1])),
+            gateway_progress=self._drift.deployments.of(key, gateway_name(key[1])),
+            routes=self._drift.routes.of(key, gateway_name(key[1])),
+            unknown_kinds=self._drift.unknown_kinds(),
             gateway_readings={
                 each.name: reading for each in gateways if (reading := self._poller.reading(key, each.name)) is not None
             },

@@ -26,6 +26,8 @@ _SOON_S = 1.0
 # After a refusal, the work queue retries with a back-off. A reconcile that the decision asks for may come earlier, but
 # not before this many seconds.
 _REFUSED_S = 2.0
+# An HTTPRoute or Ingress that could not be written is tried again in each reconcile, and after so many seconds at most.
+_ROUTE_RETRY_S = 30.0
 # A decision that has to be stored in the status before it is carried out asks for another reconcile at once. While
 # `WritePace` delays the write, that reconcile would decide the same again. So that reconcile waits until the write may
 # happen, but at most this many seconds.
@@ -53,7 +55,7 @@ class Reconciler:
         self._watches = watches
         self._statuses = statuses
         self._requeue_after = requeue_after
-        self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift.deployments)
+        self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift)
         self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain)
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
@@ -95,6 +97,7 @@ class Reconciler:
 
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)
+        situation = replace(situation, route_refusal=self._applier.route_refusal(key))
         is_unscaled = refused is not None and not refused.has_scaled
         if is_unscaled and situation.scaling is not None and situation.scaling.write is not None:
             # `replicas` was not written, so the status keeps the scaler's last state.
@@ -109,6 +112,8 @@ class Reconciler:
         unwritten_s = await self._statuses.write(key, document, status(situation, str(refused or "")))
         if unwritten_s is not None:
             after_s = [max(decision.requeue_after_s, min(unwritten_s, _UNWRITTEN_S)), unwritten_s]
+        if situation.route_refusal:
+            after_s.append(_ROUTE_RETRY_S)
         if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 

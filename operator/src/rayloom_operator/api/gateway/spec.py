@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from rayloom_operator.api.base import Part, Quantity, number_of, rules
+from rayloom_operator.api.gateway.route import Route
 
 MAX_GATEWAYS = 16
 _REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, clients reach the engines directly"
+_ROUTE_IN_WORDS = "a route leads to gateway pods: raise gateway.replicas to 1 or more, or remove gateway.route"
 # A gateway computes nothing on devices, so it can use no other resources.
 _RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _RESOURCES_IN_WORDS = "a gateway uses cpu, memory and ephemeral-storage only: remove the other resources"
@@ -60,6 +62,8 @@ class GatewayResources(Part):
 class Gateway(Part):
     """The pods to which clients connect. Without a cluster only `holdSeconds` has an effect."""
 
+    model_config = ConfigDict(json_schema_extra=rules(("!has(self.route) || self.replicas > 0", _ROUTE_IN_WORDS)))
+
     replicas: Annotated[int, AfterValidator(_is_a_number_of_gateways)] = Field(
         2,
         description=f"Number of gateway pods, 0 to {MAX_GATEWAYS}. With 0, clients reach the engines directly, and "
@@ -82,3 +86,14 @@ class Gateway(Part):
         description="Seconds for which a request waits while no engine can take it; then it gets 503. A change "
         "restarts no engine.",
     )
+    route: Route | None = Field(
+        None,
+        description="An HTTPRoute or an Ingress that leads from outside of the cluster to the gateway pods. Left out: "
+        "there is none. A change restarts neither engines nor gateway pods.",
+    )
+
+    @model_validator(mode="after")
+    def _route_leads_to_pods(self) -> Gateway:
+        if self.route is not None and self.replicas == 0:
+            raise ValueError(_ROUTE_IN_WORDS)
+        return self

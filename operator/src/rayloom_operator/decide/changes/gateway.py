@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rayloom_operator.api.status import stored_gateway
 from rayloom_operator.decide.changes.deletion import Deletion
+from rayloom_operator.decide.changes.route import route_objects
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import Manifest, engines_name, gateway_name, gateway_secret_name, object_path
 from rayloom_operator.objects.gateway.companions import (
@@ -59,6 +60,7 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
         yield gateway_service(service)
         yield gateway_budget(service, gateway)
         yield gateway_deployment(resolved, gateway)
+        yield from route_objects(situation, resolved)
 
 
 def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deletion]:

@@ -15,6 +15,7 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.gateway import gateway_deletions, gateway_objects
+from rayloom_operator.decide.changes.route import route_deletions
 from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
@@ -83,7 +84,12 @@ def plan(situation: Situation) -> Plan:
     return Plan(
         wanted=(*_shared_objects(situation, resolved, step), *replicas.wanted),
         new=frozenset((*replicas.new, stored_spec) if is_new_revision else replicas.new),
-        deletions=(*_deletions(situation, resolved, step), *gateway_deletions(situation, resolved), *stranded),
+        deletions=(
+            *_deletions(situation, resolved, step),
+            *gateway_deletions(situation, resolved),
+            *route_deletions(situation, resolved),
+            *stranded,
+        ),
         routes=routes,
         drains=tuple(_drains(situation, resolved, step)),
         waits=tuple(replicas.waits),

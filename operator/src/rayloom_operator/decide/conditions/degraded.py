@@ -11,6 +11,7 @@ from rayloom_operator.api.status import FAULTS, Reason
 from rayloom_operator.decide.conditions.available import availability
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
 from rayloom_operator.decide.gateway import gateway_fault
+from rayloom_operator.decide.route import route_problem
 from rayloom_operator.observe.observed import Verdict
 
 _HEALTHY = Verdict(reason=Reason.HEALTHY, message="Nothing is known to be broken.")
@@ -46,6 +47,10 @@ def _gateway_faulty(evidence: Evidence) -> Verdict | None:
     return gateway_fault(evidence.situation)
 
 
+def _route_faulty(evidence: Evidence) -> Verdict | None:
+    return route_problem(evidence.situation)
+
+
 def _recovering(evidence: Evidence) -> Verdict | None:
     for each in evidence.staying:
         if each.verdict.reason is Reason.RECOVERING:
@@ -67,6 +72,7 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _node_lost,
     _faulty,
     _gateway_faulty,
+    _route_faulty,
     _recovering,
     _recreated,
 )

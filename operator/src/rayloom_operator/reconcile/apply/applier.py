@@ -43,6 +43,10 @@ class Applier:
         """Drops the state of a deleted service."""
         self._objects.forget(key)
 
+    def route_refusal(self, key: ServiceKey) -> str:
+        """Returns why the gateway's HTTPRoute or Ingress could not be written last time; empty if it could."""
+        return self._objects.route_refusal(key)
+
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 

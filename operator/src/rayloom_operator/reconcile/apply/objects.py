@@ -11,9 +11,13 @@ from typing import NamedTuple
 import msgspec
 
 from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import Deposed, KubeUnreachable
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
+from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.observe.drift import Drift, ListedObjects
+from rayloom_operator.reconcile.apply.refusals import as_refusal
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
@@ -23,6 +27,9 @@ _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
 _LAST = ("RayCluster", "Job")
+# Routes follow them: another owner's object, or an admission webhook of a controller, must not keep a service from its
+# engines.
+_ROUTES = tuple(ROUTE_VERSIONS)
 # The objects that belong to one engine replica, in the order of their creation.
 _OF_REPLICAS = ("ConfigMap", "Secret")
 
@@ -45,10 +52,16 @@ class ObjectApplier:
         self._drift = drift
         self._writer = writer
         self._applied: dict[ServiceKey, _Applied] = {}
+        self._route_refusals: dict[ServiceKey, str] = {}
+
+    def route_refusal(self, key: ServiceKey) -> str:
+        """Returns why the last write of a route failed; empty if it did not."""
+        return self._route_refusals.get(key, "")
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the state of a deleted service."""
         self._applied.pop(key, None)
+        self._route_refusals.pop(key, None)
         self._writer.forget(key)
         self._drift.forget(key)
 
@@ -72,14 +85,23 @@ class ObjectApplier:
         # A RayCluster or a Job is planned only while it does not exist.
         new = [each for number, each in hashes.items() if number not in before.hashes or each["kind"] in _LAST]
         if new:
-            names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in new)
-            logger.info("%s/%s: apply %s", *key, names)
+            self._log(key, new)
         after_s = max(interval_s * before.share, min(interval_s, _LEAST_S))
         is_all = self._is_drifted(key, planned) or not before.hashes or now - before.at >= after_s
         await self._write(key, planned.wanted if is_all else new, planned.new)
         if is_all and listed is None:
             before = _Applied(at=now)
+        if self.route_refusal(key):
+            # Routes stay due, so that each reconcile tries them again.
+            hashes = {number: each for number, each in hashes.items() if each["kind"] not in _ROUTES}
         self._applied[key] = before._replace(hashes=frozenset(hashes))
+
+    def _log(self, key: ServiceKey, new: Sequence[Manifest]) -> None:
+        # A route that was refused is tried often, and is no news.
+        news = [each for each in new if each["kind"] not in _ROUTES or not self.route_refusal(key)]
+        if news:
+            names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in news)
+            logger.info("%s/%s: apply %s", *key, names)
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
         # While the spec cannot be used, the plan has no shared objects. The drift stays noted until a plan has them.
@@ -95,9 +117,15 @@ class ObjectApplier:
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes the objects shared by all replicas, then those of each replica, then RayClusters and Jobs."""
+        """Writes the objects shared by all replicas, those of each replica, RayClusters and Jobs, and last the routes.
+
+        A route that cannot be written is no failure: `route_refusal` has the cause.
+        """
         shared, of_replicas, last = [], dict[str, list[Manifest]](), []
+        routes = [each for each in due if each["kind"] in _ROUTES]
         for each in due:
+            if each["kind"] in _ROUTES:
+                continue
             if each["kind"] in _LAST:
                 last.append(each)
             elif _is_of_replica(each):
@@ -113,6 +141,23 @@ class ObjectApplier:
         )
         for each in last:
             await self._writer.write(key, each, is_new=True)
+        await self._write_routes(key, routes)
+
+    async def _write_routes(self, key: ServiceKey, routes: Sequence[Manifest]) -> None:
+        refusals = []
+        for each in routes:
+            try:
+                await self._writer.write(key, each, is_new=False)
+            except (KubeUnreachable, Deposed):
+                raise
+            except OperatorError as error:
+                refusals.append(str(as_refusal(error)))
+        before = self.route_refusal(key)
+        if refusals and refusals[0] != before:
+            logger.warning("%s/%s: %s", *key, refusals[0])
+        self._route_refusals.pop(key, None)
+        if refusals:
+            self._route_refusals[key] = refusals[0]
 
 
 def _is_of_replica(manifest: Manifest) -> bool:

@@ -1,0 +1,158 @@
+"""The state of the HTTPRoute or Ingress that leads to gateways: status.gateway.route, and its faults. Pure.
+
+`judged_route` and the functions below it depend on no kind, so every kind with gateways can use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from rayloom_operator.api.gateway.route import HttpRoute, ParentRef, Route
+from rayloom_operator.api.gateway.stored import RouteStatus
+from rayloom_operator.api.status import Reason, stored_gateway
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.objects.gateway.route import HTTP_ROUTE
+from rayloom_operator.observe.observed import MAX_MESSAGE, ParentReport, SeenRoute, Verdict
+from rayloom_operator.texts import head, plain
+
+ACCEPTED = "Accepted"
+PENDING = "Pending"
+_FAULTS = (Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING)
+# A Gateway that does not exist has no controller that could say so. The silence counts as a fault after this time.
+_SILENCE_S = 60.0
+# The seconds after which the operator looks again for the kind HTTPRoute.
+_MISSING_KIND_S = 10.0
+_MISSING = (
+    "The cluster does not know HTTPRoutes. Install the CustomResourceDefinition httproutes.gateway.networking.k8s.io "
+    "of the Gateway API, version 1.2 or newer (standard channel), and its controller, or use gateway.route.ingress."
+)
+_NO_ADDRESS = (
+    "No controller has written an address into the Ingress. Some controllers never do; if the URL does not work, check "
+    "gateway.route.ingress.className."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSight:
+    """What is known about the object of a route."""
+
+    seen: SeenRoute | None  # None while it does not exist
+    knows_kind: bool = True  # the API server has its kind
+    refusal: str = ""  # why it could not be written; empty if it could
+    now: datetime
+
+
+class _Judgement(NamedTuple):
+    accepted: bool
+    reason: str
+    message: str
+
+
+def route_status(situation: Situation) -> RouteStatus | None:
+    """Returns status.gateway.route; None without a route."""
+    if situation.resolved is None:
+        stored = stored_gateway(situation.previous)
+        return None if stored is None else stored.route
+    service = situation.resolved.service
+    if service.spec.gateway is None or service.spec.gateway.route is None:
+        return None
+    route = service.spec.gateway.route
+    return judged_route(route, service.metadata.namespace, _sight(situation, route))
+
+
+def route_problem(situation: Situation) -> Verdict | None:
+    """Returns why clients outside of the cluster do not reach the gateways; None without a route or a fault."""
+    return route_fault(route_status(situation))
+
+
+def route_requeues(situation: Situation) -> Iterator[float]:
+    """Yields the seconds until the state of the route may change without an event."""
+    found = route_status(situation)
+    if found is None or situation.resolved is None:
+        return
+    if found.reason == Reason.GATEWAY_API_MISSING:
+        yield _MISSING_KIND_S
+    seen = situation.observed.routes.get(found.kind)
+    if found.reason == PENDING and found.kind == HTTP_ROUTE and seen is not None:
+        yield (_late_at(seen) - situation.now.wall).total_seconds()
+
+
+def judged_route(route: Route, namespace: str, sight: RouteSight) -> RouteStatus:
+    """Returns the status of a route whose object is in this namespace."""
+    accepted, reason, message = _judgement(route, namespace, sight)
+    return RouteStatus(kind=route.kind, url=route.url, accepted=accepted, reason=reason, message=message)
+
+
+def route_fault(status: RouteStatus | None) -> Verdict | None:
+    """Returns the fault that a route's status reports; None if it reports none."""
+    if status is None or status.reason not in _FAULTS:
+        return None
+    return Verdict(reason=Reason(status.reason), message=f"The gateway's route: {status.message}")
+
+
+def _sight(situation: Situation, route: Route) -> RouteSight:
+    return RouteSight(
+        seen=situation.observed.routes.get(route.kind),
+        knows_kind=route.kind not in situation.observed.unknown_kinds,
+        refusal=situation.route_refusal,
+        now=situation.now.wall,
+    )
+
+
+def _judgement(route: Route, namespace: str, sight: RouteSight) -> _Judgement:
+    if not sight.knows_kind:
+        return _Judgement(False, Reason.GATEWAY_API_MISSING, _MISSING)
+    if sight.refusal:
+        return _Judgement(False, Reason.ROUTE_REFUSED, sight.refusal)
+    if sight.seen is None:
+        return _Judgement(False, PENDING, f"The {route.kind} does not exist yet.")
+    if route.http_route is not None:
+        return _answer_of_gateways(route.http_route, namespace, sight.seen, sight.now)
+    if not sight.seen.address:
+        return _Judgement(False, PENDING, _NO_ADDRESS)
+    return _Judgement(True, ACCEPTED, f"A controller has written the address {sight.seen.address} into the Ingress.")
+
+
+def _answer_of_gateways(route: HttpRoute, namespace: str, seen: SeenRoute, now: datetime) -> _Judgement:
+    """Returns the first refusal; without one, the first Gateway without an answer; else that all have accepted."""
+    silent = []
+    for parent in route.parent_refs:
+        reports = [each for each in seen.parents if _is_about(each, parent, namespace)]
+        refusal = next((each for each in reports if each.refused), None)
+        if refusal is not None:
+            return _Judgement(False, Reason.ROUTE_NOT_ACCEPTED, _refusal(refusal, _named(parent, namespace)))
+        if not reports:
+            silent.append(_named(parent, namespace))
+    if not silent:
+        return _Judgement(True, ACCEPTED, "Every Gateway has accepted the HTTPRoute.")
+    if now < _late_at(seen):
+        return _Judgement(False, PENDING, f"No controller has reported about the HTTPRoute for {silent[0]} yet.")
+    message = (
+        f"No controller has accepted the HTTPRoute for {silent[0]}. Check that this Gateway exists, with the listener "
+        "that the route names, and that the controller of its class runs."
+    )
+    return _Judgement(False, Reason.ROUTE_NOT_ACCEPTED, message)
+
+
+def _is_about(report: ParentReport, parent: ParentRef, namespace: str) -> bool:
+    where = report.namespace or namespace
+    found = (report.name, where, report.section_name, report.port)
+    return found == (parent.name, parent.namespace or namespace, parent.section_name, parent.port)
+
+
+def _refusal(report: ParentReport, gateway: str) -> str:
+    said = head(plain(f"{report.reason}: {report.message}"), MAX_MESSAGE)
+    if report.refused == ACCEPTED:
+        return f"{gateway} does not accept the HTTPRoute: {said}"
+    return f"{gateway} cannot follow the HTTPRoute to the Service: {said}"
+
+
+def _named(parent: ParentRef, namespace: str) -> str:
+    return f"Gateway {parent.name} in namespace {parent.namespace or namespace}"
+
+
+def _late_at(seen: SeenRoute) -> datetime:
+    return seen.created_at + timedelta(seconds=_SILENCE_S)
