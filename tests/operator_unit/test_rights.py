@@ -39,6 +39,10 @@ def right(verb, path):
     return group, "/".join([rest[0], *rest[2:]]), verb
 
 
+def gateway_of(kube):
+    return kube.objects[SERVICE]["spec"]["gateway"]
+
+
 class RecordingKube(FakeKube):
     """Keeps the rights that requests need."""
 
@@ -120,8 +124,17 @@ def used():
         world.ask_for(scaled)
         await world.until(lambda: ("rayloom.dev", "llmservices/scale", "patch") in kube.used)
         await world.rest()
-        # Gateways come, and go again.
-        for number, gateway in ((6, {"gateway": {}}), (7, {})):
+        # Gateways and their routes come, and go again.
+        http = {"httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}}
+        ingress = {"ingress": {"host": "llm.example.com"}}
+        for number, route in ((6, http), (7, ingress)):
+            changed = service(replicas=0, gateway={"route": route}) | {"status": kube.statuses[-1]}
+            changed["metadata"]["generation"] = number
+            world.ask_for(changed)
+            await world.until(lambda: bool(kube.named("Ingress")) is ("ingress" in gateway_of(kube)["route"]))
+            await world.until(lambda: bool(kube.named("HTTPRoute")) is ("httpRoute" in gateway_of(kube)["route"]))
+            await world.rest()
+        for number, gateway in ((8, {"gateway": {}}), (9, {})):
             found = {"status": kube.statuses[-1]} if kube.statuses else {}
             changed = service(replicas=0, **gateway) | found
             changed["metadata"]["generation"] = number
@@ -130,7 +143,7 @@ def used():
             await world.rest()
         # The service is recreated, and its status is written before the event.
         edited = service(replicas=2)
-        edited["metadata"]["generation"] = 9
+        edited["metadata"]["generation"] = 10
         edited = kube.put(edited)
         kube.objects[path_of(edited)] = edited | {"metadata": edited["metadata"] | {"uid": "uid-2"}}
         world.controller.set_service(edited, False)

@@ -47,6 +47,13 @@ object.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
+# The route to gateway pods, spec.gateway.route. The first kind exists only in clusters with the Gateway API.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses]
+  verbs: [get, list, watch, create, patch, delete]
 # Secrets are created and deleted, never read: their content is derived from the operator's key. There is no patch,
 # because the response to a patch has the whole object, so that everybody who may patch a Secret can read it.
 - apiGroups: [""]
