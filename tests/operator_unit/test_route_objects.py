@@ -35,11 +35,10 @@ ROUTE, ENTRY = made(httpRoute=HTTP | MARKS), made(ingress=INGRESS | MARKS)
 
 def test_an_http_route_leads_every_path_below_the_prefix_to_the_service_without_a_time_limit():
     gateway_api = "gateway.networking.k8s.io"
-    assert ROUTE == {
+    assert {
         "apiVersion": f"{gateway_api}/v1",
         "kind": "HTTPRoute",
-        "metadata": META
-        | {"labels": {"team": "blue", **META["labels"]}, "annotations": {"example.com/note": "x"}},
+        "metadata": META | {"labels": {"team": "blue", **META["labels"]}, "annotations": {"example.com/note": "x"}},
         "spec": {
             "parentRefs": [
                 {"group": gateway_api, "kind": "Gateway", **PARENT},
@@ -56,7 +55,7 @@ def test_an_http_route_leads_every_path_below_the_prefix_to_the_service_without_
                 }
             ],
         },
-    }
+    } == ROUTE
     assert path_of(ROUTE) == f"/apis/{gateway_api}/v1/namespaces/team/httproutes/many-gateway"
 
 

@@ -1,0 +1,114 @@
+"""The route to gateways in the controller: created, changed, mended and removed, on a cluster that is a dictionary."""
+
+from rayloom_operator.kube.client import NOT_FOUND, KubeError
+from rt_world import service, with_world
+
+HTTP = {"httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}}
+INGRESS = {"ingress": {"host": "llm.example.com", "annotations": {"example.com/note": "x"}}}
+ENTRY = "/apis/networking.k8s.io/v1/namespaces/team/ingresses/chat-gateway"
+ROUTE = "/apis/gateway.networking.k8s.io/v1/namespaces/team/httproutes/chat-gateway"
+
+
+def ask(world, generation, route=None):
+    """The service with this route after a change of its spec, with the status that was written last."""
+    gateway = {"gateway": {"replicas": 1} | ({"route": route} if route else {})}
+    document = service(**gateway) | ({"status": world.kube.statuses[-1]} if world.kube.statuses else {})
+    document["metadata"]["generation"] = generation
+    world.ask_for(document)
+
+
+def route_of(world):
+    return world.kube.statuses[-1].get("gateway", {}).get("route", {}) if world.kube.statuses else {}
+
+
+def test_a_route_is_created_replaced_by_the_other_kind_and_removed():
+    async def story(world):
+        kube = world.kube
+        ask(world, 1, HTTP)
+        await world.until(lambda: ROUTE in kube.objects)
+        await world.rest()
+        ask(world, 2, INGRESS)
+        await world.until(lambda: ENTRY in kube.objects and ROUTE not in kube.objects)
+        await world.rest()
+        assert route_of(world)["kind"] == "Ingress"
+        ask(world, 3)
+        await world.until(lambda: ENTRY not in kube.objects)
+        await world.until(lambda: not route_of(world))
+
+    with_world(story)
+
+
+def test_an_edited_or_deleted_route_is_as_before():
+    async def story(world):
+        kube = world.kube
+        ask(world, 1, INGRESS)
+        await world.until(lambda: ENTRY in kube.objects)
+        await world.rest()
+        before = kube.objects[ENTRY]
+        kube.put(before | {"metadata": before["metadata"] | {"annotations": {"example.com/note": "other"}}})
+        await world.until(lambda: kube.objects[ENTRY]["metadata"]["annotations"] == {"example.com/note": "x"})
+        kube.put(kube.objects[ENTRY] | {"spec": {"rules": []}})
+        await world.until(lambda: kube.objects[ENTRY]["spec"] == before["spec"])
+        kube.remove(ENTRY)
+        await world.until(lambda: ENTRY in kube.objects)
+
+    with_world(story)
+
+
+def test_another_owners_ingress_stays_and_the_engines_are_made_nevertheless():
+    theirs = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "Ingress",
+        "metadata": {"name": "chat-gateway", "namespace": "team"},
+        "spec": {"rules": [{"host": "theirs.example.com"}]},
+    }
+
+    async def story(world):
+        kube = world.kube
+        ask(world, 1, INGRESS)
+        await world.until(lambda: route_of(world).get("reason") == "RouteRefused")
+        assert "the Ingress chat-gateway exists and is not ours" in route_of(world)["message"]
+        assert kube.objects[ENTRY]["spec"] == theirs["spec"]
+        assert kube.named("RayCluster")
+        assert world.reason("Accepted") == "Valid"
+        assert world.reason("Degraded") == "RouteRefused"
+        await world.rest()
+        kube.remove(ENTRY)
+        ask(world, 2, INGRESS)
+        await world.until(lambda: kube.objects.get(ENTRY, theirs)["spec"] != theirs["spec"])
+        await world.until(lambda: route_of(world)["reason"] == "Pending")
+
+    with_world(story, prepare=lambda kube: kube.put(theirs))
+
+
+def test_a_webhook_that_fails_keeps_the_status_from_nothing():
+    async def story(world):
+        kube = world.kube
+        kube.refusals["apply", "/ingresses/chat-gateway"] = KubeError(500, "failed calling webhook")
+        ask(world, 1, INGRESS)
+        await world.until(lambda: route_of(world).get("reason") == "RouteRefused")
+        assert "failed calling webhook" in route_of(world)["message"]
+        assert kube.named("Deployment") == ["chat-gateway"]
+
+    with_world(story)
+
+
+def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api():
+    missing = ("list", "/httproutes")
+
+    async def story(world):
+        kube = world.kube
+        ask(world, 1, HTTP)
+        await world.until(lambda: route_of(world).get("reason") == "GatewayApiMissing")
+        await world.rest()
+        assert ("apply", ROUTE) not in kube.calls
+        del kube.refusals[missing]
+        (reflector,) = [each for each in world.controller._drift.reflectors if each._kind == "HTTPRoute"]
+        await reflector.is_synced.wait()
+        world.controller._queue.add(("team", "chat"))  # as the reconcile does that was asked for after 10 s
+        await world.until(lambda: ROUTE in kube.objects)
+
+    def prepare(kube):
+        kube.refusals[missing] = KubeError(NOT_FOUND, "the server could not find the requested resource")
+
+    with_world(story, prepare=prepare)

@@ -1,0 +1,236 @@
+"""What is decided about the route to gateways: its object, status.gateway.route, the conditions, the next reconcile."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rayloom_operator.api.gateway.route import Route
+from rayloom_operator.decide.decision import decide
+from rayloom_operator.decide.route import RouteSight, judged_route
+from rayloom_operator.decide.status import status
+from rayloom_operator.observe.observed import ParentReport, SeenRoute
+from rayloom_operator.observe.pods import pod
+from rayloom_operator.observe.routes import seen_route
+from rayloom_operator.times import stamp
+from rt_operator import CLOCK, conditions, make_pod_document, make_resolved, make_serving, turn
+
+HTTP = {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}
+INGRESS = {"host": "llm.example.com"}
+BY_HTTP = make_resolved(gateway={"replicas": 1, "route": {"httpRoute": HTTP}})
+BY_INGRESS = make_resolved(gateway={"replicas": 1, "route": {"ingress": INGRESS}})
+PLAIN = make_resolved(gateway={"replicas": 1})
+STORED = {"gateway": {"replicas": 1, "ready": 1, "reason": "Ready"}, "endpoint": "http://chat-gateway.team.svc:8000"}
+PUBLIC = "Gateway public in namespace team"
+UNKNOWN = frozenset({"HTTPRoute"})
+
+
+def seen(kind="HTTPRoute", *, age_s=5.0, **facts):
+    return {kind: SeenRoute(uid=f"uid-{kind}", created_at=CLOCK - timedelta(seconds=age_s), **facts)}
+
+
+def report(name="public", **facts):
+    return ParentReport(**{"name": name, "namespace": "", "section_name": None, "port": None} | facts)
+
+
+def settled(resolved, **facts):
+    """A reconcile of a service whose engine and gateway serve."""
+    document = make_pod_document("gateway-a", is_head=False, ready=True)
+    document["metadata"]["labels"] = {"rayloom.dev/gateway": "chat", "rayloom.dev/service": "chat"}
+    document["status"]["containerStatuses"][0]["name"] = "gateway"
+    groups = [make_serving(resolved)]
+    before = turn(resolved, groups).document
+    return turn(resolved, groups, previous=before | STORED, gateways=(pod(document),), **facts)
+
+
+def made(found):
+    kinds = ("HTTPRoute", "Ingress")
+    return [each["kind"] for each in found.plan.wanted if each["kind"] in kinds]
+
+
+def deleted(found):
+    return [(each.path.split("/")[-2], each.uid) for each in found.plan.deletions if each.path.endswith("-gateway")]
+
+
+def shown(found):
+    route = found.status.gateway.route
+    return route.accepted, route.reason
+
+
+@pytest.mark.parametrize(
+    ("resolved", "facts", "kinds"),
+    [
+        (PLAIN, {}, []),
+        (BY_HTTP, {}, ["HTTPRoute"]),
+        (BY_HTTP, {"unknown_kinds": UNKNOWN}, []),
+        (BY_INGRESS, {"unknown_kinds": UNKNOWN}, ["Ingress"]),
+    ],
+)
+def test_the_wanted_kind_is_applied_if_the_cluster_knows_it(resolved, facts, kinds):
+    assert made(settled(resolved, **facts)) == kinds
+
+
+def test_no_route_is_created_before_the_service_that_it_leads_to():
+    first = turn(BY_HTTP)
+
+    assert made(first) == []
+    assert shown(first) == (False, "Pending")
+    assert made(turn(BY_HTTP, previous=first.document)) == ["HTTPRoute"]
+
+
+def test_routes_that_are_not_wanted_are_deleted():
+    both = seen() | seen("Ingress")
+
+    assert deleted(settled(BY_HTTP, routes=both)) == [("ingresses", "uid-Ingress")]
+    assert deleted(settled(BY_INGRESS, routes=both)) == [("httproutes", "uid-HTTPRoute")]
+    found = settled(PLAIN, routes=both)
+    assert deleted(found) == [("httproutes", "uid-HTTPRoute"), ("ingresses", "uid-Ingress")]
+    assert {each.owner_uid for each in found.plan.deletions} == {PLAIN.service.metadata.uid}
+    assert found.status.gateway.route is None
+    without_gateways = make_resolved()
+    gone = turn(without_gateways, [make_serving(without_gateways)], routes=seen())
+    assert deleted(gone) == [("httproutes", "uid-HTTPRoute")]
+
+
+def test_the_status_has_the_url_and_the_endpoint_stays_inside_the_cluster():
+    found = settled(BY_HTTP, routes=seen(parents=(report(),)))
+
+    assert found.document["gateway"]["route"] == {
+        "kind": "HTTPRoute",
+        "url": "https://llm.example.com",
+        "accepted": True,
+        "reason": "Accepted",
+        "message": "Every Gateway has accepted the HTTPRoute.",
+    }
+    assert found.document["endpoint"] == "http://chat-gateway.team.svc:8000"
+
+
+REFUSED = report(refused="Accepted", reason="NotAllowedByListeners", message="no listener\nallows this namespace")
+UNRESOLVED = report(refused="ResolvedRefs", reason="BackendNotFound", message="no Service")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "facts", "reason", "part"),
+    [
+        (
+            BY_HTTP,
+            {"routes": seen(parents=(REFUSED,))},
+            "RouteNotAccepted",
+            f"{PUBLIC} does not accept the HTTPRoute: NotAllowedByListeners: no listener allows this namespace",
+        ),
+        (
+            BY_HTTP,
+            {"routes": seen(parents=(UNRESOLVED,))},
+            "RouteNotAccepted",
+            f"{PUBLIC} cannot follow the HTTPRoute to the Service: BackendNotFound: no Service",
+        ),
+        (
+            BY_HTTP,
+            {"routes": seen(age_s=61)},
+            "RouteNotAccepted",
+            f"No controller has accepted the HTTPRoute for {PUBLIC}. Check that this Gateway exists",
+        ),
+        (
+            BY_HTTP,
+            {"unknown_kinds": UNKNOWN},
+            "GatewayApiMissing",
+            "Install the CustomResourceDefinition httproutes.gateway.networking.k8s.io",
+        ),
+    ],
+)
+def test_a_route_that_leads_nowhere_is_a_fault_of_a_service_that_stays_available(resolved, facts, reason, part):
+    found = settled(resolved, **facts)
+    said = {each["type"]: each["message"] for each in found.document["conditions"]}
+
+    assert shown(found) == (False, reason)
+    assert part in found.status.gateway.route.message
+    assert conditions(found.document)["Degraded"] == ("True", reason)
+    assert part in said["Degraded"]
+    assert conditions(found.document)["Available"] == ("True", "Serving")
+    assert conditions(found.document)["Accepted"] == ("True", "Valid")
+
+
+def test_a_refused_write_is_a_fault_until_a_write_succeeds():
+    refused = replace(settled(BY_INGRESS).situation, route_refusal="the Ingress chat-gateway exists and is not ours")
+    document = status(refused).model_dump(mode="json", by_alias=True)
+
+    assert document["gateway"]["route"]["reason"] == "RouteRefused"
+    assert conditions(document)["Degraded"] == ("True", "RouteRefused")
+    assert conditions(document)["Available"] == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "facts"),
+    [
+        (BY_HTTP, {}),
+        (BY_HTTP, {"routes": seen()}),
+        (BY_HTTP, {"routes": seen(parents=(report("other"), report(namespace="edge"), report(port=443)))}),
+        (BY_INGRESS, {"routes": seen("Ingress", age_s=9999)}),
+    ],
+)
+def test_a_route_without_an_answer_waits_and_is_no_fault(resolved, facts):
+    found = settled(resolved, **facts)
+
+    assert shown(found) == (False, "Pending")
+    assert conditions(found.document)["Degraded"] == ("False", "Healthy")
+
+
+def test_an_ingress_with_an_address_is_accepted():
+    found = settled(BY_INGRESS, routes=seen("Ingress", address="10.0.0.1"))
+
+    assert shown(found) == (True, "Accepted")
+    assert "10.0.0.1" in found.status.gateway.route.message
+
+
+def test_every_gateway_has_to_accept():
+    parents = [{"name": "a", "namespace": "edge", "sectionName": "https"}, {"name": "b", "port": 443}]
+    route = Route.model_validate({"httpRoute": HTTP | {"parentRefs": parents}})
+    first = report("a", namespace="edge", section_name="https")
+    second = report("b", namespace="team", port=443)  # controllers may fill in the namespace
+    for parents, reason in (((first, second), "Accepted"), ((first,), "Pending"), ((second,), "Pending")):
+        (found,) = seen(parents=parents).values()
+        sight = RouteSight(seen=found, now=CLOCK)
+        assert judged_route(route, "team", sight).reason == reason
+
+
+def test_the_next_reconcile_looks_for_the_kind_and_for_an_answer_in_time():
+    absent = decide(settled(BY_HTTP, unknown_kinds=UNKNOWN).situation).requeue_after_s
+    silent = decide(settled(BY_HTTP, routes=seen(age_s=58)).situation).requeue_after_s
+    calm = decide(settled(BY_HTTP, routes=seen(parents=(report(),))).situation).requeue_after_s
+
+    assert (absent <= 10, silent <= 2, calm > 10) == (True, True, True)
+
+
+def test_nothing_is_forgotten_while_the_spec_cannot_be_used():
+    before = settled(BY_HTTP, routes=seen(parents=(report(),))).document
+    found = turn(None, previous=before, problems=("spec: wrong",), routes=seen())
+
+    assert (made(found), deleted(found)) == ([], [])
+    assert found.document["gateway"]["route"] == before["gateway"]["route"]
+
+
+def test_answers_about_an_earlier_spec_are_not_read():
+    def condition(kind, holds, generation):
+        return {
+            "type": kind,
+            "status": holds,
+            "observedGeneration": generation,
+            "reason": "Because",
+            "message": "of it",
+        }
+
+    parent = {"parentRef": {"name": "public", "namespace": "edge", "sectionName": "https", "port": 443}}
+    old = [condition("Accepted", "False", 1)]
+    new = [condition("Accepted", "True", 2), condition("ResolvedRefs", "False", 2)]
+    found = {
+        "metadata": {"uid": "u", "generation": 2, "creationTimestamp": stamp(CLOCK)},
+        "status": {"parents": [parent | {"conditions": old}]},
+    }
+    assert seen_route(found).parents == ()
+    found["status"]["parents"][0]["conditions"] = new
+    expected = report(
+        namespace="edge", section_name="https", port=443, refused="ResolvedRefs", reason="Because", message="of it"
+    )
+    assert seen_route(found).parents == (expected,)
+    ingress = {"metadata": {"uid": "u"}, "status": {"loadBalancer": {"ingress": [{"ip": "10.0.0.1"}]}}}
+    assert seen_route(ingress).address == "10.0.0.1"
