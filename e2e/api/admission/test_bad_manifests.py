@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from api.admission.bad_manifests import AT_ADMISSION
+from api.admission.bad_routes import ROUTES
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.shell import ClusterError
@@ -21,7 +22,10 @@ from simulated_nodes.api_client import ApiError
 Make = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize(("wrong", "document", "sentence"), AT_ADMISSION, ids=[row[0] for row in AT_ADMISSION])
+_ROWS = AT_ADMISSION + ROUTES
+
+
+@pytest.mark.parametrize(("wrong", "document", "sentence"), _ROWS, ids=[row[0] for row in _ROWS])
 def test_the_api_server_refuses_it_at_once(
     wrong: str, document: dict[str, Any], sentence: str, world: World, operator: OperatorProcess
 ) -> None:
@@ -38,7 +42,7 @@ def test_the_api_server_refuses_it_at_once(
 
 def test_the_table_is_long_enough() -> None:
     assert len(AT_ADMISSION) >= 40
-    assert len({wrong for wrong, _, _ in AT_ADMISSION}) == len(AT_ADMISSION)
+    assert len({wrong for wrong, _, _ in _ROWS}) == len(_ROWS)
 
 
 def test_kubectl_prints_the_same_sentence(kubectl: Kubectl, manifest: Make) -> None:

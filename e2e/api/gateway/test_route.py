@@ -1,0 +1,171 @@
+"""`spec.gateway.route` on a real API server: HTTPRoute and Ingress, and what a controller writes into them.
+
+The Gateway API's own CRD is installed during the tests. The controller's part, the status of the objects, is written
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from api.namespaces import llm_service
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.parts.build import gateway_crds
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import World
+from simulated_nodes.api_client import MERGE, Document
+
+_DEFINITION = "gateway.networking.k8s.io_httproutes.yaml"
+_HTTP = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
+_INGRESS = {
+    "ingress": {
+        "className": "traefik",
+        "host": "llm.example.com",
+        "path": "/v1",
+        "tlsSecretName": "llm-tls",
+        "annotations": {"example.com/note": "x"},
+    }
+}
+_COMES_BACK_S = 15.0
+_STARTED = {"replicas": 1}
+
+
+class Routed:
+    """A service with a gateway, and its route on the API server."""
+
+    def __init__(self, world: World, namespace: str, route: Document) -> None:
+        self.world = world
+        self.namespace = namespace
+        self.http = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/httproutes/chat-gateway"
+        self.ingress = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses/chat-gateway"
+        self.ask(route)
+        world.wait_serving(namespace, "chat", 120)
+
+    def ask(self, route: Document | None) -> None:
+        gateway = _STARTED | ({"route": route} if route is not None else {})
+        self.world.create(llm_service(self.namespace, "chat", gateway=gateway))
+
+    @property
+    def status(self) -> Document:
+        found: Document = self.world.services[(self.namespace, "chat")].get("status", {})
+        return found.get("gateway", {}).get("route", {})
+
+    def wait_reason(self, reason: str) -> None:
+        wait_until(lambda: self.status.get("reason") == reason, f"the reason {reason}", 60, lambda: str(self.status))
+
+    def wait_for(self, path: str, **spec: Any) -> Document:
+        def is_there() -> bool:
+            found = self.world.get(path)
+            return found is not None and found["spec"].items() >= spec.items()
+
+        wait_until(is_there, f"{path} with {spec}", 60, lambda: f"{self.world.get(path)}\n{self.status}")
+        return self.world.request("GET", path)
+
+    def wait_gone(self, path: str) -> None:
+        wait_until(lambda: self.world.get(path) is None, f"the end of {path}", 60, lambda: str(self.status))
+
+    def answer(self, holds: str, reason: str, message: str) -> None:
+        """Writes into the HTTPRoute what a controller of its Gateway reports."""
+        route = self.world.request("GET", self.http)
+        common = {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": route["metadata"]["generation"]}
+        accepted = common | {"type": "Accepted", "status": holds, "reason": reason, "message": message}
+        resolved = common | {"type": "ResolvedRefs", "status": "True", "reason": "ResolvedRefs", "message": ""}
+        report = {"controllerName": "example.com/controller", "conditions": [accepted, resolved]}
+        parents = [report | {"parentRef": route["spec"]["parentRefs"][0]}]
+        self.world.request("PATCH", f"{self.http}/status", {"status": {"parents": parents}}, content_type=MERGE)
+
+
+@pytest.fixture
+def definition(kubectl: Kubectl) -> Iterator[str]:
+    """The path of the CRD of HTTPRoutes, which the cluster does not have before and after the test."""
+    path = str(gateway_crds() / _DEFINITION)
+    kubectl("delete", "--ignore-not-found", "--filename", path, "--timeout=30s")
+    yield path
+    kubectl("delete", "--ignore-not-found", "--filename", path, "--wait=false")
+
+
+def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spec(
+    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
+) -> None:
+    it = Routed(world, namespace, _HTTP)
+    it.wait_reason("GatewayApiMissing")
+    assert (
+        "httproutes.gateway.networking.k8s.io"
+        in world.wait(namespace, "chat", "Degraded", "GatewayApiMissing")["message"]
+    )
+    assert world.condition(namespace, "chat", "Available")["status"] == "True"
+    kubectl("apply", "--server-side", "--filename", definition)
+    made = it.wait_for(it.http, hostnames=["llm.example.com"])
+    assert made["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+    assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "chat-gateway"
+    it.wait_reason("Pending")
+    assert it.status["url"] == "https://llm.example.com"
+
+    it.answer("True", "Accepted", "")
+    it.wait_reason("Accepted")
+    world.wait(namespace, "chat", "Degraded", "Healthy")
+    it.answer("False", "NotAllowedByListeners", "no listener allows this namespace")
+    found = world.wait(namespace, "chat", "Degraded", "RouteNotAccepted")
+    assert "Gateway public in namespace edge does not accept the HTTPRoute: NotAllowedByListeners" in found["message"]
+    assert world.condition(namespace, "chat", "Available")["status"] == "True"
+
+    world.request("PATCH", it.http, {"spec": {"hostnames": ["other.example.com"]}}, content_type=MERGE)
+    it.wait_for(it.http, hostnames=["llm.example.com"])
+    world.delete(it.http)
+    uid = it.wait_for(it.http, hostnames=["llm.example.com"])["metadata"]["uid"]
+    assert uid != made["metadata"]["uid"]
+
+    it.ask(_INGRESS)
+    entry = it.wait_for(it.ingress, ingressClassName="traefik")
+    it.wait_gone(it.http)
+    assert entry["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
+    assert (it.status["kind"], it.status["url"]) == ("Ingress", "https://llm.example.com/v1")
+    it.ask(None)
+    it.wait_gone(it.ingress)
+    wait_until(lambda: not it.status, "the end of status.gateway.route", 30)
+
+
+def test_an_ingress_is_kept_restored_and_left_to_its_controller(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Routed(world, namespace, _INGRESS)
+    it.wait_reason("Pending")
+    address = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
+    world.request("PATCH", f"{it.ingress}/status", address, content_type=MERGE)
+    it.wait_reason("Accepted")
+    assert "192.0.2.7" in it.status["message"]
+    # Another program's annotation stays, and that of the manifest comes back.
+    marks = {"metadata": {"annotations": {"example.com/note": "edited", "example.com/theirs": "y"}}}
+    world.request("PATCH", it.ingress, marks, content_type=MERGE)
+    wanted = {"example.com/note": "x", "example.com/theirs": "y"}
+    wait_until(
+        lambda: world.request("GET", it.ingress)["metadata"]["annotations"] == wanted, "the annotations", _COMES_BACK_S
+    )
+    before = world.request("GET", it.ingress)["metadata"]["resourceVersion"]
+    world.stop_operators()
+    world.start_operator()
+    world.create(llm_service(namespace, "chat", gateway={"replicas": 2, "route": _INGRESS}))
+    wait_until(lambda: _replicas(world, namespace) == 2, "the new operator's first write", 60)
+    assert world.request("GET", it.ingress)["metadata"]["resourceVersion"] == before
+
+
+def test_another_owners_ingress_is_never_written(world: World, operator: OperatorProcess, namespace: str) -> None:
+    backend = {"service": {"name": "theirs", "port": {"number": 80}}}
+    paths = [{"path": "/", "pathType": "Prefix", "backend": backend}]
+    theirs = {"metadata": {"name": "chat-gateway"}, "spec": {"rules": [{"http": {"paths": paths}}]}}
+    path = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses"
+    before = world.request("POST", path, theirs)["metadata"]["resourceVersion"]
+    it = Routed(world, namespace, _INGRESS)
+    found = world.wait(namespace, "chat", "Degraded", "RouteRefused")
+    assert "the Ingress chat-gateway exists and is not ours" in found["message"]
+    assert world.request("GET", it.ingress)["metadata"]["resourceVersion"] == before
+    it.ask(None)
+    world.wait(namespace, "chat", "Degraded", "Healthy")
+    assert world.request("GET", it.ingress)["metadata"]["resourceVersion"] == before
+
+
+def _replicas(world: World, namespace: str) -> Any:
+    return world.services[(namespace, "chat")]["status"].get("gateway", {}).get("replicas")
