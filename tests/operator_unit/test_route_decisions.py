@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.gateway.route import Route
+from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.route import RouteSight, judged_route
 from rayloom_operator.decide.status import status
@@ -184,7 +184,7 @@ def test_an_ingress_with_an_address_is_accepted():
 
 def test_every_gateway_has_to_accept():
     parents = [{"name": "a", "namespace": "edge", "sectionName": "https"}, {"name": "b", "port": 443}]
-    route = Route.model_validate({"httpRoute": HTTP | {"parentRefs": parents}})
+    route = GatewayRoute.model_validate({"httpRoute": HTTP | {"parentRefs": parents}})
     first = report("a", namespace="edge", section_name="https")
     second = report("b", namespace="team", port=443)  # controllers may fill in the namespace
     for parents, reason in (((first, second), "Accepted"), ((first,), "Pending"), ((second,), "Pending")):

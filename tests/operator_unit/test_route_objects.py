@@ -5,7 +5,7 @@ import copy
 import msgspec
 import pytest
 
-from rayloom_operator.api.gateway.route import Route
+from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.gateway.route import route_object
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES
@@ -27,7 +27,7 @@ MARKS = {"annotations": {"example.com/note": "x"}, "labels": {"team": "blue"}}
 
 
 def made(**route):
-    return route_object(Route.model_validate(route), META, "many-gateway")
+    return route_object(GatewayRoute.model_validate(route), META, "many-gateway")
 
 
 ROUTE, ENTRY = made(httpRoute=HTTP | MARKS), made(ingress=INGRESS | MARKS)

@@ -33,6 +33,8 @@ CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 toke
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
 AUTOSCALED = CPU | {"autoscaling": {"maxReplicas": 4}}
 BEHIND_GATEWAYS = CPU | {"gateway": {"replicas": 1}}
+BY_HTTP_ROUTE = CPU | {"gateway": {"route": {"httpRoute": {"parentRefs": [{"name": "a"}], "hostnames": ["a.com"]}}}}
+BY_INGRESS = CPU | {"gateway": {"route": {"ingress": {"host": "a.com"}}}}
 TAINT = {"key": "k", "operator": "Equal", "value": "v", "effect": "NoExecute", "tolerationSeconds": 1}
 TAINTED = CPU | {"scheduling": {"tolerations": [TAINT]}}
 SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
@@ -104,6 +106,20 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "gateway.resources.requests": (no({"cpu": "1"}, {"cpu": "2"}, BEHIND_GATEWAYS),),
     "gateway.resources.limits": (no({"cpu": "1"}, {"cpu": "2"}, BEHIND_GATEWAYS),),
     "gateway.holdSeconds": (no(300, 60, BEHIND_GATEWAYS),),
+    "gateway.route.httpRoute.path": (no("/", "/v1", BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.annotations": (no(None, {"a": "b"}, BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.labels": (no(None, {"a": "b"}, BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.parentRefs[].name": (no("a", "b", BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.parentRefs[].namespace": (no(None, "b", BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.parentRefs[].sectionName": (no(None, "b", BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.parentRefs[].port": (no(None, 443, BY_HTTP_ROUTE),),
+    "gateway.route.httpRoute.hostnames": (no(["a.com"], ["b.com"], BY_HTTP_ROUTE),),
+    "gateway.route.ingress.path": (no("/", "/v1", BY_INGRESS),),
+    "gateway.route.ingress.annotations": (no(None, {"a": "b"}, BY_INGRESS),),
+    "gateway.route.ingress.labels": (no(None, {"a": "b"}, BY_INGRESS),),
+    "gateway.route.ingress.className": (no(None, "b", BY_INGRESS),),
+    "gateway.route.ingress.host": (no("a.com", "b.com", BY_INGRESS),),
+    "gateway.route.ingress.tlsSecretName": (no(None, "b", BY_INGRESS),),
     "drainSeconds": (no(30, 31),),
     "restartedAt": (yes(None, "2026-11-24T08:00:00Z"), yes("2026-11-24T08:00:00Z", "2026-11-24T08:00:01Z")),
     "recovery.hangSeconds": (no(10, 7),),

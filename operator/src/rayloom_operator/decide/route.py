@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from rayloom_operator.api.gateway.route import HttpRoute, ParentRef, Route
+from rayloom_operator.api.gateway.route import HttpRoute, ParentRef, GatewayRoute
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Reason, stored_gateway
 from rayloom_operator.decide.situation import Situation
@@ -37,7 +37,7 @@ _NO_ADDRESS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSight:
-    """What is known about the object of a route."""
+    """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while it does not exist
     knows_kind: bool = True  # the API server has its kind
@@ -80,7 +80,7 @@ def route_requeues(situation: Situation) -> Iterator[float]:
         yield (_late_at(seen) - situation.now.wall).total_seconds()
 
 
-def judged_route(route: Route, namespace: str, sight: RouteSight) -> RouteStatus:
+def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> RouteStatus:
     """Returns the status of a route whose object is in this namespace."""
     accepted, reason, message = _judgement(route, namespace, sight)
     return RouteStatus(kind=route.kind, url=route.url, accepted=accepted, reason=reason, message=message)
@@ -93,7 +93,7 @@ def route_fault(status: RouteStatus | None) -> Verdict | None:
     return Verdict(reason=Reason(status.reason), message=f"The gateway's route: {status.message}")
 
 
-def _sight(situation: Situation, route: Route) -> RouteSight:
+def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
     return RouteSight(
         seen=situation.observed.routes.get(route.kind),
         knows_kind=route.kind not in situation.observed.unknown_kinds,
@@ -102,7 +102,7 @@ def _sight(situation: Situation, route: Route) -> RouteSight:
     )
 
 
-def _judgement(route: Route, namespace: str, sight: RouteSight) -> _Judgement:
+def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judgement:
     if not sight.knows_kind:
         return _Judgement(False, Reason.GATEWAY_API_MISSING, _MISSING)
     if sight.refusal:

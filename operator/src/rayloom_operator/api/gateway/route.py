@@ -167,7 +167,7 @@ class IngressRoute(_Exposed):
     )
 
 
-class Route(Part):
+class GatewayRoute(Part):
     """Exactly one of both kinds."""
 
     model_config = ConfigDict(json_schema_extra=rules(("has(self.httpRoute) != has(self.ingress)", _ONE_IN_WORDS)))
@@ -176,7 +176,7 @@ class Route(Part):
     ingress: IngressRoute | None = Field(None, description="An Ingress.")
 
     @model_validator(mode="after")
-    def _is_one(self) -> Route:
+    def _is_one(self) -> GatewayRoute:
         if (self.http_route is None) == (self.ingress is None):
             raise ValueError(_ONE_IN_WORDS)
         return self

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from rayloom_operator.api.base import Part, Quantity, number_of, rules
-from rayloom_operator.api.gateway.route import Route
+from rayloom_operator.api.gateway.route import GatewayRoute
 
 MAX_GATEWAYS = 16
 _REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, clients reach the engines directly"
@@ -86,7 +86,7 @@ class Gateway(Part):
         description="Seconds for which a request waits while no engine can take it; then it gets 503. A change "
         "restarts no engine.",
     )
-    route: Route | None = Field(
+    route: GatewayRoute | None = Field(
         None,
         description="An HTTPRoute or an Ingress that leads from outside of the cluster to the gateway pods. Left out: "
         "there is none. A change restarts neither engines nor gateway pods.",

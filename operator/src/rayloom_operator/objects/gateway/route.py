@@ -5,7 +5,7 @@ The owner is part of the metadata that the caller gives, so any kind with gatewa
 
 from __future__ import annotations
 
-from rayloom_operator.api.gateway.route import HttpRoute, IngressRoute, ParentRef, Route
+from rayloom_operator.api.gateway.route import HttpRoute, IngressRoute, ParentRef, GatewayRoute
 from rayloom_operator.names import API_PORT, Manifest
 
 GATEWAY_API = "gateway.networking.k8s.io"
@@ -15,7 +15,7 @@ INGRESS = "Ingress"
 ROUTE_VERSIONS = {HTTP_ROUTE: f"{GATEWAY_API}/v1", INGRESS: "networking.k8s.io/v1"}
 
 
-def route_object(route: Route, metadata: Manifest, service: str) -> Manifest:
+def route_object(route: GatewayRoute, metadata: Manifest, service: str) -> Manifest:
     """Returns the object that leads to the port for clients of the Service named `service`.
 
     `metadata` has the object's name, namespace, labels and owner. The route's own labels are added to it.
