@@ -50,8 +50,9 @@ class Routed:
 
     @property
     def status(self) -> Document:
-        found: Document = self.world.services[(self.namespace, "chat")].get("status", {})
-        return found.get("gateway", {}).get("route", {})
+        service = self.world.services[(self.namespace, "chat")]
+        found: Document = service.get("status", {}).get("gateway", {}).get("route", {})
+        return found
 
     def wait_reason(self, reason: str) -> None:
         wait_until(lambda: self.status.get("reason") == reason, f"the reason {reason}", 60, lambda: str(self.status))
@@ -98,10 +99,10 @@ def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spe
     )
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
     kubectl("apply", "--server-side", "--filename", definition)
+    it.wait_reason("Pending")
     made = it.wait_for(it.http, hostnames=["llm.example.com"])
     assert made["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
     assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "chat-gateway"
-    it.wait_reason("Pending")
     assert it.status["url"] == "https://llm.example.com"
 
     it.answer("True", "Accepted", "")
@@ -122,7 +123,8 @@ def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spe
     entry = it.wait_for(it.ingress, ingressClassName="traefik")
     it.wait_gone(it.http)
     assert entry["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
-    assert (it.status["kind"], it.status["url"]) == ("Ingress", "https://llm.example.com/v1")
+    wait_until(lambda: it.status["kind"] == "Ingress", "the Ingress in the status", 30)
+    assert it.status["url"] == "https://llm.example.com/v1"
     it.ask(None)
     it.wait_gone(it.ingress)
     wait_until(lambda: not it.status, "the end of status.gateway.route", 30)

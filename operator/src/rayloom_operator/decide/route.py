@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from rayloom_operator.api.gateway.route import HttpRoute, ParentRef, GatewayRoute
+from rayloom_operator.api.gateway.route import GatewayRoute, HttpRoute, ParentRef
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Reason, stored_gateway
 from rayloom_operator.decide.situation import Situation

@@ -5,7 +5,7 @@ The owner is part of the metadata that the caller gives, so any kind with gatewa
 
 from __future__ import annotations
 
-from rayloom_operator.api.gateway.route import HttpRoute, IngressRoute, ParentRef, GatewayRoute
+from rayloom_operator.api.gateway.route import GatewayRoute, HttpRoute, IngressRoute, ParentRef
 from rayloom_operator.names import API_PORT, Manifest
 
 GATEWAY_API = "gateway.networking.k8s.io"
