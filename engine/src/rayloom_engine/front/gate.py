@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayloom_engine.front.http.errors import ApiError
-from rayloom_engine.front.http.headers import REQUEST_ID, api_key
+from rayloom_engine.front.http.headers import MODEL_HEADER, REQUEST_ID, api_key
 from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
@@ -73,6 +73,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 answer["X-Request-Id"] = state["request_id"]  # read now, because a handler may have replaced the id
+                if "target" in state:
+                    answer[MODEL_HEADER] = state["target"]
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()

@@ -21,7 +21,7 @@ class FileWatch(Generic[Content]):
     """One file. For one event loop."""
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], what: str) -> None:
-        """`parse` returns the content of the file or raises ConfigError. `what` names the content in the log."""
+        """`parse` returns the content of the file or raises ConfigError. `what` begins the line about a broken file."""
         self._path = path
         self._parse = parse
         self._what = what
@@ -33,17 +33,18 @@ class FileWatch(Generic[Content]):
         return self._parse(self._path)
 
     async def watch(self, on_change: Callable[[Content], None]) -> None:
-        """Calls `on_change` with the content whenever the file has changed. A broken file changes nothing."""
+        """Calls `on_change` with the content whenever the file has changed. A broken file changes nothing.
+
+        `on_change` may raise ConfigError for content that cannot be used.
+        """
         while True:
             await asyncio.sleep(CHECK_S)
             if self._current_stamp() == self._stamp:
                 continue
             try:
-                content = self.read()
+                on_change(self.read())
             except ConfigError as error:
-                logger.error("%s as it was: %s", self._what, error)
-                continue
-            on_change(content)
+                logger.error("%s as before: %s", self._what, error)
 
     def _current_stamp(self) -> tuple[int, int, int] | None:
         try:
