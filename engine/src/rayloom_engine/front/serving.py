@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Served(Protocol):
-    """What a process serves: a `Service`, or all models of a gateway."""
+    """The state behind the ports of a process: a `Service`, or all models of a gateway."""
 
     lifecycle: Lifecycle
 

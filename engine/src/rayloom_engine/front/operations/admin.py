@@ -23,7 +23,7 @@ from rayloom_engine.status import State
 
 
 class Administered(Protocol):
-    """What the admin port shows: a `Service`, or all models of a gateway."""
+    """The state that the admin port shows: a `Service`, or all models of a gateway."""
 
     lifecycle: Lifecycle
 

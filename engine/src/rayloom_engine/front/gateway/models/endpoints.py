@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from rayloom_engine.front.document.api_route import ApiRoute, Endpoint, Handler
 from rayloom_engine.front.gateway.models.documents import card
-from rayloom_engine.front.gateway.models.key_ring import Caller
+from rayloom_engine.front.gateway.models.key_ring import KeyHolder
 from rayloom_engine.front.gateway.models.model_field import RoutedFields, routed_fields
 from rayloom_engine.front.gateway.models.running_models import RunningModels
 from rayloom_engine.front.http.body import hold_body, parsed
@@ -95,5 +95,5 @@ class ModelEndpoints:
             names.route(RoutedFields(name), caller)  # raises the refusal of a name that is unknown or needs another key
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 
-    def _caller(self, request: Request) -> Caller:
+    def _caller(self, request: Request) -> KeyHolder:
         return self._models.ring.caller(api_key(request.headers))

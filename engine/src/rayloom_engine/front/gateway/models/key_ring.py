@@ -18,7 +18,7 @@ NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class KeyHolder:
     """The sender of a request, by its API key."""
 
     key: bytes
@@ -74,15 +74,15 @@ class KeyRing:
         has_name = self._hash(key) in self._names_of
         return has_name or any(keys.is_open for keys in self._sources.values())
 
-    def caller(self, key: bytes) -> Caller:
+    def caller(self, key: bytes) -> KeyHolder:
         """Returns the sender of a request with `key`."""
-        return Caller(key, self._names_of.get(self._hash(key), NOBODY))
+        return KeyHolder(key, self._names_of.get(self._hash(key), NOBODY))
 
     def needs_key(self, name: str) -> bool:
         """True if requests for `name`, which has keys of its own, need one of them."""
         return not self._sources[name].is_open
 
-    def accepts(self, name: str, caller: Caller) -> bool:
+    def accepts(self, name: str, caller: KeyHolder) -> bool:
         """True if `caller` may use `name`, which has keys of its own."""
         return name in caller.names or not self.needs_key(name)
 

@@ -12,7 +12,7 @@ from rayloom_engine.front.http.body import parse_object
 
 
 class RoutedFields(msgspec.Struct, frozen=True):
-    """What a gateway reads of a body. The model's own handler reads all of it."""
+    """The part of a body that a gateway reads. The model's own handler reads all of it."""
 
     model: str | None = None
     user: str | None = None  # the end user: `user`, `metadata.user_id` or `safety_identifier`, the first that is given
@@ -22,14 +22,14 @@ class _Metadata(msgspec.Struct):
     user_id: str | None = None
 
 
-class _Body(msgspec.Struct):
+class _RoutedBody(msgspec.Struct):
     model: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: _Metadata | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(_RoutedBody)
 
 
 def routed_fields(body: bytes) -> RoutedFields:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.gate import no_valid_key
-from rayloom_engine.front.gateway.models.key_ring import Caller, KeyRing
+from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_field import RoutedFields
 from rayloom_engine.front.gateway.models.models_document import AliasEntry, ModelsDocument
 from rayloom_engine.front.gateway.models.target_choice import target_by_draw, target_by_key
@@ -37,14 +37,14 @@ class ModelNames:
         self._draw = draw
         self._sources = {name: _sources(document, name) for name in document.models}
 
-    def usable(self, caller: Caller) -> list[str]:
+    def usable(self, caller: KeyHolder) -> list[str]:
         """Returns the names that `caller` may use: models, then aliases."""
         document = self.document
         models = [name for name in document.models if self._ring.accepts(name, caller)]
         aliases = [name for name, alias in document.aliases.items() if self._may_use_alias(name, alias, caller)]
         return [*models, *aliases]
 
-    def route(self, fields: RoutedFields, caller: Caller, repeat_key: str | None = None) -> ModelRoute:
+    def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
         """Returns the way of a request. `repeat_key`: its Idempotency-Key.
 
         Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
@@ -74,13 +74,13 @@ class ModelNames:
         """Returns the number of different keys with which requests reach `model`."""
         return self._ring.count(self._sources[model])
 
-    def _only_model(self, caller: Caller) -> str:
+    def _only_model(self, caller: KeyHolder) -> str:
         names = list(self.document.models)
         if len(names) == 1:
             return names[0]
         raise RequestError(f"model is missing; {self._listed(caller)}", "model")
 
-    def _listed(self, caller: Caller) -> str:
+    def _listed(self, caller: KeyHolder) -> str:
         names = [shown(name) for name in self.usable(caller)]
         if not names:
             return "this server has no model for this API key"
@@ -94,7 +94,7 @@ class ModelNames:
             return target_by_key(alias.weights, f"repeat {repeat_key}")
         return target_by_draw(alias.weights, self._draw())
 
-    def _checked(self, model: str, alias: str | None, source: str, caller: Caller) -> ModelRoute:
+    def _checked(self, model: str, alias: str | None, source: str, caller: KeyHolder) -> ModelRoute:
         """`source`: the name whose keys are needed."""
         if not self._ring.accepts(source, caller):
             raise no_valid_key()
@@ -106,7 +106,7 @@ class ModelNames:
             owner=owner_of_key(caller.key, num_keys),
         )
 
-    def _may_use_alias(self, name: str, alias: AliasEntry, caller: Caller) -> bool:
+    def _may_use_alias(self, name: str, alias: AliasEntry, caller: KeyHolder) -> bool:
         if alias.api_key_file is not None:
             return self._ring.accepts(name, caller)
         return any(self._ring.accepts(model, caller) for model, weight in alias.weights if weight)

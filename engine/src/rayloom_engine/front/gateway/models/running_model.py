@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What all models of a process share."""
+    """The parts that all models of a process share."""
 
     config: GatewayConfig
     lifecycle: Lifecycle
