@@ -1,8 +1,9 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
 `schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
-`schemas/gateway-config.v1.json` that of a gateway, `schemas/status.v1.json` the answer of the engine's admin port, and
-`schemas/inspection.v2.json` the result of `rayloom-engine inspect` for the operator.
+`schemas/gateway-config.v1.json` that of a gateway, `schemas/gateway-models.v1.json` its list of several models,
+`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v2.json` the result of
+`rayloom-engine inspect` for the operator.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.gateway.gateway_config import document_model
+from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rayloom_engine.models.inspection import Inspection
 from rayloom_engine.status import EngineStatus
 
@@ -21,6 +23,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 SCHEMAS: dict[str, type[BaseModel]] = {
     "engine-config.v1.json": EngineConfig,
     "gateway-config.v1.json": document_model(),
+    "gateway-models.v1.json": ModelsDocument,
     "status.v1.json": EngineStatus,
     "inspection.v2.json": Inspection,
 }

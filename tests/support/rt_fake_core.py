@@ -10,11 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame, front_decoder, read_frame
+from rayloom_engine.protocol.front_auth import core_proof, front_proof, is_same_proof
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
 from rayloom_engine.protocol.messages import (
     HASH_BYTES,
@@ -25,6 +28,7 @@ from rayloom_engine.protocol.messages import (
     CoreStatus,
     Draining,
     FetchFile,
+    FrontChallenge,
     FrontMessage,
     Hello,
     LoadReport,
@@ -129,6 +133,27 @@ class FakeCore:
                 if not self.is_mute:
                     self.send_status()
 
+    async def listen(self, key: str) -> tuple[asyncio.Server, str]:
+        """Opens a port for gateways that have `key`. Returns the server and its HOST:PORT."""
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            _write(writer, FrontChallenge(nonce="challenge", version=PROTOCOL_VERSION))
+            try:
+                hello = front_decoder.decode(await read_frame(reader))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            assert isinstance(hello, Hello)
+            if not is_same_proof(hello.proof, front_proof(key, "challenge", hello)):
+                self.num_refused_hellos += 1
+                writer.close()
+                return
+            welcome = Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION)
+            proof = core_proof(key, "challenge", hello.nonce, welcome)
+            await self._converse(hello, msgspec.structs.replace(welcome, proof=proof), reader, writer)
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
     def release(self) -> None:
         """Lets held sequences continue, now and later."""
         self.hold_after = None
@@ -172,12 +197,22 @@ class FakeCore:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             hello = front_decoder.decode(await read_frame(reader))
-            if not isinstance(hello, Hello) or hello.token != TOKEN:
-                self.num_refused_hellos += 1
-                return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+            return
+        if not isinstance(hello, Hello) or hello.token != TOKEN:
+            self.num_refused_hellos += 1
+            writer.close()
+            return
+        await self._converse(hello, Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION), reader, writer)
+
+    async def _converse(
+        self, hello: Hello, welcome: Welcome, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
             self.hellos.append(hello)
             self._writers.add(writer)
-            _write(writer, Welcome(epoch=self.epoch, pid=self.epoch, version=PROTOCOL_VERSION))
+            _write(writer, welcome)
             _write(writer, self._status())
             while True:
                 self._take(front_decoder.decode(await read_frame(reader)), writer)

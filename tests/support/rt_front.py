@@ -38,7 +38,7 @@ class FrontUnderTest:
     ) -> None:
         self._loop = loop
         self.core = core
-        self.kept_answers = app.kept_answers
+        self.kept_answers = app.state.kept_answers
         self.service: Service = app.state.service
         self.api_url = api
         self.admin_url = admin

@@ -84,10 +84,23 @@ def write_key(folder: Path) -> Path:
 @contextlib.contextmanager
 def running_gateway(folder: Path, engines: dict[str, int], *arguments: str, name: str = "gateway") -> Iterator[Gateway]:
     """A gateway for engines (name -> port) that is ready; its model is called m."""
-    api, admin = free_port(), free_port()
     flags = [part for engine, port in engines.items() for part in ("--engine", f"{engine}=127.0.0.1:{port}")]
-    flags += ["--port", str(api), "--admin-port", str(admin), "--served-model-name", "m"]
-    flags += ["--key-file", str(write_key(folder)), "--cache-dir", str(folder / "cache"), *arguments]
+    flags += ["--served-model-name", "m", "--key-file", str(write_key(folder)), *arguments]
+    with _running(folder, name, flags) as gateway:
+        yield gateway
+
+
+@contextlib.contextmanager
+def running_gateway_of_models(folder: Path, models_file: Path) -> Iterator[Gateway]:
+    """A gateway for the models in a file, of which at least one is ready."""
+    with _running(folder, "gateway", ["--models-file", str(models_file)]) as gateway:
+        yield gateway
+
+
+@contextlib.contextmanager
+def _running(folder: Path, name: str, flags: list[str]) -> Iterator[Gateway]:
+    api, admin = free_port(), free_port()
+    flags = [*flags, "--port", str(api), "--admin-port", str(admin), "--cache-dir", str(folder / "cache")]
     program = start(folder, name, "gateway", *flags)
     gateway = Gateway(program.process, program.log, f"http://127.0.0.1:{api}", f"http://127.0.0.1:{admin}")
     try:

@@ -19,9 +19,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "gateway",
         help="serve several engines at one port",
         usage="rayloom-engine gateway --engine NAME=HOST:PORT ... | --engines-dns HOST:PORT\n"
-        "                              --key-file FILE --cache-dir DIR [flags]",
-        description="Serves the API in front of several engines of one model. A stream whose engine ends continues on "
-        "another one, or waits for one.",
+        "                              --key-file FILE --cache-dir DIR [flags]\n"
+        "       rayloom-engine gateway --models-file FILE --cache-dir DIR [flags]",
+        description="Serves the API in front of several engines of one model, or of the models in a file. A stream "
+        "whose engine ends continues on another one, or waits for one.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="JSON file with these settings; flags win over it")
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     api, admin = bind_sockets(config.front)
     logger = logging.getLogger(__name__)
-    logger.info("gateway for %r: API at %s/v1, admin at %s", config.front.api_model_name, url_of(api), url_of(admin))
+    subject = config.gateway.models_file or repr(config.front.served_model_name)
+    logger.info("gateway for %s: API at %s/v1, admin at %s", subject, url_of(api), url_of(admin))
     return run_gateway(config, api, admin)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,12 +15,15 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rayloom_engine.front.document.api_route import Handler
-from rayloom_engine.front.gate import AwaitReady, Gate
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.document.api_route import Endpoint, Handler
+from rayloom_engine.front.gate import AwaitReady, Gate, KeyCheck
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ERROR_HANDLERS
-from rayloom_engine.front.idempotency.kept_answers import KeptAnswers, keep_limits
+from rayloom_engine.front.http.headers import MODEL_HEADER
+from rayloom_engine.front.model_api import UI_STATUS, ModelApi
 from rayloom_engine.front.openai.fields.wire_schema import extensions
+from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 from rayloom_engine.front.routes import ROUTES
 from rayloom_engine.front.ui.routes import ui_routes
@@ -36,36 +40,26 @@ class ApiApplication(FastAPI):
     exit stacks.
     """
 
-    def __init__(self, service: Service, middleware: list[Middleware]) -> None:
+    def __init__(
+        self, config: EngineConfig, handlers: Mapping[Endpoint, Handler], middleware: Sequence[Middleware]
+    ) -> None:
+        """`handlers`: that of each endpoint of ROUTES, and that of the page's status."""
         super().__init__(
             title=TITLE,
             version=ENGINE_VERSION,
             openapi_url=None,
             redirect_slashes=False,
-            middleware=middleware,
+            middleware=list(middleware),
             exception_handlers=ERROR_HANDLERS,
         )
-        self.state.service = service
-        self._root = service.config.root_path
-        self.kept_answers = KeptAnswers(
-            keep_limits(service.config), service.config.max_body_bytes, service.lifecycle, service.metrics
-        )
+        self._root = config.root_path
         for route in ROUTES:
-            handler = self._repeatable(_counted(route.handler)) if route.is_generation else route.handler
-            self.router.routes.append(Route(route.path, handler, methods=[route.method]))
+            self.router.routes.append(Route(route.path, handlers[route.endpoint], methods=[route.method]))
         self.router.routes.append(Route(DOCUMENT_PATH, self._answer_document, methods=["GET"]))
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
-        if service.config.has_ui:
-            self.router.routes.extend(ui_routes())
+        if config.has_ui:
+            self.router.routes.extend(ui_routes(handlers[UI_STATUS]))
         self._document: bytes | None = None
-
-    def _repeatable(self, handler: Handler) -> Handler:
-        """Returns the handler for clients that may repeat their requests after a broken connection."""
-
-        async def answer(request: Request) -> Response:
-            return await self.kept_answers.answer(request, handler)
-
-        return answer
 
     def build_middleware_stack(self) -> ASGIApp:
         return Starlette.build_middleware_stack(self)
@@ -108,35 +102,28 @@ class ApiApplication(FastAPI):
 
 
 def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
-    """Returns the ASGI application of the API port."""
+    """Returns the ASGI application of the API port of one model."""
     middleware = [
-        Middleware(Gate, api_keys=api_keys, lifecycle=service.lifecycle),
+        *port_middleware(service.config, api_keys, service.lifecycle),
         Middleware(AwaitReady, lifecycle=service.lifecycle, wait_s=service.waits.ready_s),
     ]
-    origins = service.config.cors_allowed_origins
-    if origins:
+    model = ModelApi(service)
+    app = ApiApplication(service.config, model.handlers, middleware)
+    app.state.service = service
+    app.state.kept_answers = model.kept_answers
+    return app
+
+
+def port_middleware(config: EngineConfig, api_keys: KeyCheck, lifecycle: Lifecycle) -> list[Middleware]:
+    """Returns what every request to an API port passes, the outermost first."""
+    middleware = [Middleware(Gate, api_keys=api_keys, lifecycle=lifecycle)]
+    if config.cors_allowed_origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=list(origins),
+            allow_origins=list(config.cors_allowed_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After", "X-Rayloom-Cold-Start", "Idempotent-Replayed"],
+            expose_headers=["X-Request-Id", "Retry-After", "X-Rayloom-Cold-Start", "Idempotent-Replayed", MODEL_HEADER],
         )
         middleware.insert(0, cors)  # outermost, so that error answers carry CORS headers too and browsers can read them
-    return ApiApplication(service, middleware)
-
-
-def _counted(handler: Handler) -> Handler:
-    """Counts errors that are raised before an answer begins, once for each computation.
-
-    Errors in the middle of a stream are counted by the stream itself.
-    """
-
-    async def handle(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            request.app.state.service.metrics.observe_failure(error)
-            raise
-
-    return handle
+    return middleware

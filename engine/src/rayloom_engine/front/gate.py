@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import re
 import secrets
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.http.errors import ApiError
-from rayloom_engine.front.http.headers import REQUEST_ID, api_key
+from rayloom_engine.front.http.headers import MODEL_HEADER, REQUEST_ID, api_key
 from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
@@ -26,10 +26,35 @@ _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/server_info", "/ui/status")
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
+class KeyCheck(Protocol):
+    """The API keys of a port."""
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests need no key."""
+
+    @property
+    def num_keys(self) -> int:
+        """The number of different keys."""
+
+    def knows(self, key: bytes) -> bool:
+        """True if a request with `key` may come in."""
+
+
+def no_valid_key() -> ApiError:
+    """Returns the refusal of a request without a valid API key."""
+    return ApiError(
+        401,
+        "no valid API key; send one as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
 class Gate:
     """Middleware: checks the API key where a path needs one, sets X-Request-Id, closes connections in a drain."""
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeys, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, api_keys: KeyCheck, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
         self._api_keys = api_keys
@@ -48,22 +73,19 @@ class Gate:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
                 answer["X-Request-Id"] = state["request_id"]  # read now, because a handler may have replaced the id
+                if "target" in state:
+                    answer[MODEL_HEADER] = state["target"]
                 if self._lifecycle.drains:
                     answer["Connection"] = "close"
                     await body.discard()
             await send(message)
 
-        is_guarded = bool(self._api_keys.accepted) and scope["path"].startswith(_GUARDED)
+        is_guarded = not self._api_keys.is_open and scope["path"].startswith(_GUARDED)
         if is_guarded and not self._api_keys.knows(api_key(headers)):
-            refusal = ApiError(
-                401,
-                "no valid API key; send one as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+            refusal = no_valid_key()
             await refusal.response(scope["path"])(scope, body.receive, send_with_id)
             return
-        num_keys = len(set(self._api_keys.accepted))
+        num_keys = self._api_keys.num_keys
         state["tenant"] = tenant_of_key(api_key(headers), num_keys)
         state["owner"] = owner_of_key(api_key(headers), num_keys)
         await self._app(scope, body.receive, send_with_id)

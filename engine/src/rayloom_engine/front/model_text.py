@@ -7,6 +7,7 @@ done first.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,9 +34,14 @@ class TextFiles:
     defaults: SamplingDefaults = NO_DEFAULTS  # values of settings that a request leaves out
 
     @classmethod
-    async def load(cls, folder: Path, config: EngineConfig) -> TextFiles:
-        """Reads the files in a thread. Raises ModelError or OSError."""
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+    async def load(
+        cls, folder: Path, config: EngineConfig, load_tokenizer: Callable[[Path], Awaitable[Tokenizer]] | None = None
+    ) -> TextFiles:
+        """Reads the files in a thread, the tokenizer by `load_tokenizer` if it is given.
+
+        Raises ModelError or OSError.
+        """
+        tokenizer = await (load_tokenizer(folder) if load_tokenizer else asyncio.to_thread(Tokenizer.load, folder))
         template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
         formats = await asyncio.to_thread(
             model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp
 
@@ -21,13 +21,27 @@ from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.http.server import admin_server, api_server
-from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
-from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
 FORCED_EXIT_S = 0.8  # seconds after which the process exits, even if a thread still runs
 
 logger = logging.getLogger(__name__)
+
+
+class Served(Protocol):
+    """The state behind the ports of a process: a `Service`, or all models of a gateway."""
+
+    lifecycle: Lifecycle
+
+    async def run(self) -> None:
+        """Keeps the connections to engines until it is cancelled."""
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every unfinished sequence with `error`."""
+
+    async def wait_for_gateways(self, timeout_s: float) -> int:
+        """Waits in a drain until gateways have no sequences here. Returns how many are left after `timeout_s`."""
 
 
 class FrontServer:
@@ -36,7 +50,7 @@ class FrontServer:
     def __init__(
         self,
         config: EngineConfig,
-        service: Service,
+        service: Served,
         api: tuple[ASGIApp, socket.socket],
         admin: tuple[ASGIApp, socket.socket],
     ) -> None:
@@ -127,31 +141,19 @@ class FrontServer:
                 lifecycle.num_in_flight,
                 lifecycle.num_readers,
             )
-            self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
+            self._service.fail_all(EngineDead("the engine was stopped before this request was finished"))
             await lifecycle.wait_idle(LAST_EVENTS_S)
-        elif await self._wait_for_gateways():
-            logger.info("drained")
-        else:
-            num_left = num_in_core(self._service.client)
+        elif num_left := await self._service.wait_for_gateways(lifecycle.drain_left_s(self._config.drain_seconds)):
             logger.warning("%d sequences of gateways were not finished in time", num_left)
+        else:
+            logger.info("drained")
         self._stop.set()
         # A client that does not read its last bytes must not delay the exit.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)
 
-    async def _wait_for_gateways(self) -> bool:
-        """Returns False if gateways have unfinished sequences in this engine at the end of the drain's time.
-
-        Gateways move them to another engine at once. Without another engine, the sequences finish here.
-        """
-        if self._config.front_port is None:
-            return True
-        lifecycle = self._service.lifecycle
-        left_s = lifecycle.drain_left_s(self._config.drain_seconds)
-        return await wait_for_empty_core(self._service.client, lifecycle, left_s)
-
     def _stop_now(self) -> None:
         self._service.lifecycle.stop()
-        self._service.client.fail_all(EngineDead("the engine was stopped before this request was finished"))
+        self._service.fail_all(EngineDead("the engine was stopped before this request was finished"))
         self._stop.set()
         # At exit the interpreter would wait for running threads, such as one that tokenises a long prompt.
         asyncio.get_running_loop().call_later(FORCED_EXIT_S, os._exit, 0)

@@ -21,9 +21,11 @@ class MessagesAnswer:
     end = b""
     generation: Generation
 
-    def __init__(self, service: Service, reader: ChoiceReader, request_id: str) -> None:
+    def __init__(self, service: Service, reader: ChoiceReader, model: str | None, request_id: str) -> None:
+        """`model`: the name that the client used, perhaps an alias."""
         self.request_id = f"msg_{request_id}"
         self._config = service.config
+        self._model = model or service.config.api_model_name
         self._reader = reader
         self._blocks = ContentBlocks()
         self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
@@ -59,7 +61,7 @@ class MessagesAnswer:
             "id": self.request_id,
             "type": "message",
             "role": "assistant",
-            "model": self._config.api_model_name,
+            "model": self._model,
             "content": content,
             **self._stop,
             "usage": usage,

@@ -20,7 +20,7 @@ async def messages(request: Request) -> Response:
         chat = translated.request()
         call = await prepare_chat(text, chat)
         request_id = request_id_of(request, chat)
-        writer = MessagesAnswer(service, call.reader(f"msg_{request_id}", 0), request_id)
+        writer = MessagesAnswer(service, call.reader(f"msg_{request_id}", 0), wire.model, request_id)
         return await answer(request, service, call.text, writer, chat, [call.prompt_ids], call.params)
 
 

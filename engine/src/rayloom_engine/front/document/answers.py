@@ -228,9 +228,22 @@ class ModelCard(AnswerModel):
     max_model_len: int | None = Field(description="Most tokens of prompt and answer; null before the load.")
 
 
+class AliasTarget(AnswerModel):
+    model: str
+    weight: int
+
+
+class AliasCard(ModelCard):
+    """A further name of a gateway's models."""
+
+    root: str = Field(description="The model with the most weight.")
+    max_model_len: int | None = Field(description="The shortest of the models' lengths; null before the load.")
+    targets: list[AliasTarget] = Field(description="The models behind the name, with their shares of the requests.")
+
+
 class ModelList(AnswerModel):
     object: Literal["list"]
-    data: list[ModelCard]
+    data: list[ModelCard | AliasCard]
 
 
 class TokenizeAnswer(AnswerModel):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from rayloom_engine.front.document.answers import ErrorAnswer
 
+Endpoint = tuple[str, str]  # method and path
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -36,3 +37,8 @@ class ApiRoute:
     is_generation: bool = False  # errors count as failed requests in the metrics
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request
     parameters: tuple[Mapping[str, Any], ...] = ()  # query parameters, as OpenAPI writes them
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The key under which the handler is found."""
+        return self.method, self.path

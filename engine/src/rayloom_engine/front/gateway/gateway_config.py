@@ -23,6 +23,8 @@ FRONT_FIELDS = (
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
     *("repeat_seconds", "log_level"),
 )
+# Settings of a gateway with one model that `models_file` replaces.
+SINGLE_MODEL_FIELDS = ("engines", "engines_file", "engines_dns", "key_file", "served_model_name", "api_key_file")
 
 
 class GatewaySettings(BaseModel):
@@ -42,7 +44,12 @@ class GatewaySettings(BaseModel):
         description="DNS name and port of all engines, HOST:PORT, in place of `engines` and `engines_file`: each "
         "address of the name is an engine. It is looked up every second.",
     )
-    key_file: str = Field(description="File with the key of the engines, as their front_key_file.")
+    key_file: str | None = Field(None, description="File with the key of the engines, as their front_key_file.")
+    models_file: str | None = Field(
+        None,
+        description="JSON file with several models and their engines, in place of `engines`, `engines_file`, "
+        "`engines_dns`, `key_file`, `served_model_name` and `api_key_file`. It is read again when it changes.",
+    )
     cache_dir: str = Field(
         description="Folder for tokenizers that engines hand over, so that the gateway starts without an engine."
     )
@@ -70,8 +77,13 @@ def document_model() -> type[BaseModel]:
 
 
 def front_fields() -> dict[str, FieldInfo]:
-    """Returns FRONT_FIELDS with their types and descriptions. A gateway, unlike an engine, must be given a name."""
-    name = FieldInfo(annotation=str, min_length=1, description="The model's name in the API.")
+    """Returns FRONT_FIELDS with their types and descriptions. A gateway of one model must be given its name."""
+    name = FieldInfo(
+        annotation=str | None,
+        default=None,
+        min_length=1,
+        description="The model's name in the API; needed unless there is a models_file.",
+    )
     return {**{each: EngineConfig.model_fields[each] for each in FRONT_FIELDS}, "served_model_name": name}
 
 
@@ -81,12 +93,17 @@ def parse_gateway_config(document: object) -> GatewayConfig:
         raise ConfigError(f"GatewayConfig: the document must be an object, it is {type(document).__name__}")
     own = {name: value for name, value in document.items() if name not in FRONT_FIELDS}
     front = {name: value for name, value in document.items() if name in FRONT_FIELDS}
-    if "served_model_name" not in front:
-        raise ConfigError("GatewayConfig: served_model_name: missing; set it to the model's name in the API")
     try:
         settings = GatewaySettings.model_validate(own)
     except ValidationError as error:
         raise ConfigError("GatewayConfig: " + "; ".join(_sentences(error))) from error
+    if settings.models_file is not None:
+        _check_no_single_model(document)
+        return GatewayConfig(gateway=settings, front=parse_config({"model": "models_file", **front}))
+    if "served_model_name" not in front:
+        raise ConfigError("GatewayConfig: served_model_name: missing; set it to the model's name in the API")
+    if settings.key_file is None:
+        raise ConfigError("GatewayConfig: key_file: missing; set --key-file")
     _check_engines(settings)
     # An engine's `model` names the source of its weights. A gateway has none.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
@@ -110,6 +127,15 @@ def load_gateway_document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold an object, it holds {type(document).__name__}")
     return document
+
+
+def _check_no_single_model(document: dict[str, Any]) -> None:
+    given = [name for name in SINGLE_MODEL_FIELDS if document.get(name)]
+    if given:
+        raise ConfigError(
+            f"GatewayConfig: models_file cannot be combined with {', '.join(given)}; these belong to the models in the "
+            "file"
+        )
 
 
 def _check_engines(settings: GatewaySettings) -> None:

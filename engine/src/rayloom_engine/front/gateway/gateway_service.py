@@ -18,6 +18,7 @@ from rayloom_engine.front.gateway.contexts import with_contexts
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.text_cache import TextCache, check_files, text_hash
 from rayloom_engine.front.gateway.text_fetch import TextFetch
+from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
 from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
@@ -33,8 +34,15 @@ class GatewayService(Service):
     """The state of a gateway process. Nothing happens until `run` is called."""
 
     def __init__(
-        self, config: GatewayConfig, cores: Mapping[str, CoreAddress], cache: TextCache, *, api_url: str
+        self,
+        config: GatewayConfig,
+        cores: Mapping[str, CoreAddress],
+        cache: TextCache,
+        *,
+        api_url: str,
+        shelf: TokenizerShelf | None = None,
     ) -> None:
+        """`shelf`: the tokenizers of all models of this process."""
         rules = PoolRules(
             is_gateway=True,
             hold_s=config.gateway.hold_seconds,
@@ -44,6 +52,7 @@ class GatewayService(Service):
         )
         super().__init__(config.front, cores, api_url=api_url, rules=rules)
         self._cache = cache
+        self._shelf = shelf or TokenizerShelf()
         self._fetch = TextFetch()
         self._changing: asyncio.Task[None] | None = None  # the task that loads another text
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
@@ -53,11 +62,15 @@ class GatewayService(Service):
         self.client.on_file_part = self._fetch.receive
 
     async def run(self) -> None:
-        """Loads the text that the service used last, then keeps the connections to all engines."""
-        last = await asyncio.to_thread(self._cache.last)
-        if last is not None:
-            await self._load(last)
-        await super().run()
+        """Loads the text that the service used last, then keeps the connections to all engines until cancelled."""
+        try:
+            last = await asyncio.to_thread(self._cache.last)
+            if last is not None:
+                await self._load(last)
+            await super().run()
+        finally:
+            if self._changing is not None:
+                self._changing.cancel()
 
     def state(self) -> tuple[State, str]:
         """Returns state and reason. A silent engine sends no event, so this looks at the age of its last status."""
@@ -71,10 +84,9 @@ class GatewayService(Service):
         load = document.load.model_copy(update={"queued_tokens": sum(each.num_tokens for each in held)})
         return document.model_copy(update={"load": load})
 
-    def metrics_text(self) -> str:
-        """Returns all metrics in Prometheus' text format. A gateway has a queue, but no ranks."""
+    def update_metrics(self) -> None:
+        """Sets the metrics that change without an event. A gateway has a queue, but no ranks."""
         self.metrics.observe_queue(*self._queue())
-        return self.metrics.text()
 
     def _received(self) -> ReceivedStatus:
         model = None if self.text is None else self.text.model
@@ -137,7 +149,7 @@ class GatewayService(Service):
     async def _load(self, model: ServedModel) -> bool:
         """Makes a stored text the one in use. Returns False if it cannot be used."""
         try:
-            files = await TextFiles.load(Path(model.path), self.config)
+            files = await TextFiles.load(Path(model.path), self.config, self._shelf.load)
         except (ModelError, OSError) as error:
             self._report(f"cannot load the tokenizer in {model.path}: {error}")
             return False

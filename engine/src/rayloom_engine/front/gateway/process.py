@@ -1,4 +1,7 @@
-"""The gateway's process: an API port and an admin port in front of the engines of a service. It imports no torch."""
+"""The gateway's process: an API port and an admin port in front of the engines of a model. It imports no torch.
+
+With `models_file`, models/process.py takes over.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.engines_file import EnginesFile
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
+from rayloom_engine.front.gateway.models.process import run_models
 from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.front.http.api_keys import ApiKeys
 from rayloom_engine.front.operations.admin import admin_app, load_admin_token
@@ -31,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> int:
     """Serves at two listening sockets until a signal ends the process. Returns the exit code. Raises ConfigError."""
+    if config.gateway.models_file is not None:
+        return run_models(config, api, admin)
+    assert config.gateway.key_file is not None
     api_keys = ApiKeys.load(config.front.api_key_file, os.environ)
     admin_token = load_admin_token(config.front.admin_token_file)
     key = load_front_key(config.gateway.key_file, "key_file")

@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 class ApiKeys:
     """The accepted keys. Use it from one event loop. `watch` rereads the file periodically."""
 
-    def __init__(self, fixed: Iterable[str] = (), path: Path | None = None) -> None:
+    def __init__(self, fixed: Iterable[str] = (), path: Path | None = None, *, may_start_closed: bool = False) -> None:
         """`fixed`: keys that never change.
 
         Raises ConfigError if the file at `path` cannot be read or has no key: a mistake in the file must not open the
-        server to everybody.
+        server to everybody. With `may_start_closed`, no key is accepted until the file can be used.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path
@@ -33,7 +33,13 @@ class ApiKeys:
         self.problem = ""  # why the file is unusable, in which case earlier keys stay valid; empty while it is usable
         self.on_change: Callable[[], None] = lambda: None  # called when the keys or `problem` have changed
         if path is not None:
-            self._take(_read(path))
+            try:
+                self._take(_read(path))
+            except ConfigError as error:
+                if not may_start_closed:
+                    raise
+                self.problem = str(error)
+                logger.error("%s; nobody has a valid key until it can be used", error)
 
     @classmethod
     def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:
@@ -54,8 +60,18 @@ class ApiKeys:
 
     @property
     def accepted(self) -> tuple[bytes, ...]:
-        """All keys as clients send them; empty = requests need no key."""
+        """All keys as clients send them."""
         return self._fixed + self._from_file
+
+    @property
+    def is_open(self) -> bool:
+        """True if requests need no key."""
+        return not self._fixed and self._path is None
+
+    @property
+    def num_keys(self) -> int:
+        """The number of different keys."""
+        return len(set(self.accepted))
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is accepted. Each comparison takes constant time, so timing reveals no key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +24,8 @@ MAX_VALUES = 2**20 + 2**17  # the token ids of the longest /detokenize request, 
 THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not stall
 MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # limit of all requests' bodies together, see BodyBudget
 
+Parsed = TypeVar("Parsed")
+
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -37,11 +39,16 @@ async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     tenant: str = request.state.tenant
     with _BUDGET.share(tenant, 4 * max_bytes) as share:
         body = await read_body(request, max_bytes, share.take)
-        if len(body) <= THREAD_ABOVE_BYTES:
-            return parse_object(body)
-        # Parse one large body at a time: two at once would only take longer.
-        async with _PARSER_TURNS.turn(tenant):
-            return await asyncio.to_thread(parse_object, body)
+        return await parsed(body, tenant, parse_object)
+
+
+async def parsed(body: bytes, tenant: str, parse: Callable[[bytes], Parsed]) -> Parsed:
+    """Returns the result of `parse`. A large body is parsed in a thread, in the tenant's turn."""
+    if len(body) <= THREAD_ABOVE_BYTES:
+        return parse(body)
+    # Parse one large body at a time: two at once would only take longer.
+    async with _PARSER_TURNS.turn(tenant):
+        return await asyncio.to_thread(parse, body)
 
 
 async def hold_body(request: Request, max_bytes: int) -> HeldBody:

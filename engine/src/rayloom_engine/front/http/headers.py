@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.datastructures import Headers
 
+MODEL_HEADER = "X-Rayloom-Model"  # of an answer to a request for an alias: the model that gave it
 REQUEST_ID = r"[\x21-\x7e]{1,128}"  # form of an X-Request-Id header or a request_id field: visible ASCII
 
 

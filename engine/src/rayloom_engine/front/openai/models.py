@@ -12,15 +12,16 @@ from rayloom_engine.front.operations.service import Service
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_card(request.app.state.service)]})
+    return JSONResponse({"object": "list", "data": [model_card(request.app.state.service)]})
 
 
 async def get_model(request: Request) -> Response:
     check_model(request.app.state.service, request.path_params["model"])
-    return JSONResponse(_model_card(request.app.state.service))
+    return JSONResponse(model_card(request.app.state.service))
 
 
-def _model_card(service: Service) -> dict[str, Any]:
+def model_card(service: Service) -> dict[str, Any]:
+    """Returns the entry of the service's model in the list of models."""
     core = service.client.status
     # A gateway knows the model even while there is no engine.
     model = service.text.model if service.text is not None else core.model if core is not None else None

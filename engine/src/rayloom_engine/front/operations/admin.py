@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import time
 from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -16,9 +17,27 @@ from starlette.routing import Route
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.http.errors import ERROR_HANDLERS, ApiError
 from rayloom_engine.front.http.headers import bearer_token
-from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.health import health, metrics
-from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+from rayloom_engine.status import State
+
+
+class Administered(Protocol):
+    """The state that the admin port shows: a `Service`, or all models of a gateway."""
+
+    lifecycle: Lifecycle
+
+    def state(self) -> tuple[State, str]:
+        """The current state and its reason."""
+
+    def status_json(self, *, is_minimal: bool) -> str:
+        """The /status document as JSON; `is_minimal`: without the fields that have defaults."""
+
+    def engines(self) -> dict[str, Any] | None:
+        """The /engines document; None if this is no gateway."""
+
+    def metrics_text(self) -> str:
+        """All metrics in Prometheus' text format."""
 
 
 def load_admin_token(path: str | None) -> str | None:
@@ -71,7 +90,7 @@ def _mark(mark: Path, is_draining: bool) -> None:
         mark.touch()
 
 
-def admin_app(service: Service, token: str | None, drain_mark: Path | None = None) -> Starlette:
+def admin_app(service: Administered, token: str | None, drain_mark: Path | None = None) -> Starlette:
     """The ASGI application of the admin port. Without a token (loopback only) any program on the machine may use it.
 
     The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time
@@ -99,10 +118,9 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
 
     async def status(request: Request) -> Response:
         check(request)
-        document = service.status()
         # Prefer and Preference-Applied: RFC 7240.
         is_minimal = "return=minimal" in request.headers.get("prefer", "")
-        text = document.minimal_json() if is_minimal else document.model_dump_json()
+        text = service.status_json(is_minimal=is_minimal)
         headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
         return Response(text, headers=headers, media_type="application/json")
 
@@ -120,7 +138,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
 
     async def engines(request: Request) -> Response:
         check(request)
-        return JSONResponse(engines_document(service.client))
+        return JSONResponse(service.engines())
 
     routes = [
         Route("/status", status, methods=["GET"]),
@@ -128,7 +146,7 @@ def admin_app(service: Service, token: str | None, drain_mark: Path | None = Non
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
-    if service.client.rules.is_gateway:
+    if service.engines() is not None:
         routes.append(Route("/engines", engines, methods=["GET"]))
     app = Starlette(routes=routes, exception_handlers=ERROR_HANDLERS)
     app.router.redirect_slashes = False

@@ -54,6 +54,7 @@ class Lifecycle:
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
         self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
         self.num_held = 0  # requests held until a restarted front is ready
+        self.process: Lifecycle | None = None  # that of the process, if this one is of one of its models
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
         self.close_connections: Callable[[], None] = lambda: None
@@ -68,9 +69,10 @@ class Lifecycle:
         """The state and its reason. If several states apply, it is the most serious one."""
         if self.failure:
             return "failed", self.failure
-        if self.is_stopping:
+        process = self.process
+        if self.is_stopping or (process is not None and process.is_stopping):
             return "draining", "stopping: running requests finish, new ones are refused"
-        if self.is_draining:
+        if self.drains:
             return "draining", "asked to drain: running requests finish, new ones are refused"
         if not self.was_ready:
             return ("recovering" if self.is_restart else "starting"), self.waiting_for
@@ -92,7 +94,7 @@ class Lifecycle:
     @property
     def drains(self) -> bool:
         """True in a drain and after a stop: clients should use other engines."""
-        return self.is_draining or self.is_stopping
+        return self.is_draining or self.is_stopping or (self.process is not None and self.process.drains)
 
     def become_ready(self) -> None:
         """Records that the first load has finished."""
@@ -173,22 +175,30 @@ class Lifecycle:
 
     def enter(self) -> None:
         """Counts an accepted request as in flight."""
+        if self.process is not None:
+            self.process.enter()
         self.num_in_flight += 1
         self._idle.clear()
 
     def leave(self) -> None:
         """Stops counting a request as in flight: it is answered in full, or its client is gone."""
+        if self.process is not None:
+            self.process.leave()
         self.num_in_flight -= 1
         assert self.num_in_flight >= 0
         self._check_idle()
 
     def begin_read(self) -> None:
         """Counts a connection that reads a kept answer."""
+        if self.process is not None:
+            self.process.begin_read()
         self.num_readers += 1
         self._idle.clear()
 
     def end_read(self) -> None:
         """Stops counting a connection: it got the whole kept answer, or it broke."""
+        if self.process is not None:
+            self.process.end_read()
         self.num_readers -= 1
         assert self.num_readers >= 0
         self._check_idle()

@@ -7,7 +7,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE
@@ -68,7 +68,7 @@ class Metrics:
 
     def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
         """`prefix`: that of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
-        self._common = {"model_name": model_name, **({"engine": "0"} if prefix == "vllm" else {})}
+        self.common_labels = {"model_name": model_name, **({"engine": "0"} if prefix == "vllm" else {})}
         self._prefix = prefix
         self._prefix_caching = prefix_caching
         self._families: dict[str, Family] = {}
@@ -221,15 +221,7 @@ class Metrics:
 
     def text(self) -> str:
         """Returns all metrics in Prometheus' text format."""
-        # Import at the first scrape: its 5 ms would lengthen the front's start, and so each recovery of a front.
-        from prometheus_client import generate_latest
-
-        return generate_latest(self).decode()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields every metric. By this method, prometheus_client treats the object as a Collector."""
-        for family in self._families.values():
-            yield _metric(family, self._common)
+        return metrics_text([self])
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -255,11 +247,37 @@ class Metrics:
         return family
 
 
-def _metric(family: Family, common: dict[str, str]) -> Metric:
+def metrics_text(each: Sequence[Metrics]) -> str:
+    """Returns the metrics of several models in Prometheus' text format. Each sample has its model's name as a label."""
+    # Import at the first scrape: its 5 ms would lengthen the front's start, and so each recovery of a front.
+    from prometheus_client import generate_latest
+
+    return generate_latest(_Collector(each)).decode()
+
+
+class _Collector:
+    """Metrics as prometheus_client reads them. All have the same families in the same order."""
+
+    def __init__(self, each: Sequence[Metrics]) -> None:
+        self._each = each
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields every metric, with the samples of all models."""
+        for families in zip(*(metrics.families for metrics in self._each), strict=True):
+            metric = _metric(families[0])
+            for family, metrics in zip(families, self._each, strict=True):
+                _add_samples(metric, family, metrics.common_labels)
+            yield metric
+
+
+def _metric(family: Family) -> Metric:
     from prometheus_client import Metric
 
     # prometheus_client appends "_total" to the names of counters.
-    metric = Metric(family.name.removesuffix("_total"), family.meaning, family.kind)
+    return Metric(family.name.removesuffix("_total"), family.meaning, family.kind)
+
+
+def _add_samples(metric: Metric, family: Family, common: dict[str, str]) -> None:
     if isinstance(family, Histogram):
         buckets = family.cumulative()
         for bound, count in buckets.items():
@@ -269,4 +287,3 @@ def _metric(family: Family, common: dict[str, str]) -> Metric:
     else:
         for labels, value in family.values.items():
             metric.add_sample(family.name, {**common, **dict(labels)}, value)
-    return metric

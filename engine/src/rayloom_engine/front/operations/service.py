@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.config import EngineConfig
@@ -18,9 +19,11 @@ from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.model_text import ModelText, TextFiles
+from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
+from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
-from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_engine.front.operations.metrics import Metrics, metrics_text
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
 from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import EngineStatus, State
@@ -101,6 +104,29 @@ class Service:
         """Keeps the connection to the core until it is cancelled."""
         await self.client.run()
 
+    def fail_all(self, error: Exception) -> None:
+        """Ends every unfinished sequence with `error`."""
+        self.client.fail_all(error)
+
+    async def wait_for_gateways(self, timeout_s: float) -> int:
+        """Waits in a drain until gateways have no sequences in this engine. Returns how many are left after
+        `timeout_s`.
+
+        Gateways move them to another engine at once. Without another engine, the sequences finish here.
+        """
+        if self.config.front_port is None or await wait_for_empty_core(self.client, self.lifecycle, timeout_s):
+            return 0
+        return num_in_core(self.client)
+
+    def engines(self) -> dict[str, Any] | None:
+        """Returns the admin port's /engines document; None if this is no gateway."""
+        return engines_document(self.client) if self.client.rules.is_gateway else None
+
+    def status_json(self, *, is_minimal: bool) -> str:
+        """Returns the admin port's /status document as JSON, `is_minimal`: without the fields that have defaults."""
+        document = self.status()
+        return document.minimal_json() if is_minimal else document.model_dump_json()
+
     def model_text(self) -> ModelText:
         """Returns the loaded tokenizer and template. Raises ApiError 503 if the front does not accept requests."""
         self.lifecycle.check_accepts()
@@ -138,11 +164,15 @@ class Service:
             is_connected=self.client.is_connected,
         )
 
-    def metrics_text(self) -> str:
-        """Returns all metrics in Prometheus' text format."""
+    def update_metrics(self) -> None:
+        """Sets the metrics that change without an event."""
         if self.client.status is not None:
             self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
-        return self.metrics.text()
+
+    def metrics_text(self) -> str:
+        """Returns all metrics in Prometheus' text format."""
+        self.update_metrics()
+        return metrics_text([self.metrics])
 
     def _on_status(self, _link: EngineLink, status: CoreStatus) -> None:
         self.metrics.observe_core(status, self.client.core_pid)

@@ -143,7 +143,7 @@ class ResponsesAnswer:
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata or {},
-            "model": self._config.api_model_name,
+            "model": request.model or self._config.api_model_name,
             "output": output,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,

@@ -49,11 +49,17 @@ function announce(status) {
   newestEnd = newest?.at ?? null;
 }
 
+// Returns the path of the selected model's status. Until the list of models is read, the server takes its first one.
+function statusPath() {
+  const name = byId("model").value;
+  return name ? `ui/status?model=${encodeURIComponent(name)}` : "ui/status";
+}
+
 // Reads the status, now and every second from then on. Without a valid API key it waits for another key.
 async function readStatus() {
   isLocked = false;
   try {
-    const response = await fetch("ui/status", {
+    const response = await fetch(statusPath(), {
       headers: authorization(),
       cache: "no-store",
       signal: AbortSignal.timeout(READ_TIMEOUT_MS),
@@ -64,6 +70,7 @@ async function readStatus() {
       showState("locked", "needs an API key");
       return;
     }
+    if (response.status === 404) await loadModels(); // a gateway no longer has the selected model
     if (!response.ok) throw new Error(`status ${response.status}`);
     showStatus(await response.json());
     if (byId("model").options.length === 0) await loadModels();

@@ -6,13 +6,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from rayloom_engine.front.document.api_route import Handler
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.ui.page import page_headers, page_html
 from rayloom_engine.front.ui.strip import strip
 
+STATUS_PATH = "/ui/status"
 
-def ui_routes() -> list[Route]:
-    """Returns the routes of the page and of its status. Reads the page's files."""
+
+def ui_routes(status: Handler) -> list[Route]:
+    """Returns the routes of the page and of its `status`. Reads the page's files."""
     html = page_html()
     headers = page_headers(html)
 
@@ -21,7 +24,7 @@ def ui_routes() -> list[Route]:
 
     return [
         Route("/ui", page, methods=["GET"]),
-        Route("/ui/status", ui_status, methods=["GET"]),
+        Route(STATUS_PATH, status, methods=["GET"]),
     ]
 
 

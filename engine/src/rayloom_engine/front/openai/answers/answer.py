@@ -59,7 +59,7 @@ class Answer(ABC):
         self.returns_ids = bool(wire.return_token_ids)
         self.request_id = f"{self.id_prefix}-{request_id}"
         self._created = int(time.time())
-        self._model = service.config.api_model_name
+        self._model = wire.model or service.config.api_model_name  # an alias if the client used one
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
         # Of the chunks that differ in their text alone: by choice and by kind of text.

@@ -1,0 +1,54 @@
+"""FileWatch: reads a file again when it changes. Kubernetes replaces the files of a ConfigMap or Secret as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rayloom_engine.errors import ConfigError
+
+CHECK_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
+
+
+class FileWatch(Generic[Content]):
+    """One file. For one event loop."""
+
+    def __init__(self, path: Path, parse: Callable[[Path], Content], what: str) -> None:
+        """`parse` returns the content of the file or raises ConfigError. `what` begins the line about a broken file."""
+        self._path = path
+        self._parse = parse
+        self._what = what
+        self._stamp: tuple[int, int, int] | None = None
+
+    def read(self) -> Content:
+        """Returns the content. Raises ConfigError."""
+        self._stamp = self._current_stamp()
+        return self._parse(self._path)
+
+    async def watch(self, on_change: Callable[[Content], None]) -> None:
+        """Calls `on_change` with the content whenever the file has changed. A broken file changes nothing.
+
+        `on_change` may raise ConfigError for content that cannot be used.
+        """
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if self._current_stamp() == self._stamp:
+                continue
+            try:
+                on_change(self.read())
+            except ConfigError as error:
+                logger.error("%s as before: %s", self._what, error)
+
+    def _current_stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size

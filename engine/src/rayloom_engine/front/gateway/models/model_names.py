@@ -1,0 +1,129 @@
+"""ModelNames: where the requests for each name go, who may use it, and the refusals of all other names."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.errors import RequestError
+from rayloom_engine.front.gate import no_valid_key
+from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
+from rayloom_engine.front.gateway.models.model_field import RoutedFields
+from rayloom_engine.front.gateway.models.models_document import AliasEntry, ModelsDocument
+from rayloom_engine.front.gateway.models.target_choice import target_by_draw, target_by_key
+from rayloom_engine.front.http.errors import ApiError
+from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoute:
+    """The way of one request."""
+
+    model: str
+    alias: str | None  # the name that the client used, if it is not the model's
+    tenant: str  # as the model's engines count the sender's requests
+    owner: str  # as the model's engines keep the sender's prefixes
+
+
+class ModelNames:
+    """All names of a document. Decides only; a new document makes a new object."""
+
+    def __init__(self, document: ModelsDocument, ring: KeyRing, draw: Callable[[], float] = random.random) -> None:
+        """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1)."""
+        self.document = document
+        self._ring = ring
+        self._draw = draw
+        self._sources = {name: _sources(document, name) for name in document.models}
+
+    def usable(self, caller: KeyHolder) -> list[str]:
+        """Returns the names that `caller` may use: models, then aliases."""
+        document = self.document
+        models = [name for name in document.models if self._ring.accepts(name, caller)]
+        aliases = [name for name, alias in document.aliases.items() if self._may_use_alias(name, alias, caller)]
+        return [*models, *aliases]
+
+    def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
+        """Returns the way of a request. `repeat_key`: its Idempotency-Key.
+
+        Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
+        cannot tell a name that needs a key from one that does not exist.
+        """
+        document = self.document
+        name = fields.model
+        if name is None:
+            name = self._only_model(caller)
+        alias = document.aliases.get(name)
+        if alias is not None:
+            target = self._target(name, alias, fields.user, repeat_key)
+            source = target if alias.api_key_file is None else name
+            return self._checked(target, name, source, caller)
+        if name in document.models:
+            return self._checked(name, None, name, caller)
+        if not caller.names and not self._ring.is_open:
+            raise no_valid_key()
+        raise ApiError(
+            404,
+            f"the model {shown(name)} does not exist; {self._listed(caller)}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def num_keys(self, model: str) -> int:
+        """Returns the number of different keys with which requests reach `model`."""
+        return self._ring.count(self._sources[model])
+
+    def _only_model(self, caller: KeyHolder) -> str:
+        names = list(self.document.models)
+        if len(names) == 1:
+            return names[0]
+        raise RequestError(f"model is missing; {self._listed(caller)}", "model")
+
+    def _listed(self, caller: KeyHolder) -> str:
+        names = [shown(name) for name in self.usable(caller)]
+        if not names:
+            return "this server has no model for this API key"
+        return f"this server has {', '.join(names)}"
+
+    def _target(self, name: str, alias: AliasEntry, user: str | None, repeat_key: str | None) -> str:
+        # The name of the alias is no part of the key, so a user has the same model behind aliases with equal targets.
+        if alias.sticky_by == "user" and user:
+            return target_by_key(alias.weights, f"user {user}")
+        if repeat_key is not None:
+            return target_by_key(alias.weights, f"repeat {repeat_key}")
+        return target_by_draw(alias.weights, self._draw())
+
+    def _checked(self, model: str, alias: str | None, source: str, caller: KeyHolder) -> ModelRoute:
+        """`source`: the name whose keys are needed."""
+        if not self._ring.accepts(source, caller):
+            raise no_valid_key()
+        num_keys = self.num_keys(model) if self._ring.needs_key(source) else 0
+        return ModelRoute(
+            model=model,
+            alias=alias,
+            tenant=tenant_of_key(caller.key, num_keys),
+            owner=owner_of_key(caller.key, num_keys),
+        )
+
+    def _may_use_alias(self, name: str, alias: AliasEntry, caller: KeyHolder) -> bool:
+        if alias.api_key_file is not None:
+            return self._ring.accepts(name, caller)
+        return any(self._ring.accepts(model, caller) for model, weight in alias.weights if weight)
+
+
+def key_files(document: ModelsDocument) -> dict[str, str | None]:
+    """Returns the names with keys of their own, and their files: all models, and the aliases that name a file."""
+    models = {name: entry.api_key_file for name, entry in document.models.items()}
+    aliases = {name: alias.api_key_file for name, alias in document.aliases.items() if alias.api_key_file is not None}
+    return {**models, **aliases}
+
+
+def _sources(document: ModelsDocument, model: str) -> frozenset[str]:
+    """Returns the names with keys of their own whose requests may reach `model`."""
+    aliases = (
+        name
+        for name, alias in document.aliases.items()
+        if alias.api_key_file is not None and any(target.model == model for target in alias.targets)
+    )
+    return frozenset((model, *aliases))

@@ -1,0 +1,169 @@
+"""ModelsDocument: the models and aliases of a gateway, as the JSON file `models_file` names them.
+
+The document's JSON schema is `schemas/gateway-models.v1.json`, written by `make schemas`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from rayloom_engine.common.json_words import shown
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.gateway.gateway_config import check_place
+from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
+
+# The settings of `rayloom-engine serve` that each model may have for itself. The others are the gateway's.
+MODEL_SETTINGS = (
+    *("generation_config", "tool_parser", "reasoning_parser", "max_output_tokens", "max_logprobs"),
+    *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
+)
+NAME = r"[\x21-\x7e]{1,256}"  # a name stands in an HTTP header: visible ASCII
+_NAME = re.compile(NAME)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _settings_model() -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in _fields().items()}
+    return create_model("ModelSettings", __base__=_Part, __doc__="Settings of one model.", **fields)
+
+
+def _fields() -> dict[str, Any]:
+    return {name: EngineConfig.model_fields[name] for name in MODEL_SETTINGS}
+
+
+ModelSettings = _settings_model()
+
+
+class ModelEntry(_Part):
+    """How to reach the engines of a model, and how to treat its requests."""
+
+    engines_dns: str | None = Field(
+        None, description="DNS name and port of all engines, HOST:PORT: each address of the name is an engine."
+    )
+    engines: dict[str, str] | None = Field(
+        None, description="In place of `engines_dns`, the engines: name -> HOST:PORT of the engine's front_port."
+    )
+    key: str = Field(min_length=MIN_KEY_CHARS, description="The key of the engines, as in their front_key_file.")
+    api_key_file: str | None = Field(
+        None, description="File with the API keys for this model, one a line. null: requests need no key."
+    )
+    settings: ModelSettings = Field(  # type: ignore[valid-type]
+        default_factory=ModelSettings, description="Settings of this model, in place of those of the gateway."
+    )
+
+    @property
+    def given_settings(self) -> dict[str, Any]:
+        """The settings that the document has."""
+        given: dict[str, Any] = self.settings.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
+        return given
+
+
+class TargetEntry(_Part):
+    """A model behind an alias."""
+
+    model: str = Field(description="Name of a model.")
+    weight: int = Field(ge=0, le=1_000_000, description="Its share of the requests, relative to the other weights.")
+
+
+class AliasEntry(_Part):
+    """A further name, whose requests go to the models behind it."""
+
+    targets: tuple[TargetEntry, ...] = Field(min_length=1, strict=False, description="The models behind the name.")
+    sticky_by: Literal["user"] | None = Field(
+        None, description="`user`: all requests of one user go to the same model while the weights stay."
+    )
+    api_key_file: str | None = Field(
+        None, description="File with the API keys for this name. null: the keys of the model that a request goes to."
+    )
+
+    @property
+    def weights(self) -> tuple[tuple[str, int], ...]:
+        """The models with their weights."""
+        return tuple((target.model, target.weight) for target in self.targets)
+
+
+class ModelsDocument(_Part):
+    """All names that clients may put into `model`."""
+
+    version: Literal["v1"] = Field(description="Version of this document.")
+    models: dict[str, ModelEntry] = Field(description="The models by the names that clients use.")
+    aliases: dict[str, AliasEntry] = Field(default_factory=dict, description="Further names.")
+
+
+def parse_models(document: object) -> ModelsDocument:
+    """Returns the models in a decoded JSON document. Raises ConfigError that names each wrong field, but no key."""
+    try:
+        parsed = ModelsDocument.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentences(error))) from None  # the chained error would show keys
+    problems = [problem for name, entry in parsed.models.items() for problem in _model_problems(name, entry)]
+    problems += [problem for name, alias in parsed.aliases.items() for problem in _alias_problems(name, alias, parsed)]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return parsed
+
+
+def _model_problems(name: str, entry: ModelEntry) -> list[str]:
+    field = f"models.{name}"
+    problems = _name_problems(field, name)
+    if (entry.engines_dns is None) == (not entry.engines):
+        problems.append(f"{field}: give either engines_dns or engines, and at least one engine")
+    places = {"of engines_dns": entry.engines_dns} if entry.engines_dns is not None else entry.engines or {}
+    for engine, place in places.items():
+        try:
+            check_place(engine, place)
+        except ConfigError as error:
+            problems.append(f"{field}: {error}")
+    return problems
+
+
+def _alias_problems(name: str, alias: AliasEntry, document: ModelsDocument) -> list[str]:
+    field = f"aliases.{name}"
+    problems = _name_problems(field, name)
+    if name in document.models:
+        problems.append(f"{field}: a model has this name already; choose another one")
+    for target in alias.targets:
+        if target.model not in document.models:
+            problems.append(f"{field}.targets: there is no model {shown(target.model)}; name one of `models`")
+    if len({target.model for target in alias.targets}) < len(alias.targets):
+        problems.append(f"{field}.targets: a model is named twice; give it one weight")
+    if not any(target.weight for target in alias.targets):
+        problems.append(f"{field}.targets: every weight is 0; give at least one target a weight above 0")
+    return problems
+
+
+def _name_problems(field: str, name: str) -> list[str]:
+    if _NAME.fullmatch(name):
+        return []
+    return [f"{field}: {shown(name)} is no name of a model; write 1 to 256 visible ASCII characters without blanks"]
+
+
+def _sentences(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False):
+        path = [str(part) for part in item["loc"]]
+        field = ".".join(path) or "the document"
+        if item["type"] == "missing":
+            lines.append(f"{field}: missing")
+        elif item["type"] == "extra_forbidden":
+            lines.append(f"{field}: {_unknown(path)}")
+        elif path and path[-1] == "key":  # the value is a secret
+            lines.append(f"{field}: must be a string with at least {MIN_KEY_CHARS} characters")
+        elif len(path) < 3 or (path[0] == "models" and path[2] != "settings" and isinstance(item["input"], dict)):
+            lines.append(f"{field}: {item['msg']}")  # the value may have keys inside
+        else:
+            lines.append(f"{field}: {item['msg']}, given {shown(item['input'])}")
+    return lines
+
+
+def _unknown(path: list[str]) -> str:
+    if len(path) > 3 and path[2] == "settings" and path[3] in EngineConfig.model_fields:
+        return f"not a setting of one model; a model may have {', '.join(MODEL_SETTINGS)}"
+    return "there is no such field (remove it, or check its spelling)"

@@ -1,0 +1,152 @@
+"""RunningModel: one model of a gateway, with its service, the connections to its engines, and its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.document.api_route import Endpoint
+from rayloom_engine.front.gateway.engines_dns import EnginesDns
+from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.gateway_service import GatewayService
+from rayloom_engine.front.gateway.models.model_names import ModelRoute
+from rayloom_engine.front.gateway.models.models_document import ModelEntry
+from rayloom_engine.front.gateway.text_cache import TextCache
+from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
+from rayloom_engine.front.http.body_budget import HeldBody
+from rayloom_engine.front.model_api import ModelApi
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+
+IDLE_CHECK_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The parts that all models of a process share."""
+
+    config: GatewayConfig
+    lifecycle: Lifecycle
+    shelf: TokenizerShelf
+    api_url: str
+    on_ready: Callable[[], None]  # called when a model accepts requests for the first time
+
+
+class RunningModel:
+    """One model. Nothing happens until `run` is called. For one event loop."""
+
+    def __init__(self, name: str, entry: ModelEntry, host: Host) -> None:
+        """Raises ConfigError if the folder for tokenizers cannot be written."""
+        self.name = name
+        self.entry = entry
+        names = {"model": name, "served_model_name": name}
+        front = host.config.front.model_copy(update={**names, **entry.given_settings})
+        self._front_id = f"gateway-{secrets.token_hex(8)}"
+        self._engines: Mapping[str, str] = entry.engines or {}
+        self.service = GatewayService(
+            GatewayConfig(gateway=host.config.gateway, front=front),
+            self._addresses(),
+            TextCache(Path(host.config.gateway.cache_dir), name),
+            api_url=host.api_url,
+            shelf=host.shelf,
+        )
+        self.service.lifecycle.process = host.lifecycle
+        self.service.lifecycle.on_ready = host.on_ready
+        self.api = ModelApi(self.service)
+        self._num_handled = 0  # requests whose handler has not returned yet
+        self._group: asyncio.TaskGroup | None = None
+        self._lookups: asyncio.Task[None] | None = None
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.service.config.max_body_bytes
+
+    async def run(self) -> None:
+        """Keeps the connections to the engines until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            self._look_up()
+            await self.service.run()
+
+    def change(self, entry: ModelEntry) -> None:
+        """Uses other engines or another key from now on. The settings must be the same.
+
+        Sequences at an engine that has another address or key move as after a loss.
+        """
+        has_other_name = entry.engines_dns != self.entry.engines_dns
+        self.entry = entry
+        if entry.engines is not None:
+            self._engines = entry.engines
+        self.service.client.set_engines(self._addresses())
+        if has_other_name:
+            self._look_up()
+
+    async def answer(
+        self, request: Request, endpoint: Endpoint, route: ModelRoute, body: HeldBody | None = None
+    ) -> Response:
+        """Returns the response of the model's handler to a request, whose `body` was read already.
+
+        Raises what the handler raises.
+        """
+        scope = request.scope
+        scope["app"] = self.api
+        state = scope["state"]  # not a copy: the port's middleware reads what handlers write
+        state["tenant"] = route.tenant
+        state["owner"] = route.owner
+        if route.alias is not None:
+            state["alias"] = route.alias
+            state["target"] = self.name
+        handler = self.api.handlers[endpoint]
+        self._num_handled += 1
+        try:
+            return await handler(request if body is None else Request(scope, _Replay(request, body).receive))
+        finally:
+            self._num_handled -= 1
+            if body is not None:
+                body.drop()
+
+    async def wait_unused(self) -> None:
+        """Waits until no request needs the model. Call it when the model gets no new ones."""
+        lifecycle = self.service.lifecycle
+        while self._num_handled or lifecycle.num_in_flight or lifecycle.num_readers:
+            await asyncio.sleep(IDLE_CHECK_S)
+
+    def _look_up(self) -> None:
+        if self._lookups is not None:
+            self._lookups.cancel()
+            self._lookups = None
+        if self._group is not None and self.entry.engines_dns is not None:
+            self._lookups = self._group.create_task(EnginesDns(self.entry.engines_dns).watch(self._found))
+
+    def _found(self, engines: Mapping[str, str]) -> None:
+        self._engines = engines
+        self.service.client.set_engines(self._addresses())
+
+    def _addresses(self) -> dict[str, CoreAddress]:
+        key = self.entry.key
+        return {name: CoreAddress(f"tcp:{place}", key, self._front_id) for name, place in self._engines.items()}
+
+
+class _Replay:
+    """Gives a handler the body that was read before it, then the events of the connection."""
+
+    def __init__(self, request: Request, body: HeldBody) -> None:
+        self._request = request
+        self._body: HeldBody | None = body
+
+    async def receive(self) -> Message:
+        if self._body is None:
+            return await self._request.receive()
+        body, self._body = self._body, None
+        # The handler counts the bytes in the budget before another task can run.
+        return {"type": "http.request", "body": body.take(), "more_body": False}

@@ -1,0 +1,161 @@
+"""RunningModels: all models of a gateway, and how a new document changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any
+
+from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
+from rayloom_engine.front.gateway.models.key_ring import KeyRing
+from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
+from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument
+from rayloom_engine.front.gateway.models.running_model import Host, RunningModel
+from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+from rayloom_engine.front.operations.metrics import metrics_text
+from rayloom_engine.status import State
+
+logger = logging.getLogger(__name__)
+
+
+class RunningModels:
+    """The state of a gateway process with several models. Nothing happens until `run` is called.
+
+    Its lifecycle accepts requests as soon as one model does. A drain is that of all models.
+    """
+
+    def __init__(self, config: GatewayConfig, document: ModelsDocument, *, api_url: str) -> None:
+        """Raises ConfigError if the folder for tokenizers cannot be written."""
+        self.config = config
+        self.lifecycle = Lifecycle()
+        self.created = int(time.time())
+        self.ring = KeyRing()
+        self.ring.on_change = self._observe_keys
+        self.models: dict[str, RunningModel] = {}
+        self.leaving: list[RunningModel] = []  # models that end their last streams
+        self._host = Host(
+            config=config,
+            lifecycle=self.lifecycle,
+            shelf=TokenizerShelf(),
+            api_url=api_url,
+            on_ready=self._update,
+        )
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
+        self.names = ModelNames(document, self.ring)
+        self.apply(document)
+
+    async def run(self) -> None:
+        """Runs all models, those that are added later included, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for model in self.models.values():
+                self._start(model)
+            await self.ring.watch()
+
+    def apply(self, document: ModelsDocument) -> None:
+        """Changes the models and names to those of `document`.
+
+        A model with other settings is replaced by a new one; the old one finishes its requests. Other changes of a
+        model's entry keep its streams. Raises ConfigError, and changes nothing then, if a model cannot be made.
+        """
+        new = {
+            name: RunningModel(name, entry, self._host)
+            for name, entry in document.models.items()
+            if self._needs_new(name, entry)
+        }
+        before = self.models
+        self.models = {name: new.get(name) or before[name] for name in document.models}
+        self.ring.set_files(key_files(document))
+        self.names = ModelNames(document, self.ring)
+        for name, model in before.items():
+            if self.models.get(name) is not model:
+                self._let_leave(model)
+        for name, entry in document.models.items():
+            if name in new:
+                logger.info("model %s is new in the list", name)
+                self._start(new[name])
+            elif entry != before[name].entry:
+                logger.info("model %s has another entry in the list", name)
+                before[name].change(entry)
+        self._observe_keys()
+        self._update()
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The longest body that a model takes."""
+        limits = (model.max_body_bytes for model in self.models.values())
+        return max(limits, default=self.config.front.max_body_bytes)
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every unfinished sequence with `error`."""
+        for model in [*self.models.values(), *self.leaving]:
+            model.service.fail_all(error)
+
+    async def wait_for_gateways(self, timeout_s: float) -> int:
+        """Returns 0: no gateway has sequences in a gateway."""
+        return 0
+
+    def state(self) -> tuple[State, str]:
+        """Returns state and reason. The gateway serves as long as one model does."""
+        states = [model.service.state()[0] for model in self.models.values()]
+        self.lifecycle.is_core_serving = "serving" in states
+        return self.lifecycle.state
+
+    def metrics_text(self) -> str:
+        """Returns the metrics of all models in Prometheus' text format."""
+        services = [model.service for model in self.models.values()]
+        for service in services:
+            service.update_metrics()
+        return metrics_text([service.metrics for service in services])
+
+    def engines(self) -> dict[str, Any]:
+        """Returns the admin port's /engines document."""
+        return engines_of_models(self.models, self.leaving)
+
+    def status_json(self, *, is_minimal: bool) -> str:
+        """Returns the admin port's /status document."""
+        state, reason = self.state()
+        return json.dumps(
+            {
+                "state": state,
+                "reason": reason,
+                "in_flight": self.lifecycle.num_in_flight,
+                "models": status_of_models(self.models, is_minimal=is_minimal),
+            }
+        )
+
+    def _needs_new(self, name: str, entry: ModelEntry) -> bool:
+        known = self.models.get(name)
+        return known is None or known.entry.given_settings != entry.given_settings
+
+    def _start(self, model: RunningModel) -> None:
+        if self._group is not None:
+            self._tasks[model] = self._group.create_task(model.run())
+
+    def _let_leave(self, model: RunningModel) -> None:
+        logger.info("model %s is no longer in the list, or has other settings", model.name)
+        self.leaving.append(model)
+        if self._group is not None:
+            self._group.create_task(self._end(model))
+
+    async def _end(self, model: RunningModel) -> None:
+        """Ends a model after its last request."""
+        await model.wait_unused()
+        self._tasks.pop(model).cancel()
+        self.leaving.remove(model)
+        logger.info("model %s has ended its last request", model.name)
+
+    def _observe_keys(self) -> None:
+        for name, model in self.models.items():
+            model.service.metrics.observe_api_keys(self.names.num_keys(name), self.ring.problem(name))
+
+    def _update(self) -> None:
+        lifecycle = self.lifecycle
+        lifecycle.was_ready = any(model.service.lifecycle.was_ready for model in self.models.values())
+        lifecycle.was_loaded = lifecycle.was_loaded or lifecycle.was_ready
+        lifecycle.waiting_for = "no model has a tokenizer yet" if self.models else "the list of models is empty"

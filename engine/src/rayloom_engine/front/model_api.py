@@ -1,0 +1,57 @@
+"""ModelApi: the handlers of all endpoints, for the service of one model.
+
+A handler finds the service as `request.app.state.service`. The application of a port with one model has this state
+itself. A gateway with several models puts the ModelApi of the chosen model into the scope as the application.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import State
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rayloom_engine.front.document.api_route import Endpoint, Handler
+from rayloom_engine.front.idempotency.kept_answers import KeptAnswers, keep_limits
+from rayloom_engine.front.operations.service import Service
+from rayloom_engine.front.routes import ROUTES
+from rayloom_engine.front.ui.routes import STATUS_PATH, ui_status
+
+UI_STATUS: Endpoint = ("GET", STATUS_PATH)
+
+
+class ModelApi:
+    """The handlers of one model, with the answers that are kept for repeats."""
+
+    def __init__(self, service: Service) -> None:
+        self.state = State({"service": service})
+        config = service.config
+        self.kept_answers = KeptAnswers(keep_limits(config), config.max_body_bytes, service.lifecycle, service.metrics)
+        self.handlers: dict[Endpoint, Handler] = {
+            route.endpoint: self._repeatable(_counted(route.handler)) if route.is_generation else route.handler
+            for route in ROUTES
+        }
+        self.handlers[UI_STATUS] = ui_status
+
+    def _repeatable(self, handler: Handler) -> Handler:
+        """Returns the handler for clients that may repeat their requests after a broken connection."""
+
+        async def answer(request: Request) -> Response:
+            return await self.kept_answers.answer(request, handler)
+
+        return answer
+
+
+def _counted(handler: Handler) -> Handler:
+    """Counts errors that are raised before an answer begins, once for each computation.
+
+    Errors in the middle of a stream are counted by the stream itself.
+    """
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            request.app.state.service.metrics.observe_failure(error)
+            raise
+
+    return handle

@@ -1,0 +1,130 @@
+"""The document of several models: accepted values, the sentence for each wrong value, and no key in any sentence."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.gateway.gateway_config import parse_gateway_config
+from rayloom_engine.front.gateway.models.models_document import parse_models
+
+KEY = "secret-0123456789"
+WHOLE: dict[str, Any] = {
+    "version": "v1",
+    "models": {
+        "chat": {"engines_dns": "chat-engines:8003", "key": KEY, "settings": {"tool_parser": "hermes"}},
+        "next": {"engines": {"first": "10.0.0.7:8003"}, "key": KEY, "api_key_file": "/keys", "settings": {}},
+    },
+    "aliases": {
+        "assistant": {
+            "targets": [{"model": "chat", "weight": 90}, {"model": "next", "weight": 10}],
+            "sticky_by": "user",
+            "api_key_file": None,
+        }
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """WHOLE with another value at `path`; None removes the field."""
+    document = copy.deepcopy(WHOLE)
+    *folders, last = path.split("/")
+    place: Any = document
+    for part in folders:
+        place = place[int(part) if isinstance(place, list) else part]
+    if value is None:
+        del place[last]
+    else:
+        place[int(last) if isinstance(place, list) else last] = value
+    return document
+
+
+def test_a_whole_document_is_read() -> None:
+    parsed = parse_models(WHOLE)
+    assert parsed.models["chat"].given_settings == {"tool_parser": "hermes"}
+    assert parsed.models["next"].given_settings == {}
+    assert parsed.aliases["assistant"].weights == (("chat", 90), ("next", 10))
+    assert parse_models({"version": "v1", "models": {}}).models == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("version", None, "version: missing"),
+        ("version", "v2", "version: Input should be 'v1'"),
+        ("modells", {}, "modells: there is no such field (remove it, or check its spelling)"),
+        ("models/chat/engine_dns", "h:1", "models.chat.engine_dns: there is no such field"),
+        ("models/chat/key", None, "models.chat.key: missing"),
+        ("models/chat/key", "secret-short", "models.chat.key: must be a string with at least 16 characters"),
+        ("models/chat/key", ["secret-0"], "models.chat.key: must be a string with at least 16 characters"),
+        ("models/chat/engines_dns", None, "models.chat: give either engines_dns or engines, and at least one engine"),
+        ("models/chat/engines", {"first": "h:1"}, "models.chat: give either engines_dns or engines"),
+        ("models/next/engines", {}, "models.next: give either engines_dns or engines, and at least one engine"),
+        ("models/next/engines", {"first": "h"}, "models.next: engine 'first': 'h' is not an address; write HOST:PORT"),
+        ("models/chat/engines_dns", "h", "'h' is not an address; write HOST:PORT"),
+        ("models/chat/settings/port", 1, "models.chat.settings.port: not a setting of one model; a model may have gen"),
+        ("models/chat/settings/tool", 1, "models.chat.settings.tool: there is no such field"),
+        ("models/chat/settings/max_output_tokens", "9", 'valid integer, given "9"'),
+        ("models/a b", {"engines_dns": "h:1", "key": KEY}, 'models.a b: "a b" is no name of a model; write 1 to 256'),
+        ("aliases/chat", WHOLE["aliases"]["assistant"], "aliases.chat: a model has this name already"),
+        ("aliases/assistant/targets", [], "aliases.assistant.targets: Tuple should have at least 1 item"),
+        (
+            "aliases/assistant/targets/0/model",
+            "assistant",
+            'aliases.assistant.targets: there is no model "assistant"; name one of `models`',
+        ),
+        ("aliases/assistant/targets/1/model", "chat", "aliases.assistant.targets: a model is named twice"),
+        ("aliases/assistant/targets/0/weight", -1, "greater than or equal to 0, given -1"),
+        ("aliases/assistant/targets/0/weight", 0.5, "aliases.assistant.targets.0.weight: Input should be a valid int"),
+        ("aliases/assistant/targets", [{"model": "chat", "weight": 0}], "every weight is 0; give at least one target"),
+        ("aliases/assistant/sticky_by", "key", "aliases.assistant.sticky_by: Input should be 'user', given \"key\""),
+    ],
+)
+def test_a_wrong_field_is_named(path: str, value: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_models(changed(path, value))
+    assert sentence in str(caught.value)
+    assert "secret-" not in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just("secret-1"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["key", "model", "x"]), inner),
+    max_leaves=6,
+)
+PATHS = ["version", "models", "models/chat", "models/chat/key", "models/next/engines", "models/chat/settings"]
+PATHS += ["aliases", "aliases/assistant", "aliases/assistant/targets", "aliases/assistant/targets/0", "models/next/key"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(PATHS), json_values.filter(lambda value: value is not None))
+def test_any_value_is_accepted_or_refused_without_the_keys(path: str, value: Any) -> None:
+    try:
+        parse_models(changed(path, value))
+    except ConfigError as error:
+        assert KEY not in str(error)
+        assert "secret-1" not in str(error) or not path.endswith("key")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("engines", {"first": "h:1"}),
+        ("engines_dns", "h:1"),
+        ("engines_file", "/e"),
+        ("key_file", "/k"),
+        ("served_model_name", "m"),
+        ("api_key_file", "/a"),
+    ],
+)
+def test_the_settings_of_one_model_exclude_the_file(field: str, value: Any) -> None:
+    document = {"models_file": "/m", "cache_dir": "/c"}
+    assert parse_gateway_config(document).gateway.models_file == "/m"
+    with pytest.raises(ConfigError) as caught:
+        parse_gateway_config({**document, field: value})
+    assert f"models_file cannot be combined with {field}; these belong to the models in the file" in str(caught.value)
