@@ -62,7 +62,7 @@ faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
 sanitize: $(LIBRARY) ## Repeat the tests of the C library with address and undefined-behaviour sanitizers (a minute or two)
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit/test_cpu_library_sanitized.py $(ARGS)
 
 bench-check: $(LIBRARY) ## Count the instructions of fixed steps, and fail if one needs 10 % more than on file; ARGS=--record
 	@$(BIN)/python tools/step_instructions/check.py $(ARGS)
