@@ -61,10 +61,12 @@ def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     # 2000 tokens take 2 s; half of the goal is 1 s. So the load is two fully used engines, which is three at 70 %.
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
+    # The operator writes the status after `replicas`. The first look that shows the load averages it with the idle one
+    # before, so there may be two engines for a moment.
+    says = "-> 3: the load takes 2.00 fully used engines (2000 tokens wait, 0 run;"
+    it.wait(lambda: says in it.scaling["message"], "the reason")
     assert it.scaling["reason"] == "ScaledUp"
     assert (it.scaling["inputs"]["queuedTokens"], it.scaling["inputs"]["neededEngines"]) == (2000, "2.00")
-    # The first look that shows the load averages it with the idle one before, so there may be two engines for a moment.
-    assert "-> 3: the load takes 2.00 fully used engines (2000 tokens wait, 0 run;" in it.scaling["message"]
     it.load()
     it.wait_all(3)
     it.wait_all(1, 120)
