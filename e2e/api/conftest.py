@@ -26,6 +26,13 @@ from real_api_server.world import World
 from simulated_nodes.kubelets import NODES
 
 _LEFT = "rayloom.dev/e2e=true"
+# Folders with long files, the longest first.
+_LONG = ("api/rollouts/", "api/scaling/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts long tests first, so that no process waits for another one's last file at the end."""
+    items.sort(key=lambda item: next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
 @pytest.fixture(scope="session")

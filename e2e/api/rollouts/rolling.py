@@ -1,7 +1,6 @@
 """A service with a rollout: actions on it, and queries for assertions.
 
-A rollout mostly waits, so a module runs several at once, each in a thread with a service of its own. `scene` turns the
-function of one rollout into a test.
+A rollout mostly waits, so a module runs several at once (../scenes.py), each with a service of its own.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from api.namespaces import llm_service, new_namespace
+from api.scenes import Stage, staged
 from operator_processes.process import OperatorProcess, wait_until
 from operator_processes.proxy import Request
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
@@ -190,54 +189,20 @@ def went_by_the_book(service: Service, cluster: str, engine: Engine) -> None:
     assert engine.num_in_flight == 0
 
 
-Scene = Callable[[Service], None]
-_scenes: dict[str, Scene] = {}
+def staged_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """The fixture `stage` of a module. All its services are in one namespace, which is removed at the end."""
+    operator = world.operator()
+    namespace = new_namespace(world, "rolls")
 
+    def service(number: int) -> Service:
+        return Service(world, namespace, f"roll-{number}", operator)
 
-def scene(play: Scene) -> Callable[[Stage], None]:
-    """A test with the name of `play` that waits for the end of `play`, which runs on the stage."""
-    _scenes[play.__name__] = play
-
-    def test(stage: Stage) -> None:
-        stage.result(play.__name__)
-
-    test.__name__ = test.__qualname__ = play.__name__
-    test.__module__ = play.__module__
-    return test
-
-
-class Stage:
-    """The selected scenes of a module, in order, each in a thread."""
-
-    def __init__(self, world: World, names: list[str]) -> None:
-        operator = world.operator()
-        namespace = new_namespace(world, "rolls")
-        self._path = f"/api/v1/namespaces/{namespace}"
-        self._world = world
-        self._threads = ThreadPoolExecutor(max_workers=_NUM_AT_ONCE)
-        self._plays: dict[str, Future[None]] = {}
-        for number, name in enumerate(names):
-            service = Service(world, namespace, f"roll-{number}", operator)
-            self._plays[name] = self._threads.submit(_scenes[name], service)
-
-    def result(self, name: str) -> None:
-        """Waits for the end of the scene, and raises its exception."""
-        self._plays[name].result()
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        namespace = self._path.rpartition("/")[2]
-        for name in [name for space, name in self._world.services if space == namespace]:
-            self._world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
-        # The namespace controller checks a namespace with pods again only after half of their grace period.
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: not self._world.request("GET", f"{self._path}/pods")["items"], "the end of all pods", 60)
-        self._world.delete(self._path)
-
-
-def staged(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The fixture `stage` of a module, with the selected scenes."""
-    names = [item.name for item in request.session.items if item.path == request.path and item.name in _scenes]
-    found = Stage(world, names)
-    yield found
-    found.close()
+    with staged(request, service, _NUM_AT_ONCE) as stage:
+        yield stage
+    for name in [name for space, name in world.services if space == namespace]:
+        world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
+    path = f"/api/v1/namespaces/{namespace}"
+    # The namespace controller checks a namespace with pods again only after half of their grace period.
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods", 60)
+    world.delete(path)

@@ -23,11 +23,10 @@ from api.rollouts.rolling import (
     NEVER,
     SLOW,
     Service,
-    Stage,
-    scene,
-    staged,
+    staged_rolls,
     went_by_the_book,
 )
+from api.scenes import Stage, scene
 from local_kubernetes.machine.kubectl import Kubectl
 from real_api_server.traffic import Traffic
 from real_api_server.world import World
@@ -36,7 +35,7 @@ from simulated_nodes.engines import Engine
 
 @pytest.fixture(scope="module")
 def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    yield from staged(world, request)
+    yield from staged_rolls(world, request)
 
 
 @scene

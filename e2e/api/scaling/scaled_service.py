@@ -1,24 +1,63 @@
-"""An autoscaled LLMService on the real API server, as the tests of this folder see it."""
+"""An autoscaled LLMService on the real API server, as the tests of this folder see it.
+
+Autoscaling mostly waits, so the scenes of a module run at once (../scenes.py), each in a namespace of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from api.namespaces import llm_service
-from operator_processes.process import wait_until
+import pytest
+
+from api.namespaces import llm_service, new_namespace
+from api.scenes import Stage, staged
+from local_kubernetes.machine.kubectl import Kubectl
+from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import Document
+
+# More scenes than a module has.
+_NUM_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The argument of a scene. All scenes share the operator."""
+
+    world: World
+    operator: OperatorProcess
+    namespace: str
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.world.kubeconfig)
+
+
+def staged_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """The fixture `stage` of a module, whose scenes have a namespace each."""
+    operator = world.operator()
+    namespaces: list[str] = []
+
+    def setting(number: int) -> Setting:
+        namespaces.append(new_namespace(world, f"scaling-{number}"))
+        return Setting(world, operator, namespaces[-1])
+
+    with staged(request, setting, _NUM_AT_ONCE) as stage:
+        yield stage
+    for namespace in namespaces:
+        world.delete(f"/api/v1/namespaces/{namespace}")
 
 
 class ScaledService:
     """The service `chat` of a namespace, which serves when the object is made."""
 
-    def __init__(self, world: World, namespace: str, **spec: Any) -> None:
-        self.world = world
-        self.namespace = namespace
+    def __init__(self, setting: Setting, **spec: Any) -> None:
+        self.world = world = setting.world
+        self.namespace = namespace = setting.namespace
         # Not by server-side apply: then the API server records no field manager for writes of the scale subresource.
         path = f"{LLM}/namespaces/{namespace}/llmservices"
         world.request("POST", path, llm_service(namespace, "chat", **spec), fieldValidation="Strict")

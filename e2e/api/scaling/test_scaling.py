@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from api.namespaces import llm_service
-from api.scaling.scaled_service import ScaledService
-from local_kubernetes.machine.kubectl import Kubectl
-from operator_processes.process import OperatorProcess, wait_until
+from api.scaling.scaled_service import ScaledService, Setting, staged_scaling
+from api.scenes import Stage, scene
+from operator_processes.process import wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.pod_status import Release
 
@@ -24,9 +27,9 @@ SCALER = "rayloom-operator-scaler"
 class Scaled(ScaledService):
     """An autoscaled service whose engines all have the same load."""
 
-    def __init__(self, world: World, namespace: str, **spec: Any) -> None:
+    def __init__(self, setting: Setting, **spec: Any) -> None:
         self._spec = {"autoscaling": SCALING, **spec}
-        super().__init__(world, namespace, **self._spec)
+        super().__init__(setting, **self._spec)
 
     def load(self, **figures: int) -> None:
         for cluster in self.world.engines_of(self.namespace, "chat"):
@@ -47,15 +50,23 @@ class Scaled(ScaledService):
         return [each["reason"] for each in found if each["regarding"].get("name") == "chat"]
 
 
-def test_replicas_follow_the_load_up_and_down(world: World, operator: OperatorProcess, namespace: str) -> None:
-    it = Scaled(world, namespace)
+@pytest.fixture(scope="module")
+def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from staged_scaling(world, request)
+
+
+@scene
+def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
+    it = Scaled(at)
     # 2000 tokens take 2 s; half of the goal is 1 s. So the load is two fully used engines, which is three at 70 %.
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
+    # The operator writes the status after `replicas`. The first look that shows the load averages it with the idle one
+    # before, so there may be two engines for a moment.
+    says = "-> 3: the load takes 2.00 fully used engines (2000 tokens wait, 0 run;"
+    it.wait(lambda: says in it.scaling["message"], "the reason")
     assert it.scaling["reason"] == "ScaledUp"
     assert (it.scaling["inputs"]["queuedTokens"], it.scaling["inputs"]["neededEngines"]) == (2000, "2.00")
-    # The first look that shows the load averages it with the idle one before, so there may be two engines for a moment.
-    assert "-> 3: the load takes 2.00 fully used engines (2000 tokens wait, 0 run;" in it.scaling["message"]
     it.load()
     it.wait_all(3)
     it.wait_all(1, 120)
@@ -68,12 +79,13 @@ def test_replicas_follow_the_load_up_and_down(world: World, operator: OperatorPr
         if each.get("subresource") == "scale" and "f:replicas" in json.dumps(each["fieldsV1"])
     }
     assert managers == {SCALER}
-    assert 'rayloom_operator_scalings_total{direction="up"}' in operator.scrape()
+    assert 'rayloom_operator_scalings_total{direction="up"}' in at.operator.scrape()
 
 
-def test_a_rollout_is_not_disturbed(world: World, operator: OperatorProcess, namespace: str) -> None:
-    world.ship(NEVER, Release(engine={"state": "starting"}))
-    it = Scaled(world, namespace, replicas=2)
+@scene
+def test_a_rollout_is_not_disturbed(at: Setting) -> None:
+    at.world.ship(NEVER, Release(engine={"state": "starting"}))
+    it = Scaled(at, replicas=2)
     it.wait_all(2)
     it.apply(engine={"image": NEVER})
     it.wait(lambda: it.scaling.get("reason") == "RollingOut", "the scaler to wait for the rollout")
@@ -81,44 +93,43 @@ def test_a_rollout_is_not_disturbed(world: World, operator: OperatorProcess, nam
     assert it.stays(8)
 
 
-def test_a_paused_rollout_stops_no_scaling(world: World, operator: OperatorProcess, namespace: str) -> None:
-    world.ship(NEVER, Release(engine={"state": "starting"}))
-    it = Scaled(world, namespace)
+@scene
+def test_a_paused_rollout_stops_no_scaling(at: Setting) -> None:
+    at.world.ship(NEVER, Release(engine={"state": "starting"}))
+    it = Scaled(at)
     it.apply(engine={"image": NEVER}, rollout={"paused": True})
-    world.wait(namespace, "chat", "Progressing", "Paused")
+    at.world.wait(at.namespace, "chat", "Progressing", "Paused")
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
     it.load()
     it.wait_all(3)
-    revisions = {name.split("-")[1] for name in world.objects(namespace, "chat", "rayclusters")}
+    revisions = {name.split("-")[1] for name in at.world.objects(at.namespace, "chat", "rayclusters")}
     assert revisions == {it.document["status"]["currentRevision"]}
 
 
-def test_users_and_other_autoscalers_write_within_the_bounds(
-    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl
-) -> None:
-    it = Scaled(world, namespace)
-    kubectl("scale", "llm/chat", "--replicas=2", f"--namespace={namespace}")
+@scene
+def test_users_and_other_autoscalers_write_within_the_bounds(at: Setting) -> None:
+    it = Scaled(at)
+    at.kubectl("scale", "llm/chat", "--replicas=2", f"--namespace={at.namespace}")
     it.wait(lambda: it.scaling.get("reason") == "OtherWriter", "the writer in the status")
     assert it.scaling["writer"] == "kubectl"
     assert it.stays(5)
     it.wait_all(1, 120)  # the next decision
-    kubectl("scale", "llm/chat", "--replicas=9", f"--namespace={namespace}")
+    at.kubectl("scale", "llm/chat", "--replicas=9", f"--namespace={at.namespace}")
     it.wait(lambda: it.replicas == 4, "the bound")
     it.wait(lambda: it.scaling["reason"] == "Bounded", "the reason")
-    kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={namespace}")
+    at.kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={at.namespace}")
     it.wait(lambda: it.scaling["reason"] == "Suspended", "a suspended service")
     assert it.stays(5)
 
 
-def test_without_autoscaling_nobody_but_the_user_writes(
-    world: World, operator: OperatorProcess, namespace: str
-) -> None:
-    world.create(llm_service(namespace, "chat", replicas=1))
-    world.wait_serving(namespace, "chat", 60)
-    world.engine(namespace, "chat", load={"queued_tokens": 9000})
+@scene
+def test_without_autoscaling_nobody_but_the_user_writes(at: Setting) -> None:
+    at.world.create(llm_service(at.namespace, "chat", replicas=1))
+    at.world.wait_serving(at.namespace, "chat", 60)
+    at.world.engine(at.namespace, "chat", load={"queued_tokens": 9000})
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 6, "some looks at the engine")
-    found = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/chat")
+    found = at.world.request("GET", f"{LLM}/namespaces/{at.namespace}/llmservices/chat")
     assert found["spec"]["replicas"] == 1
     assert "autoscaling" not in found["status"]

@@ -5,11 +5,13 @@ Gateway pods come from a real Deployment. Their answers are simulated, and a tes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from api.scaling.scaled_service import ScaledService
-from local_kubernetes.machine.kubectl import Kubectl
-from operator_processes.process import OperatorProcess
+import pytest
+
+from api.scaling.scaled_service import ScaledService, Setting, staged_scaling
+from api.scenes import Stage, scene
 from real_api_server.world import World
 from simulated_nodes.gateways import Gateway
 
@@ -22,8 +24,8 @@ _SPEC: dict[str, Any] = {
 class Idle(ScaledService):
     """A service with two gateways, which may have no engine."""
 
-    def __init__(self, world: World, namespace: str) -> None:
-        super().__init__(world, namespace, **_SPEC)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting, **_SPEC)
 
     @property
     def gateways(self) -> list[Gateway]:
@@ -35,17 +37,21 @@ class Idle(ScaledService):
         self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine", 90)
 
 
-def test_to_zero_without_requests_and_back_for_held_ones(
-    world: World, operator: OperatorProcess, namespace: str
-) -> None:
-    it = Idle(world, namespace)
+@pytest.fixture(scope="module")
+def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    yield from staged_scaling(world, request)
+
+
+@scene
+def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
+    it = Idle(at)
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     it.gateways[1].in_flight = 1
     assert it.stays(25), "a stream keeps the engine"
     it.gateways[1].in_flight = 0
     it.wait_for_zero()
     assert it.scaling["reason"] == "ScaledToZero"
-    found = world.wait(namespace, "chat", "Available", "ScaledToZero")
+    found = at.world.wait(at.namespace, "chat", "Available", "ScaledToZero")
     assert found["status"] == "False"
     assert it.document["status"]["gateway"]["ready"] == 2
     # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s: three engines, five at 70 %.
@@ -58,13 +64,12 @@ def test_to_zero_without_requests_and_back_for_held_ones(
     it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines", 60)
 
 
-def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(
-    world: World, operator: OperatorProcess, namespace: str
-) -> None:
-    it = Idle(world, namespace)
+@scene
+def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(at: Setting) -> None:
+    it = Idle(at)
     it.wait_for_zero()
-    pod = next(iter(world.gateways_of(namespace, "chat")))
-    world.request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod}")
+    pod = next(iter(at.world.gateways_of(at.namespace, "chat")))
+    at.world.request("DELETE", f"/api/v1/namespaces/{at.namespace}/pods/{pod}")
     it.wait(lambda: it.replicas == 1, "an engine", 60)
     it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
     assert "a gateway pod has no tokenizer" in it.scaling["message"]
@@ -72,14 +77,13 @@ def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(
     it.wait_for_zero()
 
 
-def test_a_service_that_a_user_suspended_is_not_woken(
-    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl
-) -> None:
-    it = Idle(world, namespace)
-    kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={namespace}")
+@scene
+def test_a_service_that_a_user_suspended_is_not_woken(at: Setting) -> None:
+    it = Idle(at)
+    at.kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={at.namespace}")
     it.wait(lambda: it.scaling.get("reason") == "Suspended", "a suspended service")
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     for each in it.gateways:
         each.num_held, each.held_tokens = 1, 500
     assert it.stays(10)
-    world.wait(namespace, "chat", "Available", "Suspended")
+    at.world.wait(at.namespace, "chat", "Available", "Suspended")

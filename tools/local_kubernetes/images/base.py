@@ -48,15 +48,15 @@ def _make_base(name: str, key: str) -> None:
     apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     try:
         packages = f"--include={','.join(_BASE_PACKAGES)}"
-        run(*apart, "debootstrap", "--variant=minbase", packages, _BASE_RELEASE, root, timeout_s=900)
+        run(*apart, "debootstrap", "--variant=minbase", packages, _BASE_RELEASE, root, timeout_s=3600)
         for junk in ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/locale"):
             shutil.rmtree(root / junk, ignore_errors=True)
             (root / junk).mkdir(parents=True)
         with _container("scratch") as container:
-            run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=300)
+            run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=1200)
             # Images built on this one inherit the label.
             run("buildah", "config", "--label", f"{LABEL}=base", container)
-            run("buildah", "commit", "-q", container, name, timeout_s=300)
+            run("buildah", "commit", "-q", container, name, timeout_s=1200)
     finally:
         remove_folder(root)
 

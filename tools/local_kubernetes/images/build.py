@@ -23,6 +23,8 @@ _PIP_SETTINGS = {
     "PIP_TRUSTED_HOST": "trusted-host",
     "PIP_DEFAULT_TIMEOUT": "timeout",
 }
+# Enough at the lowest priority beside busy tests, as in .ci/run.
+_BUILD_S = 3600.0
 _CA_BUNDLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -61,7 +63,7 @@ class Image:
             files += sorted(
                 path
                 for path in (folder / name).rglob("*")
-                if path.is_file() and path.suffix != ".so" and not set(path.parts) & set(ignored)
+                if path.is_file() and path.suffix not in (".so", ".lock") and not set(path.parts) & set(ignored)
             )
         named = (part for path in files for part in (str(path.relative_to(REPOSITORY)).encode(), path.read_bytes()))
         return digest(base.encode(), *named)
@@ -94,8 +96,10 @@ def build_with_buildah(image: Image, base: str) -> None:
             # A tagged stage is not removed together with unused images.
             for name in image.cached_stages:
                 tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
-                run_shown(*build, "--target", name, "--tag", tag, REPOSITORY)
-            run_shown(*build, "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", image.name, REPOSITORY)
+                run_shown(*build, "--target", name, "--tag", tag, REPOSITORY, timeout_s=_BUILD_S)
+            run_shown(
+                *build, "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", image.name, REPOSITORY, timeout_s=_BUILD_S
+            )
             store = Store.of_buildah()
     above = sum(layer.num_bytes for layer in store.layers(image.name)[len(store.layers(base)) :])
     limit = f", {image.limit_bytes / 1e6:.0f} MB allowed" if image.limit_bytes is not None else ""

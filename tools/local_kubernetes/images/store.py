@@ -125,7 +125,7 @@ class Store:
 @contextmanager
 def storage_lock() -> Iterator[None]:
     """Lets one process of this machine, of any checkout, change the storage or give its layers to nodes."""
-    with locked(_root() / "rayloom.lock", "buildah's storage", 1200):
+    with locked(_root() / "rayloom.lock", "buildah's storage", 3600):
         yield
 
 

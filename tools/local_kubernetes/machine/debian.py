@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+from local_kubernetes.machine.files import locked
+from local_kubernetes.machine.place import cache_folder
 from local_kubernetes.machine.shell import ClusterError, run_shown, stage
 
 # A program or file -> the package that provides it.
@@ -27,9 +30,20 @@ _ALWAYS = {"openssl": "openssl"}
 def ensure_packages(*, nodes: bool, images: bool) -> None:
     """Installs missing packages as root. Raises ClusterError with their names where that is not possible."""
     wanted = _ALWAYS | (_NODES if nodes else {}) | (_IMAGES if images else {})
-    missing = sorted({package for program, package in wanted.items() if not _exists(program)})
-    if not missing:
+    if not _missing(wanted):
         return
+    # apt-get refuses to run twice at a time, and commands of one run may start side by side.
+    with locked(cache_folder() / ".packages.lock", "installing packages", 900):
+        if missing := _missing(wanted):
+            _install(missing)
+
+
+def _missing(wanted: Mapping[str, str]) -> list[str]:
+    """Packages of programs that do not exist."""
+    return sorted({package for program, package in wanted.items() if not _exists(program)})
+
+
+def _install(missing: list[str]) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         command = f"apt-get install --no-install-recommends {' '.join(missing)}"
         raise ClusterError(f"missing: {', '.join(missing)}. As root: {command}")
