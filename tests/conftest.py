@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import os
+import ssl
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,6 +13,28 @@ _MEASURED = "measured"
 collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment with the clients
 # Parts of the paths of long tests, the longest first.
 _LONG = ("engine_real", "_machine.py")
+
+
+def pytest_configure() -> None:
+    """Makes HTTP clients cheap in this process and in those that tests start: tests use plain HTTP.
+
+    Otherwise each httpx.Client, and so each httpx.get, first parses a file of all certificates: 25 ms of CPU time. From
+    a folder, OpenSSL reads a certificate only when a connection needs it.
+    """
+    os.environ.pop("SSL_CERT_FILE", None)
+    os.environ.setdefault("SSL_CERT_DIR", ssl.get_default_verify_paths().openssl_capath)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exempts imported modules and collected tests from garbage collections, because all of them stay."""
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.enable()
+        gc.freeze()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

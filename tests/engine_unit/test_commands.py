@@ -8,6 +8,7 @@ import re
 import pytest
 
 from rayloom_engine import __version__
+from rayloom_engine.cli import commands
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
 from rayloom_engine.cli.commands import run
 from rayloom_engine.cli.unknown_flags import _ELSEWHERE, complaints
@@ -42,6 +43,14 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr()
     assert all(f"    {command} " in said.out for command in COMMANDS)
     assert said.err == ""
+
+
+def test_a_command_makes_no_flags_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = {name: (lambda _: pytest.fail("another command")) for name in commands._COMMANDS if name != "inspect"}
+    monkeypatch.setattr(commands, "_COMMANDS", {**commands._COMMANDS, **others})
+    assert "--termination-log" in help_of("inspect", capsys)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,7 +69,7 @@ def cases(request: pytest.FixtureRequest, folders: dict[str, Path]) -> list[Case
     return made
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_logits_depend_neither_on_chunks_nor_on_the_batch(cases: list[Case], data: st.DataObject) -> None:
     case = cases[data.draw(st.integers(0, len(cases) - 1), label="variant")]

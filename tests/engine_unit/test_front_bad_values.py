@@ -1,4 +1,4 @@
-"""41 values in every field of every endpoint: each gets an answer or a refusal in JSON's words, never a 5xx.
+"""41 values in the fields of every endpoint: each gets an answer or a refusal in JSON's words, never a 5xx.
 
 The requests go to the application itself, in the front's loop: thousands of connections would take longer and show no
 more. Fields that are known but not implemented or without effect are among them, and so are unknown names.
@@ -37,6 +37,9 @@ BASE: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 105]},
 }
+# The fields of a table of other APIs share their code, so each of them gets every eighth value, and each value goes to
+# several of them.
+SHARE = 8
 PYTHON = re.compile(r"\b(?:False|True|None|Traceback|dict|tuple|str|pydantic|msgspec)\b|<class")
 
 
@@ -48,13 +51,15 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 
 
 def bodies(path: str) -> Iterator[tuple[str, bytes]]:
-    """The field and the body of each request: every value in every field, and a few in fields of fields."""
-    names = [*ENDPOINTS[path].model_fields, "no_such_field"]
+    """The field and the body of each request: values in every field, and in fields of fields."""
+    values = dict.fromkeys([*ENDPOINTS[path].model_fields, "no_such_field"], VALUES)
     if path.startswith("/v1/"):
-        names += [*WITHOUT_EFFECT, *(name for name in NOT_IMPLEMENTED if name not in names)]
-    for name in names:
+        for table in (WITHOUT_EFFECT, NOT_IMPLEMENTED):
+            for number, name in enumerate(table):
+                values.setdefault(name, VALUES[number % SHARE :: SHARE])
+    for name, of_name in values.items():
         rest = msgspec.json.encode({key: value for key, value in BASE[path].items() if key != name})[1:]
-        for value in VALUES:
+        for value in of_name:
             comma = b"" if rest == b"}" else b","
             yield name, b'{"' + name.encode() + b'":' + value.encode() + comma + rest
     if path.startswith("/v1/"):

@@ -205,7 +205,7 @@ def test_a_hard_stop_does_not_wait(tmp_path: Path, signals: list[signal.Signals]
 
 def test_a_bad_key_file_ends_the_process_with_the_code_for_bad_settings(tmp_path: Path) -> None:
     process, _url, _admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock", api_key_file=str(tmp_path / "none"))
-    assert process.wait(30.0) == EXIT_CONFIG
+    assert process.wait(60.0) == EXIT_CONFIG
 
 
 def test_a_variable_without_keys_ends_the_process_with_the_code_for_bad_settings(
@@ -213,7 +213,7 @@ def test_a_variable_without_keys_ends_the_process_with_the_code_for_bad_settings
 ) -> None:
     monkeypatch.setenv("RAYLOOM_API_KEYS", " , ")
     process, _url, _admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock")
-    assert process.wait(30.0) == EXIT_CONFIG
+    assert process.wait(60.0) == EXIT_CONFIG
 
 
 def test_keys_in_the_file_change_while_it_runs(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import torch
 from rayloom_engine.parallel import shared_sums
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.shared_sums import SharedTensorGroup
+from rt_forks import forking_context
 from rt_readable import is_readable
-from rt_stages import processes_with_torch
 
 SIZE = 3
 WIDTHS = (5, 4, 4)
@@ -98,7 +98,7 @@ def _process(rank: int, connection: Connection) -> None:
 
 class Ranks:
     def __init__(self) -> None:
-        self._context = processes_with_torch()
+        self._context = forking_context()
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
         for rank in range(SIZE):

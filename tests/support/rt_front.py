@@ -133,11 +133,15 @@ def running_front(
         stop.append(asyncio.Event())
         is_started.set()
         await stop[0].wait()
-        for server in servers:
-            server.should_exit = server.force_exit = True
-        await asyncio.wait(tasks[2:])
-        for task in tasks[:2]:
+        # Not by `should_exit`, which uvicorn reads every 0.1 s, and after which it waits for another 0.1 s.
+        for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)
+        for server in servers:
+            for listener in server.servers:
+                listener.close()
+            for connection in list(server.server_state.connections):
+                connection.shutdown()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
+from rt_forks import forking_context
 
 EPOCH = 1
 NUM_BLOCKS = 6  # blocks of 16 tokens: too few for all requests below at once
@@ -135,19 +134,12 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
     return {name: [token for part in parts for token in part.token_ids] for name, parts in outputs.items()}
 
 
-def processes_with_torch() -> ForkServerContext:
-    """A context whose processes start with torch imported, because the import takes longer than most tests."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank"])
-    return context
-
-
 class RankProcesses:
     """A process for each rank. An executor once `join` was called; raises when a rank reports a failure."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._context = processes_with_torch()
+        self._context = forking_context()
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
         self._num_submitted = 0

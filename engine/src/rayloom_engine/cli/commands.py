@@ -13,6 +13,13 @@ from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.errors import EngineError
 
 _EXIT_USAGE = 2  # argparse uses the same code
+_COMMANDS = {
+    "serve": serve.add_parser,
+    "gateway": gateway.add_parser,
+    "generate": generate.add_parser,
+    "inspect": inspect_model.add_parser,
+    "doctor": doctor.add_parser,
+}
 
 _EPILOG = """\
 examples:
@@ -33,8 +40,10 @@ def run(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (serve, gateway, generate, inspect_model, doctor):
-        module.add_parser(commands)
+    # If the first argument is a command, only its own flags are made: those of all commands take 10 ms.
+    chosen = _COMMANDS.get(arguments[0]) if arguments else None
+    for add_parser in (chosen,) if chosen is not None else _COMMANDS.values():
+        add_parser(commands)
     try:
         bench.add_parser(commands, arguments)
         if not arguments:

@@ -1,0 +1,72 @@
+"""Processes of tests that start as forks of one process, which has imported what they need.
+
+The imports of a rank or of a front take a second of CPU time, longer than most tests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from multiprocessing import reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+_PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank", "rayloom_engine.front.process"]
+
+
+def forking_context() -> ForkServerContext:
+    """A context whose processes have the modules of ranks and fronts. All contexts share one server of forks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
+class ForkedFront:
+    """The process of a front, with the methods of subprocess.Popen that tests use. `listeners`: API and admin port."""
+
+    def __init__(self, arguments: Sequence[str], listeners: tuple[socket.socket, socket.socket]) -> None:
+        self._process: ForkServerProcess = forking_context().Process(
+            target=_be_front, args=(arguments, *listeners, _Stderr())
+        )
+        self._process.start()
+
+    def poll(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended the process; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout_s: float) -> int:
+        self._process.join(timeout_s)
+        code = self._process.exitcode
+        assert code is not None, f"the front has not ended after {timeout_s} s"
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class _Stderr:
+    """A copy of this process's stderr. In another process it is the number of the file, because it is pickled so."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _number_of, (reduction.DupFd(2),)
+
+
+def _number_of(file: Any) -> int:
+    return int(file.detach())
+
+
+def _be_front(arguments: Sequence[str], api: socket.socket, admin: socket.socket, stderr: int) -> None:
+    from rayloom_engine.front.process import main
+
+    os.dup2(stderr, 2)  # a fork has the stderr of its server, which pytest has closed since
+    own = ["--api-fd", str(api.detach()), "--admin-fd", str(admin.detach()), "--parent", str(os.getppid())]
+    sys.argv = ["front", *arguments, *own]
+    sys.exit(main())
