@@ -57,6 +57,12 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
     SCALED_TO_ZERO = "ScaledToZero"  # the same, but the scaler set it; the first request wakes the service
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
+    # Reasons of an LLMGateway alone:
+    NO_MODELS = "NoModels"  # no selected service can be reached; condition Available
+    NO_GATEWAY_PORT = "NoGatewayPort"  # a selected service has no spec.gateway; condition Degraded
+    NAME_CONFLICT = "NameConflict"  # a name belongs to two services, or to an alias and a service; condition Degraded
+    TARGET_MISSING = "TargetMissing"  # an alias names a service that cannot be reached; condition Degraded
+    KEYS_DIFFER = "KeysDiffer"  # an alias without keys has targets with different keys; condition Degraded
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -124,12 +130,12 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _StatusPart(BaseModel):
+class StatusPart(BaseModel):
     # Unknown fields are ignored: an operator of another version may have written the status.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Condition(_StatusPart):
+class Condition(StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded the model. "
         "Scheduled: every pod has a node. Available: a token went through every rank of an engine a moment ago, and "
@@ -147,7 +153,7 @@ class Condition(_StatusPart):
     )
 
 
-class Failure(_StatusPart):
+class Failure(StatusPart):
     uid: str = Field(
         description="uid of the RayCluster that failed last; empty if its engine served again before the deletion."
     )
@@ -158,7 +164,7 @@ class Failure(_StatusPart):
     time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
-class GroupStatus(_StatusPart):
+class GroupStatus(StatusPart):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(
         description="Hash of the fields of the spec, and of the resolved inputs, whose change starts a rollout."
@@ -193,7 +199,7 @@ class InspectedModel(ModelFacts):
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class SizedShape(_StatusPart):
+class SizedShape(StatusPart):
     """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
@@ -291,7 +297,7 @@ def stored_gateway(status: Mapping[str, Any]) -> GatewayStatus | None:
         return GatewayStatus(replicas=1)
 
 
-class Status(_StatusPart):
+class Status(StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
