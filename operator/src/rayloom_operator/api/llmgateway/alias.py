@@ -22,7 +22,7 @@ def _is_a_weight(number: int) -> int:
     return number
 
 
-class Target(Part):
+class AliasTarget(Part):
     service: str = Field(
         min_length=1, max_length=253, description="Name of an LLMService that spec.services selects: its metadata.name."
     )
@@ -43,7 +43,7 @@ class Alias(Part):
         max_length=253,
         description="Name that clients put into `model`. It differs from the served name of every selected service.",
     )
-    targets: tuple[Target, ...] = Field(
+    targets: tuple[AliasTarget, ...] = Field(
         strict=False,
         max_length=_MAX_TARGETS,
         description="Services that answer requests for this name, each service once.",

@@ -9,7 +9,7 @@ from rayloom_operator.api.llmgateway.alias import Alias
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.api.llmgateway.stored import NameState
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.llmgateway.members import Member
+from rayloom_operator.decide.llmgateway.members import SelectedService
 from rayloom_operator.objects.llmgateway.models_file import AliasEntry
 
 
@@ -24,7 +24,7 @@ class AliasState:
     entry: AliasEntry | None = None  # None: the gateway pods do not know the alias
 
 
-def alias_states(gateway: LLMGateway, members: Sequence[Member]) -> tuple[AliasState, ...]:
+def alias_states(gateway: LLMGateway, members: Sequence[SelectedService]) -> tuple[AliasState, ...]:
     """Returns the state of each alias, in the order of the spec."""
     owners = {each.name: each.service for each in reversed(members)}
     by_service = {each.service: each for each in members}
@@ -32,7 +32,7 @@ def alias_states(gateway: LLMGateway, members: Sequence[Member]) -> tuple[AliasS
 
 
 def _state(
-    gateway: LLMGateway, alias: Alias, owners: Mapping[str, str], by_service: Mapping[str, Member]
+    gateway: LLMGateway, alias: Alias, owners: Mapping[str, str], by_service: Mapping[str, SelectedService]
 ) -> AliasState:
     if alias.name in owners:
         return _absent(
@@ -75,7 +75,7 @@ def _state(
     return AliasState(name=alias.name, state=state, reason=reason, message=message, entry=entry)
 
 
-def _problem(service: str, found: Mapping[str, Member]) -> str:
+def _problem(service: str, found: Mapping[str, SelectedService]) -> str:
     """Returns why a target gets no requests, as a sentence."""
     if service not in found:
         return (

@@ -26,7 +26,7 @@ _DOES_NOT_WAKE = "A request at this gateway does not start an engine: set spec.a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class SelectedService:
     """A selected service."""
 
     name: str  # served name
@@ -37,14 +37,14 @@ class Member:
     entry: ModelEntry | None = None  # None: the gateway pods do not know the service
 
 
-def members(gateway: LLMGateway, services: Iterable[Manifest]) -> tuple[Member, ...]:
+def members(gateway: LLMGateway, services: Iterable[Manifest]) -> tuple[SelectedService, ...]:
     """Returns the services of the namespace that the LLMGateway selects, the oldest first.
 
     Of two services with one served name the older one has the name. Of two that were created in the same second, the
     one whose metadata.name comes first has it.
     """
     selected = [each for each in services if gateway.spec.services.selects(each["metadata"].get("labels") or {})]
-    found: list[Member] = []
+    found: list[SelectedService] = []
     owners: dict[str, str] = {}  # served name -> service
     for document in sorted(selected, key=_age):
         member = _member(gateway, document)
@@ -58,8 +58,8 @@ def _age(document: Manifest) -> tuple[str, str]:
     return meta.get("creationTimestamp") or "", meta["name"]
 
 
-def _of_another(member: Member, owner: str) -> Member:
-    return Member(
+def _of_another(member: SelectedService, owner: str) -> SelectedService:
+    return SelectedService(
         name=member.name,
         service=member.service,
         state="Absent",
@@ -69,7 +69,7 @@ def _of_another(member: Member, owner: str) -> Member:
     )
 
 
-def _member(gateway: LLMGateway, document: Manifest) -> Member:
+def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
     # The API server has checked the spec against the definition. The parts are read one by one, because a mistake in
     # another part keeps the engines of the spec before it running, and their clients.
     meta, spec = document["metadata"], document.get("spec") or {}
@@ -77,13 +77,15 @@ def _member(gateway: LLMGateway, document: Manifest) -> Member:
     name = str((spec.get("model") or {}).get("servedName") or service)
     if spec.get("gateway") is None:
         message = f"{service} cannot be reached, because {_NO_PORT}."
-        return Member(name=name, service=service, state="Absent", reason=Reason.NO_GATEWAY_PORT, message=message)
+        return SelectedService(
+            name=name, service=service, state="Absent", reason=Reason.NO_GATEWAY_PORT, message=message
+        )
     try:
         auth = gateway.spec.auth or _auth(spec)
         settings = _settings(spec)
     except ValidationError:
         message = f"spec.auth or spec.engine.args of {service} cannot be used: its condition Accepted says why."
-        return Member(name=name, service=service, state="Absent", reason=Reason.INVALID_SPEC, message=message)
+        return SelectedService(name=name, service=service, state="Absent", reason=Reason.INVALID_SPEC, message=message)
     entry = ModelEntry(
         served_name=name,
         service=service,
@@ -93,7 +95,7 @@ def _member(gateway: LLMGateway, document: Manifest) -> Member:
         settings=settings,
     )
     state, reason, message = _availability(document.get("status") or {})
-    return Member(name=name, service=service, state=state, reason=reason, message=message, entry=entry)
+    return SelectedService(name=name, service=service, state=state, reason=reason, message=message, entry=entry)
 
 
 def _auth(spec: Mapping[str, Any]) -> Auth | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.decide.llmgateway.aliases import AliasState, alias_states
-from rayloom_operator.decide.llmgateway.members import Member, members
+from rayloom_operator.decide.llmgateway.members import SelectedService, members
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import DeploymentProgress, Pod, Verdict
@@ -25,7 +25,7 @@ class GatewaySituation:
     previous: Mapping[str, Any]  # last written status
     gateway: LLMGateway | None  # None while the spec cannot be read
     accepted: Verdict  # VALID, or why the spec cannot be used
-    members: tuple[Member, ...] = ()
+    members: tuple[SelectedService, ...] = ()
     aliases: tuple[AliasState, ...] = ()
     pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     progress: DeploymentProgress | None = field(default=None)  # None if the Deployment is not known
@@ -36,7 +36,9 @@ class GatewaySituation:
         return sum(each.is_ready for each in self.pods)
 
 
-def names_of(gateway: LLMGateway, services: tuple[Manifest, ...]) -> tuple[tuple[Member, ...], tuple[AliasState, ...]]:
+def names_of(
+    gateway: LLMGateway, services: tuple[Manifest, ...]
+) -> tuple[tuple[SelectedService, ...], tuple[AliasState, ...]]:
     """Returns the selected services of the namespace's `services`, and the aliases."""
     found = members(gateway, services)
     return found, alias_states(gateway, found)
