@@ -131,7 +131,6 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
     it.wait(lambda: "services" in it.objects(), "the Service", 10)
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
-    it.world.request("GET", f"/api/v1/namespaces/{namespace}")
     wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60, lambda: "")
 
 
@@ -145,7 +144,7 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
         ({"services": _SELECTOR, "route": {}}, "route"),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": []}]},
-            "an alias without targets answers nothing",
+            r"aliases\[0\].targets: Required value",
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},
