@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.api.spec import parse
 from rt_blocks import Block, blocks_of, install_stand_in_curl, runnable
 
@@ -88,7 +89,7 @@ def run_python(block):
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=by_name)
 def test_a_manifest_block_is_valid(block):
     for document in yaml.safe_load_all(block.text):
-        parse(document)
+        (parse_gateway if document["kind"] == "LLMGateway" else parse)(document)
 
 
 @contextlib.contextmanager

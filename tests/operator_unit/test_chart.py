@@ -42,8 +42,12 @@ def helm(*arguments):
 
 def rendered(*flags):
     """Kind -> object; the last one of kinds with several objects."""
+    return {document["kind"]: document for document in documents(*flags)}
+
+
+def documents(*flags):
     text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", *flags)
-    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    return [document for document in yaml.safe_load_all(text) if document]
 
 
 @pytest.fixture(scope="module")
@@ -252,11 +256,14 @@ def test_by_default_no_privilege_beyond_restricted_pods_is_allowed(objects):
     assert _parser().parse_args(command["command"][1:]).hub_endpoints is True
 
 
-def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninstalled(objects):
-    definition = objects["CustomResourceDefinition"]
+def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninstalled():
+    definitions = [each for each in documents() if each["kind"] == "CustomResourceDefinition"]
 
-    assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert definition == yaml.safe_load((CHART.parents[1] / "crds" / "llmservices.rayloom.dev.yaml").read_text())
+    files = sorted((CHART.parents[1] / "crds").glob("*.yaml"), reverse=True)
+    assert [path.name for path in files] == ["llmservices.rayloom.dev.yaml", "llmgateways.rayloom.dev.yaml"]
+    assert definitions == [yaml.safe_load(path.read_text()) for path in files]
+    for each in definitions:
+        assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     # Helm would install definitions in this folder once, and never upgrade them.
     assert list(CHART.glob("crds/*")) == []
     assert "CustomResourceDefinition" not in rendered("--set", "crds.install=false")

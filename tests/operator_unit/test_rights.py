@@ -19,6 +19,7 @@ from rayloom_operator.objects.companions import admin_secret, config_map
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.reconcile.apply.applier import Applier
 from rt_fake_kube import FakeKube
+from rt_llmgateway import make_gateway_document, with_gateways
 from rt_operator import make_resolved, make_service
 from rt_world import SERVICE, head, known, service, with_world
 
@@ -169,8 +170,20 @@ def used():
             applier = Applier(kube, Drift(kube, lambda _: None), lambda *_: None, lambda *_: None)
             await applier.carry_out(("team", "chat"), Plan(wanted=left, new=frozenset({"chat-abcd-0"})), 300)
 
+    def serve_several(world):
+        kube.put(make_gateway_document())
+
+    async def recreate_a_gateway(world):
+        await world.until(lambda: ("rayloom.dev", "llmgateways/status", "patch") in kube.used)
+        path = kube.path("LLMGateway")
+        known = kube.objects[path]
+        kube.objects[path] = known | {"metadata": known["metadata"] | {"uid": "uid-2"}}
+        world.show_pods(2)
+        await world.until(lambda: ("rayloom.dev", "llmgateways", "get") in kube.used)
+
     asyncio.run(lead())
     asyncio.run(replace())
+    with_gateways(recreate_a_gateway, prepare=serve_several, kube=kube)
     return kube.used | KOPF
 
 
@@ -235,9 +248,10 @@ def test_it_can_read_no_secret_and_there_is_no_wildcard():
     rules = [rule for each in found if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
 
     assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
-    # The answer to a patch is the whole object.
+    # The answer to a patch is the whole object, and that to an update only what was sent.
     assert {verb for _, resource, verb in granted(found, "ClusterRole") if resource == "secrets"} == {
         "create",
+        "update",
         "delete",
     }
 

@@ -75,7 +75,7 @@ def test_a_refused_event_is_dropped_and_one_without_an_answer_is_sent_again():
             return [each for each in kube.objects.values() if each["kind"] == "Event"]
 
         await writer.write(KEY, services[KEY], said("", state="serving"))
-        (name,) = writer._unsent[KEY]
+        (name,) = writer._events._unsent[KEY]
         kube.refusals = {("create", name): KubeUnreachable("no answer")}
         assert not await writer.send_events(KEY)
         kube.refusals = {("create", name): KubeError(403, "exceeded quota")}

@@ -173,6 +173,10 @@ class FakeKube:
         self.put(manifest)
         return True
 
+    async def replace(self, manifest):
+        self._note("update", path_of(manifest))
+        self.put(manifest)
+
     async def delete(self, path, uid="", *, grace_s=None, is_foreground=False):
         self._note("delete", path)
         self.graces[path] = grace_s

@@ -4,12 +4,13 @@ tests/operator_unit/test_rights.py compares rights and requests. Server-side app
 object.
 */}}
 {{- define "rayloom-operator.rules" -}}
-# The operator gets an LLMService when a patch of its status fails, because it may have been deleted and recreated.
+# The operator gets an LLMService or an LLMGateway when a patch of its status fails, because it may have been deleted and
+# recreated.
 - apiGroups: [rayloom.dev]
-  resources: [llmservices]
+  resources: [llmservices, llmgateways]
   verbs: [get, list, watch]
 - apiGroups: [rayloom.dev]
-  resources: [llmservices/status]
+  resources: [llmservices/status, llmgateways/status]
   verbs: [patch]
 # The scaler writes spec.replicas of services with spec.autoscaling, and no other field of a spec.
 - apiGroups: [rayloom.dev]
@@ -54,11 +55,12 @@ object.
 - apiGroups: [networking.k8s.io]
   resources: [ingresses]
   verbs: [get, list, watch, create, patch, delete]
-# Secrets are created and deleted, never read: their content is derived from the operator's key. There is no patch,
-# because the response to a patch has the whole object, so that everybody who may patch a Secret can read it.
+# Secrets are created, replaced and deleted, never read: their content is derived from the operator's key. There is no
+# patch, because the response to a patch has the whole object, so that everybody who may patch a Secret can read it. The
+# response to an update has only what was sent. LLMGateways need it: their Secrets change with the names that they serve.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [create, delete]
+  verbs: [create, update, delete]
 # get, because a ConfigMap of the same name may have another owner, and then so may the Secret of that name.
 - apiGroups: [""]
   resources: [configmaps]

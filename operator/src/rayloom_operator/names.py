@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rayloom_operator.api.pod_template.reserved_parts import OWN_VOLUMES
-from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
+from rayloom_operator.api.spec import API_VERSION, KIND, LLMService, Metadata
 
 Manifest = dict[str, Any]
 ServiceKey = tuple[str, str]  # (namespace, name) of an LLMService
@@ -16,6 +16,7 @@ API_GROUP, API_VERSION_NAME = API_VERSION.split("/")
 API_PLURAL = "llmservices"
 FIELD_MANAGER = "rayloom-operator"  # the operator's name in every write to the API server
 
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = "rayloom.dev/service"
 GROUP_LABEL = "rayloom.dev/group"
 REVISION_LABEL = "rayloom.dev/revision"
@@ -23,6 +24,8 @@ REVISION_LABEL = "rayloom.dev/revision"
 ROUTE_LABEL = "rayloom.dev/route"
 # This label is on gateway pods. Its value is the name of their LLMService.
 GATEWAY_LABEL = "rayloom.dev/gateway"
+# This label is on every object of an LLMGateway, also on its pods. Its value is the LLMGateway's name.
+LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 # Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
 # clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
@@ -95,12 +98,17 @@ def engines_name(service: str) -> str:
 
 
 def gateway_secret_name(service: str, uid: str) -> str:
-    """Returns the name of the Secret that engines and gateways share.
+    """Returns the name of the Secret that engines and gateways share."""
+    return secret_name(gateway_name(service), uid)
 
-    The name contains a hash of the LLMService's uid, so no other Secret has it by chance. The operator cannot read
-    Secrets, and so could not find out whose Secret it is.
+
+def secret_name(prefix: str, uid: str) -> str:
+    """Returns the name of a Secret of the object with this uid.
+
+    The name contains a hash of the uid, so no other Secret has it by chance. The operator cannot read Secrets, and so
+    could not find out whose Secret it is.
     """
-    return f"{service}-gateway-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
+    return f"{prefix}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
 
 
 def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
@@ -108,17 +116,23 @@ def metadata(service: LLMService, name: str, revision: str = "", number: int = 0
 
     With a revision, the object belongs to engine replica `number` of that revision; without one, to the whole service.
     """
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": service.metadata.name, "uid": service.metadata.uid}
+    return owned_metadata(KIND, service.metadata, name, labels(service, revision, number))
+
+
+def owned_metadata(kind: str, owner: Metadata, name: str, labels: dict[str, str]) -> Manifest:
+    """Returns the metadata of an object that is deleted with its owner, an object of this kind."""
     return {
         "name": name,
-        "namespace": service.metadata.namespace,
-        "labels": labels(service, revision, number),
-        "ownerReferences": [owner | {"controller": True}],
+        "namespace": owner.namespace,
+        "labels": labels,
+        "ownerReferences": [
+            {"apiVersion": API_VERSION, "kind": kind, "name": owner.name, "uid": owner.uid, "controller": True}
+        ],
     }
 
 
 def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str, str]:
-    found = {"app.kubernetes.io/managed-by": "rayloom-operator", SERVICE_LABEL: service.metadata.name}
+    found = {MANAGED_BY_LABEL: FIELD_MANAGER, SERVICE_LABEL: service.metadata.name}
     if revision:
         found |= {"app.kubernetes.io/name": "rayloom-engine", REVISION_LABEL: revision}
         found[GROUP_LABEL] = group_name(service.metadata.name, revision, number)
@@ -131,7 +145,12 @@ def app_labels(service: LLMService, image: str, component: str = "engine") -> di
     See https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/. The version is the image's
     tag, if it has one. No selector uses these labels, and no revision depends on them.
     """
-    found = {"instance": service.metadata.name, "component": component, "part-of": "rayloom"}
+    return app_labels_of(service.metadata.name, image, component)
+
+
+def app_labels_of(instance: str, image: str, component: str) -> dict[str, str]:
+    """Returns the labels of `app_labels` for the pods of an object of this name."""
+    found = {"instance": instance, "component": component, "part-of": "rayloom"}
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", tag):
         found["version"] = tag
@@ -147,7 +166,7 @@ def object_path(api_version: str, kind: str, namespace: str = "", name: str = ""
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""
     # This rule is wrong for some English words, but right for every kind that the operator uses.
-    plural = f"{kind.lower()}s".replace("ys", "ies").replace("sss", "sses")
+    plural = re.sub("(?<![aeiou])ys$", "ies", f"{kind.lower()}s").replace("sss", "sses")
     return f"{path}/{plural}" + (f"/{name}" if name else "")
 
 

@@ -46,6 +46,10 @@ _SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".joi
 )
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_RULE = (
+    f"size(self.metadata.name) <= {_MAX_NAME} && self.metadata.name.matches({json.dumps(_NAME_PATTERN)})",
+    f"metadata.name: use at most {_MAX_NAME} lower-case letters, digits and '-', beginning with a letter",
+)
 _REPLICAS_IN_WORDS = f"use 0 to {MAX_REPLICAS} replicas; 0 suspends the service"
 
 
@@ -349,14 +353,7 @@ class Spec(Part):
 class LLMService(Part):
     """A model and how to serve it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            (
-                f"size(self.metadata.name) <= {_MAX_NAME} && self.metadata.name.matches({json.dumps(_NAME_PATTERN)})",
-                f"metadata.name: use at most {_MAX_NAME} lower-case letters, digits and '-', beginning with a letter",
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=_rules(NAME_RULE))
 
     api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
     kind: Literal["LLMService"] = Field(description="Kind of this document.")
@@ -375,7 +372,7 @@ def parse(document: object) -> LLMService:
     Raises SpecError with one line for each invalid field.
     """
     try:
-        return LLMService.model_validate(_without_server_fields(document))
+        return LLMService.model_validate(without_server_fields(document))
     except ValidationError as error:
         raise SpecError(explain(error, LLMService)) from error
 
@@ -388,7 +385,8 @@ def without_spec(document: dict[str, object]) -> LLMService | None:
         return None
 
 
-def _without_server_fields(document: object) -> object:
+def without_server_fields(document: object) -> object:
+    """Returns the document without its status, and without metadata that only an API server writes."""
     if not isinstance(document, dict):
         return document
     kept = {key: value for key, value in document.items() if key != "status"}

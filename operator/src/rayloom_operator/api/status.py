@@ -60,6 +60,12 @@ class Reason(StrEnum):
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"  # a Gateway refuses the HTTPRoute, or none answers; condition Degraded
     ROUTE_REFUSED = "RouteRefused"  # HTTPRoute or Ingress cannot be written; condition Degraded
     GATEWAY_API_MISSING = "GatewayApiMissing"  # the cluster has no HTTPRoutes; condition Degraded
+    # Reasons of an LLMGateway alone:
+    NO_MODELS = "NoModels"  # no selected service can be reached; condition Available
+    NO_GATEWAY_PORT = "NoGatewayPort"  # a selected service has no spec.gateway; condition Degraded
+    NAME_CONFLICT = "NameConflict"  # a name belongs to two services, or to an alias and a service; condition Degraded
+    TARGET_MISSING = "TargetMissing"  # an alias names a service that cannot be reached; condition Degraded
+    KEYS_DIFFER = "KeysDiffer"  # an alias without keys has targets with different keys; condition Degraded
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -127,12 +133,12 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class _StatusPart(BaseModel):
+class StatusPart(BaseModel):
     # Unknown fields are ignored: an operator of another version may have written the status.
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
 
 
-class Condition(_StatusPart):
+class Condition(StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded the model. "
         "Scheduled: every pod has a node. Available: a token went through every rank of an engine a moment ago, and "
@@ -150,7 +156,7 @@ class Condition(_StatusPart):
     )
 
 
-class Failure(_StatusPart):
+class Failure(StatusPart):
     uid: str = Field(
         description="uid of the RayCluster that failed last; empty if its engine served again before the deletion."
     )
@@ -161,7 +167,7 @@ class Failure(_StatusPart):
     time: str = Field(description="Time of the last failure.", json_schema_extra={"format": "date-time"})
 
 
-class GroupStatus(_StatusPart):
+class GroupStatus(StatusPart):
     name: str = Field(description="Name of the RayCluster.")
     revision: str = Field(
         description="Hash of the fields of the spec, and of the resolved inputs, whose change starts a rollout."
@@ -196,7 +202,7 @@ class InspectedModel(ModelFacts):
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
 
 
-class SizedShape(_StatusPart):
+class SizedShape(StatusPart):
     """A choice of parallelism for a model, with the memory and the context length that follow from it."""
 
     tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
@@ -294,7 +300,7 @@ def stored_gateway(status: Mapping[str, Any]) -> GatewayStatus | None:
         return GatewayStatus(replicas=1)
 
 
-class Status(_StatusPart):
+class Status(StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),

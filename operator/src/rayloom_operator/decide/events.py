@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,16 +22,22 @@ def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, 
     An Event's name is derived from its content and the condition's transition time, so that a retry creates no second
     Event.
     """
-    before = {old["type"]: old for old in service.get("status", {}).get("conditions", ())}
+    found = condition_events(service, status.conditions, now)
+    if scaling := _scaling_event(service, status, now):
+        return (*found, scaling)
+    return found
+
+
+def condition_events(stored: Manifest, conditions: Sequence[Condition], now: datetime) -> tuple[Manifest, ...]:
+    """Returns Events for the conditions that differ from those in the document `stored`: a service or an LLMGateway."""
+    before = {old["type"]: old for old in stored.get("status", {}).get("conditions", ())}
     found = {}
-    for condition in status.conditions:
+    for condition in conditions:
         old = before.get(condition.type, {})
         is_same = (old.get("reason"), old.get("message")) == (condition.reason, condition.message)
         if not is_same and _deserves_event(condition, old):
             since = condition.last_transition_time
-            found[condition.reason] = _event(service, condition.reason, condition.message, since, now)
-    if scaling := _scaling_event(service, status, now):
-        return (*found.values(), scaling)
+            found[condition.reason] = _event(stored, condition.reason, condition.message, since, now)
     return tuple(found.values())
 
 

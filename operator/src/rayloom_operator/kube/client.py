@@ -27,7 +27,7 @@ _WATCH = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "300
 # expires.
 _LOGIN_SECONDS = 300.0
 
-_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 NOT_FOUND = 404
 _UNREADABLE = 502  # the code with which a proxy reports an answer that it cannot read
@@ -155,6 +155,19 @@ class Kube:
                 raise
             return False
         return True
+
+    async def replace(self, manifest: Manifest) -> None:
+        """Gives an object this content and no other, and creates it if it is missing.
+
+        The answer shows only what was sent. So the right to update an object is not a right to read it.
+        """
+        params = {"fieldManager": FIELD_MANAGER}
+        try:
+            await self._send("PUT", path_of(manifest), params=params, body=manifest)
+        except KubeError as error:
+            if error.code != NOT_FOUND:
+                raise
+            await self.create(manifest)
 
     async def delete(
         self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False

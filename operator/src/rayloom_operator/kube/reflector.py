@@ -12,7 +12,7 @@ from typing import Any
 
 from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, KubeUnreachable
 from rayloom_operator.kube.packed import PackedDict
-from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey, object_path
+from rayloom_operator.names import LLMGATEWAY_LABEL, SERVICE_LABEL, Manifest, ServiceKey, object_path
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,18 @@ def service_of(found: Manifest) -> ServiceKey:
     meta = found["metadata"]
     # A service has a handful of objects. The names are interned, so that they are in memory only once per service.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])
+
+
+def llmgateway_of(found: Manifest) -> ServiceKey:
+    """Returns the LLMGateway to which an object belongs by its label."""
+    meta = found["metadata"]
+    return sys.intern(meta["namespace"]), sys.intern(meta["labels"][LLMGATEWAY_LABEL])
+
+
+def own_key(found: Manifest) -> ServiceKey:
+    """Returns namespace and name of the object itself."""
+    meta = found["metadata"]
+    return meta["namespace"], meta["name"]
 
 
 def without_managed_fields(found: Manifest) -> Manifest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rayloom_operator import names
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest, metadata
@@ -46,25 +48,40 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
 
 
 def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
-    """The NetworkPolicy: everyone may reach the API port, and the operator the admin port.
+    """The NetworkPolicy: everyone may reach the API port, the operator the admin port, and LLMGateways the front port.
 
-    The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. An operator
-    outside the cluster has no namespace (""); the policy then admits pods with the operator's label in any namespace.
+    The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. A pod of an
+    LLMGateway in the namespace reaches the front port of a service that has one, and needs the service's key there.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
+    rules = [from_clients(), from_operator(operator_namespace), {"from": [{"podSelector": own}]}]
+    if service.spec.gateway is not None:
+        gateways = {"matchExpressions": [{"key": names.LLMGATEWAY_LABEL, "operator": "Exists"}]}
+        rules.append({"from": [{"podSelector": gateways}], "ports": [{"port": names.FRONT_PORT, "protocol": "TCP"}]})
+    return ingress_policy(metadata(service, names.account_name(service.metadata.name)), own["matchLabels"], rules)
+
+
+def from_clients() -> Manifest:
+    """The rule that everyone may reach the API port."""
+    return {"ports": [{"port": names.API_PORT, "protocol": "TCP"}]}
+
+
+def from_operator(operator_namespace: str) -> Manifest:
+    """The rule that the operator may reach the admin port.
+
+    An operator outside the cluster has no namespace (""); the rule then admits pods with the operator's label in any
+    namespace.
+    """
     where = {"matchLabels": {_NAMESPACE_LABEL: operator_namespace}} if operator_namespace else {}
     operator = {"namespaceSelector": where, "podSelector": {"matchLabels": _OPERATOR}}
+    return {"from": [operator], "ports": [{"port": names.ADMIN_PORT, "protocol": "TCP"}]}
+
+
+def ingress_policy(metadata: Manifest, pods: Mapping[str, str], rules: list[Manifest]) -> Manifest:
+    """A NetworkPolicy with these rules for incoming connections of the pods with these labels."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(service, names.account_name(service.metadata.name)),
-        "spec": {
-            "podSelector": own,
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"ports": [{"port": names.API_PORT, "protocol": "TCP"}]},
-                {"from": [operator], "ports": [{"port": names.ADMIN_PORT, "protocol": "TCP"}]},
-                {"from": [{"podSelector": own}]},
-            ],
-        },
+        "metadata": metadata,
+        "spec": {"podSelector": {"matchLabels": dict(pods)}, "policyTypes": ["Ingress"], "ingress": rules},
     }

@@ -1,7 +1,7 @@
 """Decides who owns an existing object whose name the operator needs. Pure.
 
-Object names are derived from LLMServices' names, so somebody else's object may have such a name. The operator never
-changes or deletes an object of somebody else.
+Object names are derived from the names of LLMServices and LLMGateways, so somebody else's object may have such a name.
+The operator never changes or deletes an object of somebody else.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from rayloom_operator.names import SERVICE_LABEL, Manifest
+from rayloom_operator.names import LLMGATEWAY_LABEL, MANAGED_BY_LABEL, SERVICE_LABEL, Manifest
 
 
 class Whose(Enum):
-    OURS = "created for this LLMService"
-    LEFT = "created for a deleted LLMService of the same name"
+    OURS = "created for this LLMService or LLMGateway"
+    LEFT = "created for a deleted owner of the same kind and name"
     UNOWNED = "has the operator's labels and no owner, as after a restored backup"
     THEIRS = "created by another user or program"
 
@@ -40,6 +40,6 @@ def whose(found: Manifest, wanted: Manifest) -> Whose:
     return Whose.UNOWNED if not owners and _marks(meta) == _marks(wanted["metadata"]) else Whose.THEIRS
 
 
-def _marks(meta: Manifest) -> tuple[Any, Any]:
+def _marks(meta: Manifest) -> tuple[Any, ...]:
     labels = meta.get("labels") or {}
-    return labels.get("app.kubernetes.io/managed-by"), labels.get(SERVICE_LABEL)
+    return tuple(labels.get(name) for name in (MANAGED_BY_LABEL, SERVICE_LABEL, LLMGATEWAY_LABEL))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rayloom_operator import names
+from rayloom_operator.api.pods import LocalObject, Scheduling
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolve.resolved import Hub
@@ -12,43 +15,65 @@ _USER = 1000
 
 
 def pod_basics(service: LLMService) -> Manifest:
-    """The fields of a pod's spec that are the same for head, worker and inspection pods."""
+    """The fields of a pod's spec that are the same for head, worker, inspection and gateway pods."""
     spec = service.spec
-    seconds = spec.recovery.node_loss_seconds
-    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
+    return pod_fields(
+        names.account_name(service.metadata.name),
+        spec.scheduling,
+        spec.engine.image_pull_secrets,
+        node_loss_seconds=spec.recovery.node_loss_seconds,
+        # With `podTemplate.user: Cluster` no user is set: OpenShift then assigns one from the namespace's range.
+        has_user=spec.pod_template.user == "Operator",
+    )
+
+
+def pod_fields(
+    account: str,
+    scheduling: Scheduling,
+    pull_secrets: Sequence[LocalObject],
+    *,
+    node_loss_seconds: int,
+    has_user: bool = True,
+) -> Manifest:
+    """The fields of the spec of every pod that the operator builds. `account`: name of its ServiceAccount."""
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": node_loss_seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
-    given = (each.model_dump(by_alias=True, exclude_none=True) for each in spec.scheduling.tolerations)
-    # With `podTemplate.user: Cluster` no user is set: OpenShift then assigns one from the namespace's range.
+    given = (each.model_dump(by_alias=True, exclude_none=True) for each in scheduling.tolerations)
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
         # A change of the group of every file in a large claim is slow, and is needed only at the first mount.
         "fsGroupChangePolicy": "OnRootMismatch",
     }
     pod: Manifest = {
-        "serviceAccountName": names.account_name(service.metadata.name),
+        "serviceAccountName": account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            **(user if spec.pod_template.user == "Operator" else {}),
+            **(user if has_user else {}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "tolerations": [*tolerations, *given],
     }
     optional = {
-        "imagePullSecrets": [{"name": each.name} for each in spec.engine.image_pull_secrets],
-        "nodeSelector": spec.scheduling.node_selector,
-        "priorityClassName": spec.scheduling.priority_class_name,
+        "imagePullSecrets": [{"name": each.name} for each in pull_secrets],
+        "nodeSelector": scheduling.node_selector,
+        "priorityClassName": scheduling.priority_class_name,
     }
     return pod | {name: value for name, value in optional.items() if value}
 
 
 def container_basics(service: LLMService, name: str, image: str) -> Manifest:
+    """The fields that are the same in every container of a service."""
+    return container_fields(name, image, service.spec.engine.image_pull_policy)
+
+
+def container_fields(name: str, image: str, pull_policy: str = "IfNotPresent") -> Manifest:
     """The fields that are the same in every container that the operator builds."""
     return {
         "name": name,
         "image": image,
-        "imagePullPolicy": service.spec.engine.image_pull_policy,
+        "imagePullPolicy": pull_policy,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

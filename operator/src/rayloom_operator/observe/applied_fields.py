@@ -13,7 +13,11 @@ import msgspec
 
 from rayloom_operator.names import Manifest
 
-OwnLabels = TypedDict("OwnLabels", {"app.kubernetes.io/managed-by": str, "rayloom.dev/service": str}, total=False)
+OwnLabels = TypedDict(
+    "OwnLabels",
+    {"app.kubernetes.io/managed-by": str, "rayloom.dev/service": str, "rayloom.dev/llmgateway": str},
+    total=False,
+)
 
 
 class AppliedMetadata(TypedDict, total=False):
@@ -92,6 +96,7 @@ class FieldPath(TypedDict, total=False):
 class AppliedFiles(TypedDict, total=False):
     name: str
     items: list[AppliedFile]
+    optional: bool
 
 
 class VolumeSource(TypedDict, total=False):

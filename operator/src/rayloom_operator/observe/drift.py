@@ -18,8 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from rayloom_operator.kube.client import Kube
-from rayloom_operator.kube.reflector import Reflector, Watched, service_of
-from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, service_of
+from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
 from rayloom_operator.observe.deployments import Deployments
@@ -56,10 +56,18 @@ class Drift:
     """Finds the operator's objects that somebody else has changed.
 
     Not thread-safe: used in one event loop, in which the caller runs `reflectors`. `on_change` is called with the key
-    of a service when one of its objects has another version than after our last apply.
+    of a service when one of its objects has another version than after our last apply. The objects are those with
+    the label of services, or those with the label of LLMGateways.
     """
 
-    def __init__(self, kube: Kube, on_change: Callable[[ServiceKey], None], *, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        on_change: Callable[[ServiceKey], None],
+        *,
+        namespaces: Sequence[str] = (),
+        label: str = SERVICE_LABEL,
+    ) -> None:
         self._on_change = on_change
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or in the first list
         # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
@@ -69,7 +77,7 @@ class Drift:
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.deployments = Deployments(on_change)
         self.routes = Routes(on_change)
-        self._reflectors = {kind: VersionReflector(kube, kind, self._see, namespaces) for kind in SHAPES}
+        self._reflectors = {kind: VersionReflector(kube, kind, self._see, namespaces, label) for kind in SHAPES}
         self.reflectors = tuple(self._reflectors.values())
 
     async def listed(self) -> None:
@@ -181,8 +189,16 @@ class VersionReflector(Reflector):
         kind: str,
         on_object: Callable[[ServiceKey, str, Manifest, bool], None],
         namespaces: Sequence[str],
+        label: str = SERVICE_LABEL,
     ) -> None:
-        watched = Watched(api_version=_API_VERSIONS[kind], kind=kind, shape=WATCHED_SHAPES.get(kind, SHAPES[kind]))
+        self._key_of = service_of if label == SERVICE_LABEL else llmgateway_of
+        watched = Watched(
+            api_version=_API_VERSIONS[kind],
+            kind=kind,
+            selector={"labelSelector": label},
+            shape=WATCHED_SHAPES.get(kind, SHAPES[kind]),
+            key_of=self._key_of,
+        )
         super().__init__(kube, watched, lambda _: None, namespaces=namespaces)
         self._kind = kind
         self._on_object = on_object
@@ -191,7 +207,7 @@ class VersionReflector(Reflector):
     def take(self, kind: str, found: Manifest) -> None:
         if kind == "BOOKMARK":
             return
-        key = service_of(found)
+        key = self._key_of(found)
         name = found["metadata"]["name"]
         uid = found["metadata"]["uid"]
         at = key[0], name

@@ -13,6 +13,7 @@ from rayloom_operator.names import (
     GATEWAY_CONTAINER,
     GATEWAY_LABEL,
     INSPECT_CONTAINER,
+    LLMGATEWAY_LABEL,
     MODEL_VOLUME,
     NODE_TYPE_LABEL,
     ROUTE_LABEL,
@@ -47,6 +48,7 @@ HUB_SENTENCES = {
 MISSING_MODEL = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
 _MORE_ROOM = "Add nodes, or lower spec.engine.resources."
 _MORE_ROOM_FOR_GATEWAYS = "Add nodes, or lower spec.gateway.resources."
+_MORE_ROOM_FOR_LLMGATEWAYS = "Add nodes, or lower spec.resources."
 _MORE_DISK = (
     "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
     "disks, or set spec.engine.resources.requests.ephemeral-storage."
@@ -107,9 +109,8 @@ def _running_since(status: Manifest) -> datetime | None:
 def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure: str) -> Verdict | None:
     """Returns the pod's first fault, in the order of a pod's life."""
     name, status = document["metadata"]["name"], document.get("status", {})
-    is_gateway = GATEWAY_LABEL in document["metadata"].get("labels", {})
     fault = (
-        _unschedulable(name, conditions.get("PodScheduled", {}), _MORE_ROOM_FOR_GATEWAYS if is_gateway else _MORE_ROOM)
+        _unschedulable(name, conditions.get("PodScheduled", {}), _room(document["metadata"].get("labels", {})))
         or _unmountable(name, document["spec"], mount_failure)
         or _failed(name, status)
     )
@@ -120,6 +121,13 @@ def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure
         if fault is not None:
             return fault
     return None
+
+
+def _room(labels: Mapping[str, str]) -> str:
+    """Returns the usual action if no node has room for a pod with these labels, as a sentence."""
+    if LLMGATEWAY_LABEL in labels:
+        return _MORE_ROOM_FOR_LLMGATEWAYS
+    return _MORE_ROOM_FOR_GATEWAYS if GATEWAY_LABEL in labels else _MORE_ROOM
 
 
 def _unschedulable(name: str, scheduled: Manifest, cure: str) -> Verdict | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from rayloom_operator.kube import shapes
@@ -37,6 +37,13 @@ _DEFINITIONS = Watched(
     key_of=lambda _: _KUBERAY,
     slim=kuberay.slim,
 )
+
+
+def silence(reflectors: Iterable[Reflector]) -> str:
+    """Returns which of the watches have had neither an event nor a failure for too long; empty if none."""
+    now = asyncio.get_running_loop().time()
+    silent = [each.path for each in reflectors if each.silence_seconds(now) > _MAX_SILENCE_S]
+    return f"no event and no failure of {', '.join(silent)} for {_MAX_SILENCE_S:.0f} s" if silent else ""
 
 
 class Watches:
@@ -93,11 +100,7 @@ class Watches:
 
     def problem(self) -> str:
         """Returns which watches have had neither an event nor a failure for too long; empty if none."""
-        now = asyncio.get_running_loop().time()
-        silent = [each.path for each in self._all if each.silence_seconds(now) > _MAX_SILENCE_S]
-        if not silent or not self.is_synced.is_set():
-            return ""
-        return f"no event and no failure of {', '.join(silent)} for {_MAX_SILENCE_S:.0f} s"
+        return silence(self._all) if self.is_synced.is_set() else ""
 
     def _definition_changed(self, _: ServiceKey) -> None:
         found = self._definitions.of_service(_KUBERAY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from rayloom_operator.decide.settings import Settings
@@ -63,6 +63,8 @@ class Controller:
         self._metrics.follow(self._conditions, lambda: self._poller.num_failures)
         self._services: PackedDict[ServiceKey, Known] = PackedDict(Known.of)
         self._unreported: dict[ServiceKey, str] = {}  # uids of listed services without an event from kopf yet
+        # Called with each service that was reported, changed or deleted.
+        self.on_service: Callable[[ServiceKey], None] = lambda key: None
         # Opened when this process leads. While the process waits for the Lease, an open queue would grow with every
         # service that ever existed.
         self._queue = WorkQueue(max_reconciles, is_open=False, on_wait=self._metrics.waited)
@@ -102,6 +104,8 @@ class Controller:
             self._services[key] = document
             is_changed = known is None or known.generation != meta["generation"]
             self._queue.add(key, is_changed=is_changed, is_new=known is None)
+        # Also called for the event of a status that this process wrote: the stored document has that status already.
+        self.on_service(key)
 
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
@@ -111,6 +115,13 @@ class Controller:
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)
+        self.on_service(key)
+
+    def services_of(self, namespace: str) -> tuple[Manifest, ...] | None:
+        """Returns the LLMServices of a namespace; None while some of them were listed but not reported yet."""
+        if any(key[0] == namespace for key in self._unreported):
+            return None
+        return tuple(self._services[key] for key in self._services if key[0] == namespace)
 
     async def run(self) -> None:
         """Runs until it is cancelled. `set_service` may be called once `is_ready` is set."""

@@ -17,6 +17,7 @@ from rayloom_operator.kube.client import Kube, KubeError, KubeUnreachable
 from rayloom_operator.kube.lease import Lease
 from rayloom_operator.names import API_GROUP, API_PLURAL, API_VERSION_NAME
 from rayloom_operator.reconcile.controller import Controller
+from rayloom_operator.reconcile.llmgateway.controller import GatewayController
 from rayloom_operator.telemetry.health import serving
 from rayloom_operator.telemetry.metrics import Metrics
 
@@ -64,6 +65,7 @@ class Runtime:
         )
         self._parts = contextlib.AsyncExitStack()  # stopped in the reverse order of their start
         self.controller: Controller
+        self.gateways: GatewayController
         self.stopping = asyncio.Event()
         self.failure: BaseException | None = None
 
@@ -94,14 +96,22 @@ class Runtime:
             metrics=self._metrics,
             max_reconciles=self._settings.max_reconciles,
         )
+        self.gateways = GatewayController(
+            kube,
+            self._settings.settings,
+            self.controller.services_of,
+            namespaces=self._settings.namespaces,
+            metrics=self._metrics,
+        )
+        self.controller.on_service = self.gateways.note_service
         self._metrics.gauge("leader", self._lease.may_write)
-        probes = {"/healthz": self.controller.watches.problem, "/readyz": self._unready}
+        probes = {"/healthz": self._silence, "/readyz": self._unready}
         await self._parts.enter_async_context(serving(self._settings.health_port, probes, self._metrics))
         loop = asyncio.get_running_loop()
         leading = self._lease.run(lambda: loop.call_soon_threadsafe(leads.set))
         election = asyncio.create_task(self._run_part(asyncio.to_thread(asyncio.run, leading)))
         self._parts.push_async_callback(self._release, election)
-        work = asyncio.create_task(self._run_part(self.controller.run()))
+        work = asyncio.create_task(self._run_part(self._work()))
         self._parts.push_async_callback(self._end, work)
         waits = {asyncio.create_task(each.wait()) for each in (self.controller.is_ready, self.stopping)}
         try:
@@ -111,6 +121,15 @@ class Runtime:
                 each.cancel()
         if self.failure is not None:
             raise self.failure
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.controller.run())
+            await self.controller.is_ready.wait()
+            tasks.create_task(self.gateways.run())
+
+    def _silence(self) -> str:
+        return self.controller.watches.problem() or self.gateways.problem()
 
     async def _run_part(self, part: Coroutine[Any, Any, None]) -> None:
         try:
@@ -130,7 +149,7 @@ class Runtime:
         if self.failure is None:
             logger.info("stopping: running reconciles end first")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.controller.drain(), _DRAIN_S)
+                await asyncio.wait_for(asyncio.gather(self.controller.drain(), self.gateways.drain()), _DRAIN_S)
         work.cancel()
         await asyncio.wait([work])
 

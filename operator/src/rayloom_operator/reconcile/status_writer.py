@@ -11,11 +11,11 @@ from rayloom_operator.api.spec import API_VERSION, KIND
 from rayloom_operator.api.status import Status, stored_autoscaling, stored_rollout
 from rayloom_operator.decide.events import events
 from rayloom_operator.decide.scaling.inputs import SCALER
-from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, Recreated
 from rayloom_operator.kube.packed import PackedDict
 from rayloom_operator.kube.reflector import without_managed_fields
 from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.reconcile.event_sender import EventSender
 from rayloom_operator.reconcile.known import Known
 from rayloom_operator.reconcile.write_pace import WritePace
 from rayloom_operator.telemetry.metrics import Metrics
@@ -56,12 +56,12 @@ class StatusWriter:
         self._on_service = on_service
         self._on_edit = on_edit
         self._pace = WritePace()
-        self._unsent: dict[ServiceKey, dict[str, Manifest]] = {}  # Events to create, by name
+        self._events = EventSender(kube)
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the state of a deleted service."""
         self._pace.forget(key)
-        self._unsent.pop(key, None)
+        self._events.forget(key)
         self.metrics.scaling.forget(key)
 
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
@@ -90,22 +90,12 @@ class StatusWriter:
             replicas = document["spec"].get("replicas", 1)
             state = computed.autoscaling.state()
             self.metrics.scaling.changed(stored_autoscaling(previous), state, replicas, SCALER)
-        new = {each["metadata"]["name"]: each for each in events(document, computed, now)}
-        self._unsent.setdefault(key, {}).update(new)
+        self._events.add(key, events(document, computed, now))
         return None
 
     async def send_events(self, key: ServiceKey) -> bool:
         """Creates the Events that are not created yet. Returns False if some have to be retried."""
-        unsent = self._unsent.pop(key, {})
-        for name, event in list(unsent.items()):
-            try:
-                await self._kube.create(event)
-            except KubeError as error:
-                logger.warning("%s/%s: the Event %s was refused: %s", *key, event["reason"], error)
-            except OperatorError as error:
-                logger.warning("%s/%s: the Event %s is retried: %s", *key, event["reason"], error)
-                self._unsent.setdefault(key, {})[name] = event
-        return key not in self._unsent
+        return await self._events.send(key)
 
     async def _replace(self, key: ServiceKey, document: Manifest, content: Manifest) -> Manifest | None:
         """Replaces the status in the cluster. Returns the written service; None if the service of this uid is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Literal
 
 from rayloom_operator.api.status import Condition
@@ -20,36 +21,36 @@ _CONDITIONS: tuple[Callable[[Evidence], Finding], ...] = (accepted, model_ready,
 
 def conditions(evidence: Evidence) -> tuple[Condition, ...]:
     """Returns all conditions: those about engine replicas, then those about the rollout."""
-    written = {each["type"]: each for each in evidence.situation.previous.get("conditions", ())}
-    return tuple(_condition(finding, written.get(finding.type), evidence) for finding in _findings(evidence))
+    situation = evidence.situation
+    return tuple(
+        condition(each, situation.previous, situation.generation, situation.now.wall) for each in _findings(evidence)
+    )
+
+
+def condition(finding: Finding, previous: Mapping[str, Any], generation: int, now: datetime) -> Condition:
+    """Returns the condition with its timestamps. The transition time changes only when the status does.
+
+    `previous` is the last written status.
+    """
+    status: Literal["True", "False"] = "True" if finding.holds else "False"
+    written = next((each for each in previous.get("conditions", ()) if each["type"] == finding.type), None)
+    is_same = written is not None and written["status"] == status
+    return Condition(
+        type=finding.type,
+        status=status,
+        reason=finding.because.reason,
+        message=finding.because.message,
+        observed_generation=generation,
+        last_transition_time=written["lastTransitionTime"] if written is not None and is_same else stamp(now),
+    )
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
-    for condition in _CONDITIONS:
-        yield condition(evidence)
+    for judge in _CONDITIONS:
+        yield judge(evidence)
     situation = evidence.situation
     # `unplanned`: why no step can be planned. A refusal (of the spec, of an object such as the inspection Job, or of
     # KubeRay) comes before the inspection's verdict.
     unplanned = (situation.inspection.verdict if evidence.is_accepted else None) or evidence.accepted
     for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
         yield Finding(*finding)
-
-
-def _condition(finding: Finding, written: Mapping[str, Any] | None, evidence: Evidence) -> Condition:
-    """Returns the condition with its timestamps. The transition time changes only when the status does.
-
-    `written` is the condition as last written.
-    """
-    status: Literal["True", "False"] = "True" if finding.holds else "False"
-    if written is not None and written["status"] == status:
-        time = written["lastTransitionTime"]
-    else:
-        time = stamp(evidence.situation.now.wall)
-    return Condition(
-        type=finding.type,
-        status=status,
-        reason=finding.because.reason,
-        message=finding.because.message,
-        observed_generation=evidence.situation.generation,
-        last_transition_time=time,
-    )

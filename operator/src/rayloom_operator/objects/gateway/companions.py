@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Mapping
 
 from rayloom_operator import names
 from rayloom_operator.api.gateway.spec import Gateway
@@ -12,19 +13,12 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest, metadata
 from rayloom_operator.objects.companions import admin_token
 from rayloom_operator.objects.gateway.deployment import selector
+from rayloom_operator.objects.gateway.pods import budget, http_service
 
 
 def gateway_service(service: LLMService) -> Manifest:
     """The Service for clients of the gateway pods."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(service, names.gateway_name(service.metadata.name)),
-        "spec": {
-            "selector": selector(service),
-            "ports": [{"name": "http", "port": names.API_PORT, "targetPort": names.API_PORT, "protocol": "TCP"}],
-        },
-    }
+    return http_service(metadata(service, names.gateway_name(service.metadata.name)), selector(service))
 
 
 def gateway_endpoint(service: LLMService) -> str:
@@ -57,16 +51,7 @@ def engines_service(service: LLMService) -> Manifest:
 
 def gateway_budget(service: LLMService, gateway: Gateway) -> Manifest:
     """The PodDisruptionBudget of the gateway pods. With one pod, `kubectl drain` always proceeds."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, names.gateway_name(service.metadata.name)),
-        "spec": {
-            "minAvailable": 1 if gateway.replicas > 1 else 0,
-            "selector": {"matchLabels": selector(service)},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
+    return budget(metadata(service, names.gateway_name(service.metadata.name)), selector(service), gateway.replicas)
 
 
 def gateway_secret(service: LLMService, operator_key: bytes) -> Manifest:
@@ -77,12 +62,22 @@ def gateway_secret(service: LLMService, operator_key: bytes) -> Manifest:
     """
     meta = service.metadata
     name = names.gateway_name(meta.name)
-    key = hmac.new(operator_key, f"front/{meta.namespace}/{meta.uid}".encode(), hashlib.sha256).hexdigest()
+    key = front_key(operator_key, meta.namespace, meta.uid)
     content = {names.FRONT_KEY: key, names.TOKEN_KEY: admin_token(operator_key, meta.namespace, meta.uid, name)}
+    return secret(metadata(service, names.gateway_secret_name(meta.name, meta.uid)), content)
+
+
+def front_key(operator_key: bytes, namespace: str, service_uid: str) -> str:
+    """Returns the key by which a gateway proves to the engines of a service that it may use them."""
+    return hmac.new(operator_key, f"front/{namespace}/{service_uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def secret(metadata: Manifest, content: Mapping[str, str]) -> Manifest:
+    """A Secret with texts."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(service, names.gateway_secret_name(meta.name, meta.uid)),
+        "metadata": metadata,
         "type": "Opaque",
         "data": {field: base64.b64encode(text.encode()).decode() for field, text in content.items()},
     }

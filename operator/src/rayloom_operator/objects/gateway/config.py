@@ -23,25 +23,39 @@ GATEWAY_ARGS = (
 JsonValue: TypeAlias = str | int | bool | list[str]
 
 
-def gateway_config(service: LLMService, gateway: Gateway) -> dict[str, JsonValue]:
-    """The GatewayConfig v1 document for a gateway pod of the service."""
-    keys: dict[str, JsonValue] = {"api_key_file": f"{names.KEYS_FOLDER}/{names.KEYS_FILE}"}
-    given = service.spec.engine.args.model_dump(mode="json", include=set(GATEWAY_ARGS), exclude_none=True)
+def engines_dns(service: str) -> str:
+    """Returns the DNS name and port of the engines of a service, for a pod in its namespace.
+
+    The short name is found in the first domain of the pod's search list, so each lookup is one request. The full name
+    would need the cluster's domain, which the operator does not know.
+    """
+    return f"{names.engines_name(service)}:{names.FRONT_PORT}"
+
+
+def pod_settings(hold_seconds: int, drain_seconds: int) -> dict[str, JsonValue]:
+    """The settings of every gateway pod: version, folder, times, addresses and the admin token."""
     return {
         "version": "v1",
-        "served_model_name": service.served_name,
-        # The short name is found in the first domain of the pod's search list, so each lookup is one request. The full
-        # name would need the cluster's domain, which the operator does not know.
-        "engines_dns": f"{names.engines_name(service.metadata.name)}:{names.FRONT_PORT}",
-        "key_file": names.FRONT_KEY_FILE,
         "cache_dir": _CACHE_FOLDER,
-        "hold_seconds": gateway.hold_seconds,
+        "hold_seconds": hold_seconds,
         "host": "0.0.0.0",
         "port": names.API_PORT,
         "admin_host": "0.0.0.0",
         "admin_port": names.ADMIN_PORT,
         "admin_token_file": names.ADMIN_TOKEN_FILE,
-        "drain_seconds": service.spec.drain_seconds,
+        "drain_seconds": drain_seconds,
+    }
+
+
+def gateway_config(service: LLMService, gateway: Gateway) -> dict[str, JsonValue]:
+    """The GatewayConfig v1 document for a gateway pod of the service."""
+    keys: dict[str, JsonValue] = {"api_key_file": f"{names.KEYS_FOLDER}/{names.KEYS_FILE}"}
+    given = service.spec.engine.args.model_dump(mode="json", include=set(GATEWAY_ARGS), exclude_none=True)
+    return {
+        **pod_settings(gateway.hold_seconds, service.spec.drain_seconds),
+        "served_model_name": service.served_name,
+        "engines_dns": engines_dns(service.metadata.name),
+        "key_file": names.FRONT_KEY_FILE,
         **(keys if service.spec.auth is not None else {}),
         **given,
     }

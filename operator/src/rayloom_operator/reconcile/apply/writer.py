@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from rayloom_operator.api.spec import KIND
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, Kube, KubeError, KubeUnreachable
-from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.names import GROUP_LABEL, LLMGATEWAY_LABEL, Manifest, ServiceKey, object_path, path_of
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.objects.ownership import Whose, whose
 from rayloom_operator.observe.drift import Drift
@@ -49,6 +49,9 @@ class ObjectWriter:
         if kind == KIND_OF_OLD_SPECS:
             # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
+        elif kind == "Secret" and LLMGATEWAY_LABEL in manifest["metadata"]["labels"]:
+            # The names that an LLMGateway serves change.
+            await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.
             await self._kube.create(manifest)
@@ -149,7 +152,7 @@ class ObjectWriter:
             return await self._kube.apply(manifest)
         if owner is Whose.LEFT:
             what = f"the {manifest['kind']} {manifest['metadata']['name']}"
-            raise OperatorError(f"{what} of a {KIND} that was deleted is still there")
+            raise OperatorError(f"{what} of a {_owner_kind(manifest)} that was deleted is still there")
         raise _taken(manifest)
 
     async def _found(self, path: str) -> Manifest | None:
@@ -163,4 +166,9 @@ class ObjectWriter:
 
 def _taken(manifest: Manifest) -> Refused:
     what = f"the {manifest['kind']} {manifest['metadata']['name']}"
-    return Refused(f"{what} exists and is not ours; delete it, or give this {KIND} another name")
+    return Refused(f"{what} exists and is not ours; delete it, or give this {_owner_kind(manifest)} another name")
+
+
+def _owner_kind(manifest: Manifest) -> str:
+    (owner,) = manifest["metadata"]["ownerReferences"]
+    return str(owner["kind"])

@@ -1,0 +1,164 @@
+"""LLMGateways on a real API server: its checks, controllers, garbage collector and rights; simulated pods."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from api.namespaces import llm_service
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import LLM, World
+from simulated_nodes.api_client import MERGE, ApiError, Document
+
+_KINDS = {
+    "services": "/api/v1",
+    "serviceaccounts": "/api/v1",
+    "secrets": "/api/v1",
+    "deployments": "/apis/apps/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+}
+_LABELS = {"public": "yes"}
+_SELECTOR = {"matchLabels": _LABELS}
+
+
+class Front:
+    """An LLMGateway, and what the API server has of it."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self.world = world
+        self.namespace = namespace
+        self.path = f"{LLM}/namespaces/{namespace}/llmgateways/public"
+
+    def apply(self, **spec: Any) -> Document:
+        meta = {"name": "public", "namespace": self.namespace}
+        manifest = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMGateway", "metadata": meta, "spec": spec}
+        return self.world.request(
+            "PATCH",
+            self.path,
+            manifest,
+            content_type="application/apply-patch+yaml",
+            fieldManager="test",
+            force="true",
+            fieldValidation="Strict",
+        )
+
+    def serve(self, name: str, **spec: Any) -> None:
+        service = llm_service(self.namespace, name, gateway={"replicas": 0}, **spec)
+        service["metadata"]["labels"] = {**service["metadata"].get("labels", {}), **_LABELS}
+        self.world.create(service)
+
+    @property
+    def status(self) -> Document:
+        found: Document = self.world.request("GET", self.path).get("status", {})
+        return found
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = {each["type"]: (each["status"], each["reason"]) for each in self.status.get("conditions", ())}
+        return found.get(kind, ("", ""))
+
+    def states(self, part: str = "models") -> dict[str, str]:
+        return {each["name"]: each["state"] for each in self.status.get(part, ())}
+
+    def objects(self) -> dict[str, Document]:
+        found = {}
+        for plural, api in _KINDS.items():
+            path = f"{api}/namespaces/{self.namespace}/{plural}"
+            for each in self.world.request("GET", path, labelSelector="rayloom.dev/llmgateway=public")["items"]:
+                found[plural] = each
+        return found
+
+    def names(self) -> set[str]:
+        data = self.objects()["secrets"]["data"]["models.json"]
+        return set(json.loads(base64.b64decode(data))["models"])
+
+    def pods(self) -> set[str]:
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        found = self.world.request("GET", path, labelSelector="rayloom.dev/llmgateway=public")["items"]
+        return {each["metadata"]["uid"] for each in found}
+
+    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, lambda: json.dumps(self.status, indent=1))
+
+
+def test_one_url_follows_its_services_and_rolls_nothing(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Front(world, namespace)
+    targets = [{"service": "chat", "weight": 90}, {"service": "chat-next", "weight": 10}]
+    it.serve("chat")
+    it.apply(services=_SELECTOR, aliases=[{"name": "assistant", "targets": targets}])
+    world.wait_serving(namespace, "chat", 60)
+    it.wait(lambda: it.condition("Available") == ("True", "Serving"), "one service")
+    it.wait(lambda: it.condition("Progressing") == ("False", "Complete"), "both pods")
+    assert set(it.objects()) == set(_KINDS)
+    assert it.status["endpoint"] == f"http://public-llmgateway.{namespace}.svc:8000"
+    assert (it.status["ready"], it.status["serving"], it.names()) == ("2/2", "1/1", {"chat"})
+    assert it.condition("Degraded") == ("True", "TargetMissing")
+    pods = it.pods()
+    # A second service, and then one without the port for gateways.
+    it.serve("chat-next")
+    it.wait(lambda: it.states() == {"chat": "Serving", "chat-next": "Serving"}, "two services")
+    it.wait(lambda: it.condition("Degraded") == ("False", "Healthy"), "both targets")
+    bare = llm_service(namespace, "bare")
+    bare["metadata"]["labels"] = _LABELS
+    world.create(bare)
+    it.wait(lambda: it.states().get("bare") == "Absent", "a service without the port")
+    assert it.condition("Degraded") == ("True", "NoGatewayPort")
+    world.delete(f"{LLM}/namespaces/{namespace}/llmservices/bare")
+    # A label that is gone.
+    path = f"{LLM}/namespaces/{namespace}/llmservices/chat-next"
+    world.request("PATCH", path, {"metadata": {"labels": {"public": None}}}, content_type=MERGE)
+    it.wait(lambda: it.names() == {"chat"}, "one service again")
+    assert it.pods() == pods
+    policy = world.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/chat-rayloom")
+    assert any("rayloom.dev/llmgateway" in json.dumps(each.get("from")) for each in policy["spec"]["ingress"])
+
+
+def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Front(world, namespace)
+    it.apply(services=_SELECTOR, replicas=1)
+    it.wait(lambda: it.condition("Available") == ("False", "NoModels"), "no service")
+    deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/public-llmgateway"
+    world.request("PATCH", deployment, {"spec": {"replicas": 5}}, content_type=MERGE)
+    it.wait(lambda: it.objects()["deployments"]["spec"]["replicas"] == 1, "one pod", 10)
+    world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
+    it.wait(lambda: "services" in it.objects(), "the Service", 10)
+    world.request("DELETE", it.path, {"propagationPolicy": "Background"})
+    wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60, lambda: "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({}, "services"),
+        ({"services": {}}, "an empty selector selects nothing"),
+        ({"services": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "In and NotIn need values"),
+        ({"services": _SELECTOR, "replicas": 17}, "use 0 to 16 gateway pods"),
+        ({"services": _SELECTOR, "route": {}}, "route"),
+        (
+            {"services": _SELECTOR, "aliases": [{"name": "a", "targets": []}]},
+            r"aliases\[0\].targets: Required value",
+        ),
+        (
+            {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},
+            "at least one target needs a weight above 0",
+        ),
+        (
+            {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 1001}]}]},
+            "use a weight from 0 to 1000",
+        ),
+        ({"services": _SELECTOR, "resources": {"limits": {"nvidia.com/gpu": "1"}}}, "a gateway uses cpu, memory"),
+    ],
+)
+def test_the_api_server_refuses_a_mistake_with_a_sentence(
+    world: World, namespace: str, spec: Document, sentence: str
+) -> None:
+    with pytest.raises(ApiError, match=sentence):
+        Front(world, namespace).apply(**spec)

@@ -1,0 +1,102 @@
+"""The spec of LLMGateway v1alpha1: one URL for several LLMServices of a namespace.
+
+The CRD's schema is generated from these classes, as for LLMService (`api/spec.py`). A later field `route` may describe
+the HTTPRoute or Ingress in front of the gateway pods.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
+
+from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
+from rayloom_operator.api.gateway.spec import MAX_GATEWAYS, GatewayResources
+from rayloom_operator.api.llmgateway.alias import Alias
+from rayloom_operator.api.llmgateway.selector import ServiceSelector
+from rayloom_operator.api.pods import Auth, LocalObject, Scheduling
+from rayloom_operator.api.problems import explain
+from rayloom_operator.api.spec import NAME_RULE, Metadata, without_server_fields
+from rayloom_operator.errors import SpecError
+
+KIND = "LLMGateway"
+_REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, nobody answers at the URL"
+
+
+def _is_a_number_of_pods(number: int) -> int:
+    if not 0 <= number <= MAX_GATEWAYS:
+        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+    return number
+
+
+class GatewaySpec(Part):
+    services: ServiceSelector = Field(
+        description="LLMServices of the namespace that clients reach, each by its served name. A service needs "
+        "spec.gateway for this; replicas 0 is enough."
+    )
+    replicas: Annotated[int, AfterValidator(_is_a_number_of_pods)] = Field(
+        2,
+        description=f"Number of gateway pods, 0 to {MAX_GATEWAYS}.",
+        json_schema_extra=rules((f"self >= 0 && self <= {MAX_GATEWAYS}", _REPLICAS_IN_WORDS)),
+    )
+    image: str | None = Field(
+        None, min_length=1, description="Image of the gateway pods. Default: the operator's setting engine.image."
+    )
+    image_pull_secrets: tuple[LocalObject, ...] = Field(
+        (), strict=False, max_length=16, description="Secrets with the registry's credentials."
+    )
+    resources: GatewayResources = Field(default_factory=GatewayResources, description="Resources of each gateway pod.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling, description="Node labels, tolerations and priority of the gateway pods."
+    )
+    hold_seconds: int = Field(
+        300,
+        ge=0,
+        le=86400,
+        description="Seconds for which a request waits while no engine of its service can take it; then it gets 503.",
+    )
+    drain_seconds: int = Field(
+        30, ge=0, le=86400, description="Seconds for which a terminating gateway pod may finish its running requests."
+    )
+    auth: Auth | None = Field(
+        None,
+        description="API keys for every name. Default: the keys of spec.auth of each service, for its own name.",
+    )
+    aliases: tuple[Alias, ...] = Field(
+        (),
+        strict=False,
+        max_length=64,
+        description="Further names, each for one or several services.",
+        json_schema_extra=MAP_BY_NAME,
+    )
+
+    @field_validator("aliases")
+    @classmethod
+    def _names_differ(cls, aliases: tuple[Alias, ...]) -> tuple[Alias, ...]:
+        names = [alias.name for alias in aliases]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} is given more than once; keep one alias of each name")
+        return aliases
+
+
+class LLMGateway(Part):
+    """One URL for several LLMServices."""
+
+    model_config = ConfigDict(json_schema_extra=rules(NAME_RULE))
+
+    api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
+    kind: Literal["LLMGateway"] = Field(description="Kind of this document.")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: GatewaySpec = Field(description="The services, and the pods in front of them.")
+
+
+def parse_gateway(document: object) -> LLMGateway:
+    """Returns the LLMGateway in a decoded YAML document. `document` is not changed.
+
+    Raises SpecError with one line for each invalid field.
+    """
+    try:
+        return LLMGateway.model_validate(without_server_fields(document))
+    except ValidationError as error:
+        raise SpecError(explain(error, LLMGateway)) from error

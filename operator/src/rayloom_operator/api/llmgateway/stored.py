@@ -1,0 +1,70 @@
+"""The status of LLMGateway v1alpha1. The CRD's schema is generated from these classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, ValidationError
+
+from rayloom_operator.api.base import MAP_BY_NAME, Message
+from rayloom_operator.api.status import Condition, ReasonText, StatusPart
+
+# Names beyond this number are served, but not listed in the status.
+MAX_LISTED = 512
+NameState: TypeAlias = Literal["Serving", "Waiting", "Absent"]
+_STATE_IN_WORDS = (
+    "Serving: requests are answered. Waiting: requests wait, at most spec.holdSeconds. Absent: the gateway pods do not "
+    "know the name."
+)
+
+
+class ModelStatus(StatusPart):
+    name: str = Field(description="The served name: clients put it into `model`.")
+    service: str = Field(description="The selected LLMService.")
+    state: NameState = Field(description=_STATE_IN_WORDS)
+    reason: ReasonText = Field(
+        description="Cause of the state, as one word: the reason of the service's condition Available, or "
+        "NoGatewayPort, NameConflict, InvalidSpec."
+    )
+    message: Message = Field("", description="Cause of the state, and the action that is needed. Empty if it serves.")
+
+
+class AliasStatus(StatusPart):
+    name: str = Field(description="The alias: clients put it into `model`.")
+    state: NameState = Field(description=_STATE_IN_WORDS)
+    reason: ReasonText = Field(
+        description="Cause of the state, as one word: Serving, NameConflict, TargetMissing, KeysDiffer, or the reason "
+        "of a target's state."
+    )
+    message: Message = Field("", description="Cause of the state, and the action that is needed. Empty if all is well.")
+
+
+class LLMGatewayStatus(StatusPart):
+    observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
+    conditions: tuple[Condition, ...] = Field(
+        (),
+        description="The conditions Accepted, Available, Degraded and Progressing. Available: a gateway pod takes "
+        "requests, and at least one selected service is available.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    endpoint: str = Field("", description="URL of the API inside the cluster.")
+    ready: str = Field("", description="Gateway pods that take requests, of the number in spec.replicas, such as 2/2.")
+    replicas: int = Field(0, description="Number of gateway pods that the spec asks for.")
+    ready_replicas: int = Field(0, description="Gateway pods that take requests.")
+    serving: str = Field("", description="Selected services that serve, of all, such as 3/4.")
+    models: tuple[ModelStatus, ...] = Field(
+        (),
+        max_length=MAX_LISTED,
+        description=f"The selected services, the oldest first; at most {MAX_LISTED}.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["service"]},
+    )
+    aliases: tuple[AliasStatus, ...] = Field((), description="The aliases.", json_schema_extra=MAP_BY_NAME)
+
+
+def stored_status(status: Mapping[str, Any]) -> LLMGatewayStatus:
+    """Returns the status in a status document; an empty one if it cannot be read."""
+    try:
+        return LLMGatewayStatus.model_validate(dict(status), strict=False)
+    except ValidationError:
+        return LLMGatewayStatus()

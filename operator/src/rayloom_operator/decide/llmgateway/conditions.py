@@ -1,0 +1,107 @@
+"""The conditions of an LLMGateway: Accepted, Available, Degraded and Progressing. Pure."""
+
+from __future__ import annotations
+
+from rayloom_operator.api.status import Condition, Reason
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.conditions.evidence import Finding
+from rayloom_operator.decide.conditions.report import condition
+from rayloom_operator.decide.llmgateway.situation import GatewaySituation
+from rayloom_operator.observe.observed import Verdict, refused_pod
+
+_SERVING = Verdict(reason=Reason.SERVING, message="A gateway pod takes requests, and an engine answers them.")
+_HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is well, and every name is served.")
+_SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no gateway pods.")
+_COMPLETE = Verdict(reason=Reason.COMPLETE, message="Every gateway pod has the present settings.")
+_NO_MODELS = Verdict(
+    reason=Reason.NO_MODELS,
+    message="spec.services selects no LLMService of the namespace: give one the labels, or change spec.services.",
+)
+# Reasons of names that the spec of the LLMGateway or of a service has to change.
+_REFUSED_NAMES = (
+    Reason.NO_GATEWAY_PORT,
+    Reason.NAME_CONFLICT,
+    Reason.INVALID_SPEC,
+    Reason.TARGET_MISSING,
+    Reason.KEYS_DIFFER,
+)
+
+
+def gateway_conditions(situation: GatewaySituation, refusal: str) -> tuple[Condition, ...]:
+    """Returns all conditions. `refusal`: the API server's message if it refused an object, and empty otherwise."""
+    accepted = situation.accepted
+    if refusal and accepted.reason is Reason.VALID:
+        accepted = Verdict(reason=Reason.APPLY_REFUSED, message=refusal)
+    available = _available(situation, accepted)
+    degraded = _degraded(situation)
+    progressing = _progressing(situation)
+    findings = (
+        Finding("Accepted", accepted.reason is Reason.VALID, accepted),
+        Finding("Available", available.reason is Reason.SERVING, available),
+        Finding("Degraded", degraded.reason is not Reason.HEALTHY, degraded),
+        Finding("Progressing", progressing.reason not in (Reason.COMPLETE, Reason.SUSPENDED), progressing),
+    )
+    return tuple(condition(each, situation.previous, situation.generation, situation.now.wall) for each in findings)
+
+
+def _available(situation: GatewaySituation, accepted: Verdict) -> Verdict:
+    gateway = situation.gateway
+    if situation.num_ready == 0:
+        if accepted is not VALID and accepted.reason is not Reason.VALID:
+            return accepted
+        if gateway is not None and gateway.spec.replicas == 0:
+            return _SUSPENDED
+        waiting = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
+        return _pod_fault(situation) or waiting
+    if gateway is None:
+        # The names are unknown while the spec cannot be read. The pods serve those of the spec before it.
+        return accepted
+    reached = [each for each in situation.members if each.entry is not None]
+    if any(each.state == "Serving" for each in reached):
+        return _SERVING
+    if reached:
+        first = reached[0]
+        return Verdict(reason=first.reason, message=f"No selected service serves. {first.service}: {first.message}")
+    refused = " ".join(each.message for each in situation.members)
+    return Verdict(reason=Reason.NO_MODELS, message=refused) if refused else _NO_MODELS
+
+
+def _degraded(situation: GatewaySituation) -> Verdict:
+    fault = _pod_fault(situation)
+    if fault is not None:
+        return fault
+    names = [(each.reason, each.message) for each in situation.members]
+    names += [(each.reason, each.message) for each in situation.aliases]
+    refused = [(reason, message) for reason, message in names if reason in _REFUSED_NAMES]
+    if not refused:
+        return _HEALTHY
+    return Verdict(reason=refused[0][0], message=" ".join(message for _, message in refused))
+
+
+def _progressing(situation: GatewaySituation) -> Verdict:
+    gateway, progress = situation.gateway, situation.progress
+    if gateway is None:
+        return situation.accepted
+    wanted, ready = gateway.spec.replicas, situation.num_ready
+    if progress is not None and not progress.is_seen:
+        message = "The Deployment controller has not seen the last change yet."
+        return Verdict(reason=Reason.REPLACING if situation.pods else Reason.STARTING, message=message)
+    if progress is not None and progress.num_updated < progress.num_pods:
+        counts = f"{progress.num_updated} of {wanted} gateway pods have the present settings; {ready} take requests."
+        if progress.is_late:
+            advice = "No new pod became ready within the Deployment's deadline: read the log of the newest gateway pod."
+            return Verdict(reason=Reason.DEADLINE_EXCEEDED, message=f"{counts} {advice}")
+        return Verdict(reason=Reason.REPLACING, message=counts)
+    if wanted == 0:
+        return _SUSPENDED
+    if ready < wanted or progress is None or progress.num_updated != wanted:
+        return Verdict(reason=Reason.STARTING, message=f"{ready} of {wanted} gateway pods take requests.")
+    return _COMPLETE
+
+
+def _pod_fault(situation: GatewaySituation) -> Verdict | None:
+    """Returns the fault of the first gateway pod that has one, or why no pod can be created."""
+    found = next((each.fault for each in situation.pods if each.fault is not None), None)
+    if found is None and situation.progress is not None and situation.progress.refusal:
+        found = refused_pod(situation.progress.refusal)
+    return found

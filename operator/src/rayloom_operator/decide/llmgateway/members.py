@@ -1,0 +1,129 @@
+"""Decides which selected services an LLMGateway serves, and under which names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.llmgateway.spec import LLMGateway
+from rayloom_operator.api.llmgateway.stored import NameState
+from rayloom_operator.api.pods import Auth
+from rayloom_operator.api.status import Reason
+from rayloom_operator.names import Manifest
+from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS, ModelEntry
+
+_REASONS = frozenset(Reason)
+_NO_PORT = (
+    "its engines have no port for gateways: add `gateway: {replicas: 0}` to the spec of the LLMService, which restarts "
+    "its engines once"
+)
+_NO_PORT_YET = "Its engines get the port for gateways by a rollout, which has not begun."
+_DOES_NOT_WAKE = "A request at this gateway does not start an engine: set spec.autoscaling.minReplicas to 1."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectedService:
+    """A selected service."""
+
+    name: str  # served name
+    service: str  # metadata.name
+    state: NameState
+    reason: Reason
+    message: str = ""
+    entry: ModelEntry | None = None  # None: the gateway pods do not know the service
+
+
+def members(gateway: LLMGateway, services: Iterable[Manifest]) -> tuple[SelectedService, ...]:
+    """Returns the services of the namespace that the LLMGateway selects, the oldest first.
+
+    Of two services with one served name the older one has the name. Of two that were created in the same second, the
+    one whose metadata.name comes first has it.
+    """
+    selected = [each for each in services if gateway.spec.services.selects(each["metadata"].get("labels") or {})]
+    found: list[SelectedService] = []
+    owners: dict[str, str] = {}  # served name -> service
+    for document in sorted(selected, key=_age):
+        member = _member(gateway, document)
+        owner = owners.setdefault(member.name, member.service)
+        found.append(member if owner == member.service else _of_another(member, owner))
+    return tuple(found)
+
+
+def _age(document: Manifest) -> tuple[str, str]:
+    meta = document["metadata"]
+    return meta.get("creationTimestamp") or "", meta["name"]
+
+
+def _of_another(member: SelectedService, owner: str) -> SelectedService:
+    return SelectedService(
+        name=member.name,
+        service=member.service,
+        state="Absent",
+        reason=Reason.NAME_CONFLICT,
+        message=f"The older service {owner} has the served name {member.name!r}: give {member.service} another "
+        "spec.model.servedName, or another label.",
+    )
+
+
+def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
+    # The API server has checked the spec against the definition. The parts are read one by one, because a mistake in
+    # another part keeps the engines of the spec before it running, and their clients.
+    meta, spec = document["metadata"], document.get("spec") or {}
+    service = meta["name"]
+    name = str((spec.get("model") or {}).get("servedName") or service)
+    if spec.get("gateway") is None:
+        message = f"{service} cannot be reached, because {_NO_PORT}."
+        return SelectedService(
+            name=name, service=service, state="Absent", reason=Reason.NO_GATEWAY_PORT, message=message
+        )
+    try:
+        auth = gateway.spec.auth or _auth(spec)
+        settings = _settings(spec)
+    except ValidationError:
+        message = f"spec.auth or spec.engine.args of {service} cannot be used: its condition Accepted says why."
+        return SelectedService(name=name, service=service, state="Absent", reason=Reason.INVALID_SPEC, message=message)
+    entry = ModelEntry(
+        served_name=name,
+        service=service,
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        auth=auth,
+        settings=settings,
+    )
+    state, reason, message = _availability(document.get("status") or {})
+    return SelectedService(name=name, service=service, state=state, reason=reason, message=message, entry=entry)
+
+
+def _auth(spec: Mapping[str, Any]) -> Auth | None:
+    given = spec.get("auth")
+    return None if given is None else Auth.model_validate(given)
+
+
+def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    given = (spec.get("engine") or {}).get("args") or {}
+    args = EngineArgs.model_validate(given)
+    return args.model_dump(mode="json", include=set(MODEL_ARGS), exclude_none=True)
+
+
+def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
+    """Returns state, reason and message by the service's own condition Available, which follows tokens."""
+    conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
+    found = next((each for each in conditions if each.get("type") == "Available"), None)
+    if found is None:
+        return "Waiting", Reason.STARTING, "The operator has not reported about the service yet."
+    reason = Reason(found["reason"]) if found.get("reason") in _REASONS else Reason.ENGINE_FAILED
+    message = str(found.get("message", ""))
+    if reason is Reason.GATEWAY_NOT_READY:
+        # Only the gateway pods of the service itself are missing. An engine serves.
+        return "Serving", Reason.SERVING, ""
+    if reason is Reason.SCALED_TO_ZERO:
+        return "Waiting", reason, f"{message} {_DOES_NOT_WAKE}"
+    if found.get("status") != "True":
+        return "Waiting", reason, message
+    if status.get("gateway") is None:
+        return "Waiting", Reason.STARTING, _NO_PORT_YET
+    return "Serving", Reason.SERVING, ""

@@ -1,0 +1,44 @@
+"""The input of the decisions about an LLMGateway: everything that one reconcile has gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_operator.api.llmgateway.spec import LLMGateway
+from rayloom_operator.decide.llmgateway.aliases import AliasState, alias_states
+from rayloom_operator.decide.llmgateway.members import SelectedService, members
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.names import Manifest
+from rayloom_operator.observe.observed import DeploymentProgress, Pod, Verdict
+from rayloom_operator.times import Now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySituation:
+    """An LLMGateway with the services that it selects and its pods. Equal situations give equal decisions."""
+
+    now: Now
+    settings: Settings
+    generation: int
+    previous: Mapping[str, Any]  # last written status
+    gateway: LLMGateway | None  # None while the spec cannot be read
+    accepted: Verdict  # VALID, or why the spec cannot be used
+    members: tuple[SelectedService, ...] = ()
+    aliases: tuple[AliasState, ...] = ()
+    pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
+    progress: DeploymentProgress | None = field(default=None)  # None if the Deployment is not known
+
+    @property
+    def num_ready(self) -> int:
+        """The number of gateway pods that take requests."""
+        return sum(each.is_ready for each in self.pods)
+
+
+def names_of(
+    gateway: LLMGateway, services: tuple[Manifest, ...]
+) -> tuple[tuple[SelectedService, ...], tuple[AliasState, ...]]:
+    """Returns the selected services of the namespace's `services`, and the aliases."""
+    found = members(gateway, services)
+    return found, alias_states(gateway, found)

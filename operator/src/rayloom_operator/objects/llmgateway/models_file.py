@@ -1,0 +1,79 @@
+"""Builds the models file (version v1) of an LLMGateway: the names that its gateway pods serve, and where.
+
+The file is in a Secret, because it has the keys of the engines. The kubelet updates the mounted file and the gateway
+reads it again, so an added service or a changed weight replaces no pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayloom_operator import names
+from rayloom_operator.api.pods import Auth
+from rayloom_operator.objects.gateway.companions import front_key
+from rayloom_operator.objects.gateway.config import engines_dns
+
+MODELS_FOLDER = "/etc/rayloom-models"
+MODELS_KEY = "models.json"
+# Settings of spec.engine.args that concern the text and the requests of one model. The other settings of
+# `objects.gateway.config.GATEWAY_ARGS` concern a whole server, which has several models here.
+MODEL_ARGS = (
+    *("max_output_tokens", "max_queued_requests", "enable_priority", "generation_config", "tool_parser"),
+    *("reasoning_parser", "max_logprobs", "enable_force_include_usage"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A service that the gateway pods reach."""
+
+    served_name: str
+    service: str
+    namespace: str
+    uid: str
+    auth: Auth | None  # keys for this name; None: everybody may use it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those of MODEL_ARGS that the service sets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasEntry:
+    """A further name, whose requests are shared between models."""
+
+    name: str
+    targets: tuple[tuple[str, int], ...]  # (served name, weight)
+    is_sticky: bool  # requests of one user go to one target
+    auth: Auth | None  # keys for this name; None: everybody may use it
+
+
+def models_document(models: Iterable[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes) -> dict[str, Any]:
+    """The document that `models_file` names. Each entry states its keys itself: none is inherited."""
+    return {
+        "version": "v1",
+        "models": {
+            each.served_name: {
+                "engines_dns": engines_dns(each.service),
+                "key": front_key(operator_key, each.namespace, each.uid),
+                "api_key_file": keys_path(each.auth),
+                "settings": dict(each.settings),
+            }
+            for each in models
+        },
+        "aliases": {
+            each.name: {
+                "targets": [{"model": model, "weight": weight} for model, weight in each.targets],
+                "sticky_by": "user" if each.is_sticky else None,
+                "api_key_file": keys_path(each.auth),
+            }
+            for each in aliases
+        },
+    }
+
+
+def keys_path(auth: Auth | None) -> str | None:
+    """Returns the path of the file with these API keys; None without keys."""
+    if auth is None:
+        return None
+    secret = auth.api_key_secret_ref
+    return f"{names.KEYS_FOLDER}/{secret.name}/{secret.key}"

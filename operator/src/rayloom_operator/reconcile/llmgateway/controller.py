@@ -1,0 +1,124 @@
+"""Watches LLMGateways and their objects, and reconciles each LLMGateway that an event concerns.
+
+    event of an LLMGateway, of its objects, or of an LLMService of its namespace  ->  work queue  ->  GatewayReconciler
+
+The watch is the operator's own and not kopf's. So a cluster without this kind, as after an upgrade without CRDs, has
+no LLMGateways and everything else; and a CRD that is installed later is found within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from rayloom_operator.api.llmgateway.spec import KIND
+from rayloom_operator.api.spec import API_VERSION
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube import shapes
+from rayloom_operator.kube.client import Kube
+from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, own_key
+from rayloom_operator.names import LLMGATEWAY_LABEL, ServiceKey
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.watches import silence
+from rayloom_operator.reconcile.llmgateway.reconciler import GatewayReconciler, ServicesOf
+from rayloom_operator.reconcile.work_queue import WorkQueue
+from rayloom_operator.telemetry.logs import SERVICE
+from rayloom_operator.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+# Events of services are collected for this many seconds: services that start at the same time cause one reconcile.
+_COLLECT_S = 0.5
+_MAX_RECONCILES = 2
+_GATEWAYS = Watched(api_version=API_VERSION, kind=KIND, selector={}, key_of=own_key)
+_PODS = Watched(
+    api_version="v1",
+    kind="Pod",
+    selector={"labelSelector": LLMGATEWAY_LABEL},
+    shape=shapes.PodFields,
+    key_of=llmgateway_of,
+    slim=shapes.pod,
+)
+
+
+class GatewayController:
+    """Reconciles LLMGateways, from the moment `run` is called: the caller calls it once this process leads.
+
+    Not thread-safe: used in one event loop. `services_of`: see `ServicesOf`. The caller reports each event of an
+    LLMService to `note_service`.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        services_of: ServicesOf,
+        *,
+        namespaces: Sequence[str] = (),
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._metrics = metrics or Metrics()
+        self._queue = WorkQueue(_MAX_RECONCILES, is_open=False)
+        reflect = partial(Reflector, kube, namespaces=namespaces)
+        self._gateways = reflect(_GATEWAYS, self._gateway_changed)
+        self._pods = reflect(_PODS, self._queue.add)
+        self._drift = Drift(kube, self._queue.add, namespaces=namespaces, label=LLMGATEWAY_LABEL)
+        self._in_namespace: dict[str, set[ServiceKey]] = {}
+        self._reconciler = GatewayReconciler(
+            kube, settings, services_of=services_of, pods_of=self._pods.of_service, drift=self._drift
+        )
+
+    def note_service(self, key: ServiceKey) -> None:
+        """Handles an event of an LLMService: every LLMGateway of its namespace may select it, or have selected it."""
+        for each in self._in_namespace.get(key[0], ()):
+            self._queue.add_after(each, _COLLECT_S)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. While the cluster has no kind LLMGateway, only asks for it."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._gateways.run())
+            await self._gateways.is_synced.wait()
+            for reflector in (self._pods, *self._drift.reflectors):
+                tasks.create_task(reflector.run())
+            await self._drift.listed()
+            await self._pods.was_tried.wait()
+            self._queue.open()
+            for key in {key for keys in self._in_namespace.values() for key in keys}:
+                self._queue.add(key)
+            tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
+
+    async def drain(self) -> None:
+        """Starts no more reconciles, and returns when the running ones have ended."""
+        await self._queue.drain()
+
+    def problem(self) -> str:
+        """Returns which watches have had neither an event nor a failure for too long; empty if none."""
+        if not self._gateways.is_synced.is_set() or not self._pods.is_synced.is_set():
+            return ""
+        return silence((self._gateways, self._pods))
+
+    def _gateway_changed(self, key: ServiceKey) -> None:
+        mates = self._in_namespace.setdefault(key[0], set())
+        if self._gateways.of_service(key):
+            mates.add(key)
+        else:
+            mates.discard(key)
+        self._queue.add(key, is_changed=True)
+
+    async def _reconcile(self, key: ServiceKey) -> float | None:
+        SERVICE.set("/".join(key))
+        found = self._gateways.of_service(key)
+        if not found or "deletionTimestamp" in found[0]["metadata"]:
+            self._reconciler.forget(key)
+            return None
+        try:
+            return await self._reconciler.reconcile(key, found[0])
+        except OperatorError as error:
+            logger.warning("%s %s/%s: %s; requeued", KIND, *key, error)
+            raise
+        except Exception:
+            logger.exception("%s %s/%s: this is an error in the operator; requeued", KIND, *key)
+            raise

@@ -1,0 +1,102 @@
+"""The reconcile of an LLMGateway: gather, decide, carry out, write the status."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from rayloom_operator.api.llmgateway.spec import LLMGateway, parse_gateway
+from rayloom_operator.api.status import Reason
+from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.llmgateway.plan import reapply_after_s, requeue_after_s, wanted_objects
+from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
+from rayloom_operator.decide.llmgateway.status import gateway_status
+from rayloom_operator.decide.settings import Settings
+from rayloom_operator.errors import Refused, SpecError
+from rayloom_operator.kube.client import Kube
+from rayloom_operator.names import Manifest, ServiceKey
+from rayloom_operator.objects.llmgateway.identity import object_name
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.observe.pods import pod
+from rayloom_operator.reconcile.apply.applier import Applier
+from rayloom_operator.reconcile.llmgateway.status_writer import GatewayStatusWriter
+from rayloom_operator.times import Now
+
+# The requeue delay while the LLMServices of the namespace are not all known, and while an Event is not created yet.
+_SOON_S = 1.0
+
+# Returns the LLMServices of a namespace; None while they are not all known.
+ServicesOf = Callable[[str], Sequence[Manifest] | None]
+PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
+
+
+class GatewayReconciler:
+    """Reconciles one LLMGateway a call. Not thread-safe: used in one event loop."""
+
+    def __init__(
+        self, kube: Kube, settings: Settings, *, services_of: ServicesOf, pods_of: PodsOf, drift: Drift
+    ) -> None:
+        self._settings = settings
+        self._services_of = services_of
+        self._pods_of = pods_of
+        self._drift = drift
+        # An LLMGateway has no RayClusters and no engines to drain.
+        self._applier = Applier(kube, drift, lambda key, name: None, lambda key, name, wanted: None)
+        self._statuses = GatewayStatusWriter(kube)
+
+    def forget(self, key: ServiceKey) -> None:
+        """Drops what is kept of a deleted LLMGateway. Kubernetes deletes its objects by their owner references."""
+        self._applier.forget(key)
+        self._statuses.forget(key)
+
+    async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
+        """Brings the cluster to the spec of the LLMGateway in `document`.
+
+        Returns the seconds until the next reconcile, unless an event comes before. Raises Refused if the API server
+        refuses an object until a user changes something, and other OperatorErrors if a retry may help.
+        """
+        services = self._services_of(key[0])
+        if services is None:
+            # With a part of the services, the gateway pods would forget the names of the others.
+            return _SOON_S
+        situation = self._situation(key, document, services)
+        refused: Refused | None = None
+        planned = Plan(wanted=wanted_objects(situation))
+        try:
+            await self._applier.carry_out(key, planned, reapply_after_s(situation))
+        except Refused as error:
+            refused = error
+        after_s = [requeue_after_s(situation)]
+        unwritten_s = await self._statuses.write(key, document, gateway_status(situation, str(refused or "")))
+        if unwritten_s is not None:
+            after_s.append(unwritten_s)
+        if not await self._statuses.send_events(key):
+            after_s.append(_SOON_S)
+        if refused is not None:
+            raise refused
+        return min(after_s)
+
+    def _situation(self, key: ServiceKey, document: Manifest, services: Sequence[Manifest]) -> GatewaySituation:
+        gateway: LLMGateway | None = None
+        accepted = VALID
+        try:
+            gateway = parse_gateway(document)
+        except SpecError as error:
+            accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(error.problems))
+        members, aliases = ((), ()) if gateway is None else names_of(gateway, tuple(services))
+        pods = (each for each in self._pods_of(key) if "deletionTimestamp" not in each["metadata"])
+        return GatewaySituation(
+            now=Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time()),
+            settings=self._settings,
+            generation=document["metadata"]["generation"],
+            previous=self._statuses.newest_status(key, document),
+            gateway=gateway,
+            accepted=accepted,
+            members=members,
+            aliases=aliases,
+            pods=tuple(pod(each) for each in pods),
+            progress=self._drift.deployments.of(key, object_name(key[1])),
+        )

@@ -1,0 +1,46 @@
+"""What the operator writes for the gateway pods of an LLMGateway, field by field, beside the engine's settings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, GatewaySettings, parse_gateway_config
+from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.objects.gateway.config import GATEWAY_ARGS
+from rayloom_operator.objects.llmgateway.deployment import gateway_config
+from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS
+from rt_llmgateway import make_gateway_document
+
+SCHEMA = Path(__file__).resolve().parents[2] / "schemas/gateway-config.v1.json"
+# An engine whose gateway serves several models has this setting.
+serves_several = pytest.mark.skipif(
+    "models_file" not in GatewaySettings.model_fields, reason="this engine's gateway serves one model"
+)
+
+
+def document():
+    return gateway_config(parse_gateway(make_gateway_document(holdSeconds=60, drainSeconds=7)))
+
+
+@serves_several
+def test_a_gateway_of_several_models_takes_the_document():
+    config = parse_gateway_config(document())
+
+    assert config.gateway.models_file == "/etc/rayloom-models/models.json"
+    assert (config.gateway.hold_seconds, config.front.drain_seconds) == (60, 7)
+
+
+@serves_several
+def test_the_schema_knows_each_field():
+    assert document().keys() <= json.loads(SCHEMA.read_text("utf-8"))["properties"].keys()
+
+
+def test_every_other_field_is_a_setting_of_gateways():
+    assert document().keys() - {"models_file"} <= {*GatewaySettings.model_fields, *FRONT_FIELDS}
+
+
+def test_the_settings_of_a_model_are_settings_of_engines_that_a_gateway_has():
+    assert set(MODEL_ARGS) < set(GATEWAY_ARGS) & set(EngineArgs.model_fields) & set(EngineConfig.model_fields)
