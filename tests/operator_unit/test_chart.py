@@ -19,6 +19,7 @@ from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
+LOADER = yaml.CSafeLoader  # the definition alone takes a second of yaml.SafeLoader
 SWITCHES = (
     "--set=replicas=2,networkPolicy.enabled=true,logFormat=json,priorityClassName=high,podLabels.a=b,podAnnotations.c=d",
     "--set=metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=p,metrics.podMonitor.enabled=true",
@@ -43,7 +44,7 @@ def helm(*arguments):
 def rendered(*flags):
     """Kind -> object; the last one of kinds with several objects."""
     text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", *flags)
-    return {document["kind"]: document for document in yaml.safe_load_all(text) if document}
+    return {document["kind"]: document for document in yaml.load_all(text, LOADER) if document}
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninsta
     definition = objects["CustomResourceDefinition"]
 
     assert definition["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    assert definition == yaml.safe_load((CHART.parents[1] / "crds" / "llmservices.rayloom.dev.yaml").read_text())
+    assert definition == yaml.load((CHART.parents[1] / "crds" / "llmservices.rayloom.dev.yaml").read_text(), LOADER)
     # Helm would install definitions in this folder once, and never upgrade them.
     assert list(CHART.glob("crds/*")) == []
     assert "CustomResourceDefinition" not in rendered("--set", "crds.install=false")
