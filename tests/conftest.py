@@ -1,4 +1,4 @@
-"""Order and output for parallel test processes: long files run first, and measurements are printed at the end."""
+"""Settings of all test processes: long files run first, and measurements are printed at the end."""
 
 from __future__ import annotations
 

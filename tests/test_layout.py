@@ -166,7 +166,7 @@ UNNEEDED = {
     "rayloom_engine.core_server.process": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.launcher.__main__": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.worker.process": OF_A_FRONT | {"llguidance"},
-    "rayloom_operator.__main__": set(),
+    "rayloom_operator.__main__": {"rayloom_operator.cli.plan", "rayloom_operator.decide.situation"},
     "rayloom_bench.command": set(),
     "rayloom_bench.peers.command": set(),
 }

@@ -1,6 +1,7 @@
 """The words of the sources: docstrings begin with the thing that they describe, and a class name has one meaning."""
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -18,10 +19,10 @@ IMPURE = frozenset(("asyncio", "httpx", "os", "random", "secrets", "socket", "su
 PURE = re.compile(r"\bPure[.,]")
 
 
+@functools.cache  # to parse every file takes seconds
 def source_trees(product):
-    folder = ROOT / product / "src"
-    for path in sorted(folder.rglob("*.py")):
-        yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+    paths = sorted((ROOT / product / "src").rglob("*.py"))
+    return [(path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def imported_modules(tree):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rt_faults import breakable_server, strike
+from rt_faults import breakable_server, outlive_supervisor, strike
 from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
@@ -132,3 +132,8 @@ def test_a_front_that_is_gone_is_back_and_the_core_lives(server: RunningServer, 
 
 def test_the_log_holds_no_trace(server: RunningServer) -> None:
     assert "Traceback" not in server.log_text()
+
+
+def test_nothing_outlives_a_killed_supervisor(server: RunningServer) -> None:
+    """The last one here: it ends the server."""
+    assert outlive_supervisor(server) == []

@@ -11,12 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rt_examples import TWO_REPLICAS, of_services
+from rt_examples import SMOLLM2, TWO_REPLICAS, of_services
 from rt_server import wait_until
 
-# test_local_several.py serves TWO_REPLICAS.
+# test_local_several.py serves TWO_REPLICAS, and docs/test_blocks.py SMOLLM2 (`make run`), each to its end.
 EXAMPLES = [
-    path for path in of_services() if path != TWO_REPLICAS and "source: builtin://" in path.read_text(encoding="utf-8")
+    path
+    for path in of_services()
+    if path not in (SMOLLM2, TWO_REPLICAS) and "source: builtin://" in path.read_text(encoding="utf-8")
 ]
 
 

@@ -1,8 +1,8 @@
 """Any number of ranks gives the tokens of one rank, through the real server and every executor.
 
-A covering set: each executor with each layout, and each architecture with each executor. Four actors of one stage,
-actors in a row (test_rank_death.py has them under load) and four ranks of a job (test_external.py) are left to
-`make faults`. That each architecture can be cut in each way is shown, without servers, by
+A covering set: together with test_rank_death.py, test_tensor_parallel.py and test_external.py, which compare the same
+tokens around faults, each executor has stages and shards, and each architecture has a server. `make faults` adds each
+architecture with each executor. That each architecture can be cut in each way is shown, without servers, by
 engine_unit/test_shard_processes.py, and so are three ranks.
 """
 
@@ -31,13 +31,13 @@ CASES = [
     ("mp", "llama-tied", 2, 1),
     ("mp", "qwen2-some-windows", 1, 2),
     ("mp", "mistral-window", 4, 1),
-    ("mp", "qwen3-biases", 2, 2),
-    ("ray", "mistral-window", 2, 1),
+    pytest.param("mp", "qwen3-biases", 2, 2, marks=pytest.mark.slow),
+    pytest.param("ray", "mistral-window", 2, 1, marks=pytest.mark.slow),
     ("ray", "qwen3-biases", 2, 2),
     pytest.param("ray", "llama-biases", 4, 1, marks=pytest.mark.slow),
     pytest.param("ray", "qwen2-some-windows", 1, 2, marks=pytest.mark.slow),
-    ("external", "qwen3-biases", 2, 1),
-    ("external", "mistral-window", 1, 2),
+    pytest.param("external", "qwen3-biases", 2, 1, marks=pytest.mark.slow),
+    pytest.param("external", "mistral-window", 1, 2, marks=pytest.mark.slow),
     pytest.param("external", "llama-tied", 4, 1, marks=pytest.mark.slow),
     pytest.param("external", "qwen2-some-windows", 2, 2, marks=pytest.mark.slow),
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rt_faults import breakable_server, strike
+from rt_faults import breakable_server, outlive_supervisor, strike
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams, undisturbed
 
@@ -53,8 +53,6 @@ def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     model = ("--model", served.model, "--restart-budget", "20")
     with breakable_server(folder, *model, *ARGUMENTS, *extra) as running:
         yield running
-        text = running.log_text()
-    assert "Traceback" not in text, text[-4000:]
 
 
 def test_two_stages_give_the_tokens_of_one_rank(server: RunningServer, served: Served, expected: list[Said]) -> None:
@@ -132,3 +130,12 @@ def test_a_killed_front_costs_its_connections_alone(
         assert [rank[key] for rank in after["ranks"]] == [rank[key] for rank in before["ranks"]]
     assert after["epoch"] == before["epoch"]
     measured(f"{after['executor']}: front killed; the next answer began after {seconds:.2f} s")
+
+
+def test_the_log_holds_no_trace(server: RunningServer) -> None:
+    assert "Traceback" not in server.log_text()
+
+
+def test_nothing_outlives_a_killed_supervisor(server: RunningServer) -> None:
+    """The last one here: it ends the server."""
+    assert outlive_supervisor(server) == []

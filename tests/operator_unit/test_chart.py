@@ -19,6 +19,7 @@ from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
+LOADER = yaml.CSafeLoader  # the definition alone takes a second of yaml.SafeLoader
 SWITCHES = (
     "--set=replicas=2,networkPolicy.enabled=true,logFormat=json,priorityClassName=high,podLabels.a=b,podAnnotations.c=d",
     "--set=metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=p,metrics.podMonitor.enabled=true",
@@ -47,7 +48,7 @@ def rendered(*flags):
 
 def documents(*flags):
     text = helm("template", "rayloom", CHART, "--namespace", "rayloom-system", *flags)
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, LOADER) if document]
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +262,7 @@ def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninsta
 
     files = sorted((CHART.parents[1] / "crds").glob("*.yaml"), reverse=True)
     assert [path.name for path in files] == ["llmservices.rayloom.dev.yaml", "llmgateways.rayloom.dev.yaml"]
-    assert definitions == [yaml.safe_load(path.read_text()) for path in files]
+    assert definitions == [yaml.load(path.read_text(), LOADER) for path in files]
     for each in definitions:
         assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     # Helm would install definitions in this folder once, and never upgrade them.

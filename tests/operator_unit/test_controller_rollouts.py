@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from rayloom_operator.decide.rollout import planner, terminating
 from rayloom_operator.engines import request as status_request
 from rayloom_operator.errors import EngineUnavailable
 from rt_operator import make_pod_document
@@ -44,6 +45,10 @@ class Engines:
 def engines(monkeypatch):
     found = Engines()
     monkeypatch.setattr(status_request, "ask", found.ask)
+    # The seconds until an engine drains whose endpoint is gone. test_rollout.py has them, with a clock of its own.
+    for module in (planner, terminating):
+        monkeypatch.setattr(module, "UNLISTED_S", 0.1)
+    monkeypatch.setattr(planner, "_REQUEUE_S", 0.1)
     return found
 
 

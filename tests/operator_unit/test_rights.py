@@ -208,7 +208,7 @@ def granted(documents, kind, namespace=None):
 def documents(*flags):
     command = [HELM, "template", "rayloom", CHART, "--namespace", "system", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each]
 
 
 def test_it_is_granted_the_rights_that_it_uses_and_no_other(rights):

@@ -44,7 +44,7 @@ def play(world, event):
         yield before, rollout, what, load, world.turn(load, rollout=rollout, is_complete=what != "silent", held=held)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(bounds=BOUNDED, start_s=st.sampled_from([2.0, 8.0, 30.0]), events=EVENTS)
 def test_whatever_happens(bounds, start_s, events):
     world = ScaledWorld(bounds=bounds, start_s=start_s, windows=Windows(20.0))

@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 FOLDER = Path(__file__).parents[2] / "examples"
+SMOLLM2 = FOLDER / "smollm2.yaml"
 TWO_REPLICAS = FOLDER / "smollm2-two-replicas.yaml"
 
 

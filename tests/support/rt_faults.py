@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rt_server import RunningServer, running_server
@@ -94,6 +95,20 @@ def strike(server: RunningServer, victim: str, fault: str) -> None:
         ranks = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
         pid = ranks[victim] if victim in ranks else server.children()[victim].pid
         os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+
+def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
+    """Kills the server's supervisor alone. Returns its processes that still run after 50 s."""
+    supervisor = psutil.Process(server.process.pid)
+    family = [supervisor, *supervisor.children(recursive=True)]
+    for process in family:
+        if process.name() == "raylet":
+            # As on a machine that is too busy: Ray's shutdown gives the raylet one second to write that it was told to
+            # end. When it does not, Ray's agents try for 60 s to report a fault before they end, so nothing but
+            # `local_ray` killing them ends them in time.
+            process.suspend()
+    server.process.kill()
+    return psutil.wait_procs(family, timeout=50.0)[1]
 
 
 def _flag(folder: Path) -> Path:

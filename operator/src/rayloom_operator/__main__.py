@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rayloom_operator import __version__
 from rayloom_operator.api.pod_template.privileges import PRIVILEGES
-from rayloom_operator.cli.plan import print_plan
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local.serve import serve_local
 
@@ -29,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if command == "local":
             return serve_local(**flags)
+        # Imported here, because `local` needs neither a planner nor a Kubernetes client and starts faster without them.
         if command == "plan":
+            from rayloom_operator.cli.plan import print_plan
+
             return print_plan(**flags)
-        # Imported here, because `local` needs no Kubernetes client and starts faster without one.
         from rayloom_operator.cli.run import RunFlags, run_operator
 
         run_operator(RunFlags(**flags))
