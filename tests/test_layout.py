@@ -159,7 +159,8 @@ def add(a, b):  # one more
 HEAVY = {"torch", "transformers", "ray", "triton", "numpy", "kopf", "kubernetes"}
 OF_A_FRONT = {"fastapi", "uvicorn", "tokenizers", "jinja2"}
 UNNEEDED = {
-    "rayloom_engine.__main__": OF_A_FRONT,
+    "rayloom_engine.__main__": OF_A_FRONT | {"pydantic", "argparse", "logging", "asyncio"},  # before the core starts
+    "rayloom_engine.cli.commands": OF_A_FRONT,
     "rayloom_engine.supervisor.supervisor": OF_A_FRONT | {"msgspec", "asyncio", "llguidance"},
     "rayloom_engine.front.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},
     "rayloom_engine.front.gateway.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},

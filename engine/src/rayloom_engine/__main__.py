@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from rayloom_engine.cli.commands import run
+from rayloom_engine.supervisor.prepared import prepared_core
 
 
 def main() -> int:
-    return run(sys.argv[1:])
+    arguments = sys.argv[1:]
+    core = prepared_core(arguments)
+    try:
+        # Imported only now: the core of a server imports its modules meanwhile.
+        from rayloom_engine.cli.commands import run
+
+        return run(arguments, core)
+    finally:
+        if core is not None:
+            core.discard()
 
 
 if __name__ == "__main__":

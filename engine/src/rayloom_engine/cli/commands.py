@@ -11,6 +11,7 @@ from rayloom_engine.cli import bench, doctor, gateway, generate, inspect_model, 
 from rayloom_engine.cli.unknown_flags import complaints
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.errors import EngineError
+from rayloom_engine.supervisor.prepared import PreparedProcess
 
 _EXIT_USAGE = 2  # argparse uses the same code
 _COMMANDS = {
@@ -30,8 +31,11 @@ examples:
 """
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code. Raises SystemExit if the command line is not valid."""
+def run(arguments: Sequence[str], core: PreparedProcess | None = None) -> int:
+    """Runs one command and returns its exit code. Raises SystemExit if the command line is not valid.
+
+    `core`: the core of `serve`, whose imports have begun already.
+    """
     parser = argparse.ArgumentParser(
         prog="rayloom-engine",
         description="Serve a large language model.",
@@ -57,6 +61,7 @@ def run(arguments: Sequence[str]) -> int:
             command.exit(
                 _EXIT_USAGE, "".join(f"{command.prog}: {each}\n" for each in complaints(unknown, _flags(command)))
             )
+        args.core = core
         code: int = args.run(args)
     except EngineError as error:
         print(f"rayloom-engine: {error}", file=sys.stderr)

@@ -28,12 +28,14 @@ def run(args: argparse.Namespace) -> int:
     if choose_executor(config, os.environ).name == "external" and (rank := job_place(config, os.environ).rank) > 0:
         from rayloom_engine.worker.job import serve_in_job
 
+        if args.core is not None:
+            args.core.discard()  # the core of a job belongs to the process of rank 0
         set_up_logging(f"rank{rank}", config.log_level)
         return serve_in_job(config)
     from rayloom_engine.supervisor.supervisor import Supervisor
 
     set_up_logging("supervisor", config.log_level)
-    supervisor = Supervisor(config)
+    supervisor = Supervisor(config, args.core)
     logger = logging.getLogger(__name__)
     logger.info(
         "%s as %r: API at %s/v1, admin at %s",

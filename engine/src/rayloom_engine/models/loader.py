@@ -22,8 +22,9 @@ from rayloom_engine.layers.schemes.int8 import Int8Schemes
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.cpu_decoder import CpuDecoder
-from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.decoder import CausalLM, DecoderWeights
 from rayloom_engine.models.empty import empty_model, empty_weights
+from rayloom_engine.models.finishing import Finisher
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -63,33 +64,41 @@ def load_model(
     part = part or whole_part(shape.num_layers)
     schemes = Int8Schemes(kernels.linear, kernels.target) if quantization == "int8" else None
     weights, destinations = empty_weights(shape, part, kernels, schemes)
-    num_bytes_read = _fill(destinations, files, dtype, progress)
-    destinations.clear()  # otherwise it would keep the plain matrices alive next to their packed copies
-    for scheme in weights.schemes:
-        scheme.finish()
+    num_bytes_read = _fill(weights, destinations, files, dtype, progress)
     decoder = CausalLM if kernels.target.library is None else CpuDecoder
     model: RankModel = decoder(shape, part, kernels, weights)
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 
-def _fill(destinations: Mapping[str, Destination], files: list[Path], dtype: torch.dtype, progress: Progress) -> int:
-    """Copies each tensor to its destination. Returns the bytes read, in the files' types."""
+def _fill(
+    weights: DecoderWeights,
+    destinations: dict[str, Destination],
+    files: list[Path],
+    dtype: torch.dtype,
+    progress: Progress,
+) -> int:
+    """Copies each tensor to its destination, and finishes the schemes. Returns the bytes read, in the files' types.
+
+    Empties `destinations`, which would keep the plain matrices alive next to their packed copies.
+    """
     num_bytes_read = 0
     total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
     done = 0
     progress("load", done, total, "bytes")
-    for path in files:
-        with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
-                destination = destinations.get(name)
-                if destination is None:
-                    continue
-                part = destination.part
-                stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
-                num_bytes_read += stored.nbytes
-                destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
-                done += destination.tensor.numel() * dtype.itemsize
-                progress("load", done, total, "bytes")
+    with Finisher(weights.schemes) as finisher:
+        for path in files:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
+                    destination = destinations.pop(name, None)
+                    if destination is None:
+                        continue
+                    part = destination.part
+                    stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
+                    num_bytes_read += stored.nbytes
+                    destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
+                    finisher.read(name)
+                    done += destination.tensor.numel() * dtype.itemsize
+                    progress("load", done, total, "bytes")
     return num_bytes_read
 
 

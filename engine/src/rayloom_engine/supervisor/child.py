@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.supervisor.prepared import PreparedProcess
+from rayloom_engine.supervisor.spawn import spawn
 
 _BUSY_SECONDS = 60.0  # after the last pulse, use of CPU time counts as a sign of life for this time
 _START_SECONDS = 10.0  # least hang_seconds while a child starts, because it may wait for a slow disk
@@ -20,8 +21,10 @@ _START_SECONDS = 10.0  # least hang_seconds while a child starts, because it may
 class Child:
     """One supervised process, over all of its starts."""
 
-    def __init__(self, name: str, budget: int) -> None:
+    def __init__(self, name: str, budget: int, prepared: PreparedProcess | None = None) -> None:
+        """`prepared`: the process of the first start, if there is one."""
         self.name = name
+        self._prepared = prepared
         self.starts = 0  # number of starts so far
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at: float | None = 0.0  # time of the next start, by time.monotonic; None while the process runs
@@ -40,7 +43,12 @@ class Child:
         """Starts `python -m module` with a pipe for its signs of life; the process inherits `fds`."""
         pulse, pulse_end = os.pipe()
         os.set_blocking(pulse, False)
-        process = spawn(module, [*arguments, "--pulse-fd", str(pulse_end)], [*fds, pulse_end])
+        arguments = [*arguments, "--pulse-fd", str(pulse_end)]
+        fds = [*fds, pulse_end]
+        process = None if self._prepared is None else self._prepared.begin(arguments, fds)
+        self._prepared = None
+        if process is None:
+            process = spawn(module, arguments, fds)
         os.close(pulse_end)
         self.started(process, time.monotonic(), pulse)
 
@@ -93,28 +101,9 @@ class Child:
         return wait is not None
 
 
-def spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Starts `python -m module` in a new session, so that Ctrl-C in a terminal reaches only the supervisor."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=_ignore_sigint,
-    )
-
-
 def cause_of(code: int) -> str:
     """Describes the exit code of a process in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _ignore_sigint() -> None:
-    """Runs in the child process. Without it, a stop signal during the imports would print a KeyboardInterrupt trace.
-
-    The front sets its own handler once it can end its requests.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _cpu_ticks(pid: int) -> str:

@@ -37,7 +37,8 @@ from rayloom_engine.common.process import (
 )
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.executor_choice import choose_executor, job_place
-from rayloom_engine.supervisor.child import Child, cause_of, spawn
+from rayloom_engine.supervisor.child import Child, cause_of
+from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.sockets import (
     bind_front_socket,
     bind_rank_socket,
@@ -46,6 +47,7 @@ from rayloom_engine.supervisor.sockets import (
     starts_ray,
     url_of,
 )
+from rayloom_engine.supervisor.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ _STOP_SECONDS = 1.2  # time from the stop signal to a child until its SIGKILL
 
 
 class Supervisor:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, core: PreparedProcess | None = None) -> None:
+        """`core`: a core that has begun its imports; its first start then takes this process."""
         self._executor = choose_executor(config, os.environ)
         self._config = config = config.model_copy(update={"executor": self._executor.name})
         self._job = job_place(config, os.environ) if self._executor.name == "external" else None
@@ -63,7 +66,7 @@ class Supervisor:
         self._run_dir = make_run_dir()
         self._started = time.time()
         self._front = Child("front", config.restart_budget)
-        self._core = Child("core", config.restart_budget)
+        self._core = Child("core", config.restart_budget, core)
         self._children = [self._front, self._core]
         self._launcher: Child | None = None
         if self._ranks is not None:

@@ -1,0 +1,57 @@
+"""Finisher: packs each matrix as soon as its tensors are read, in a thread beside the loader's.
+
+The loader copies the next tensors meanwhile: both are calls that release the interpreter's lock. A plain matrix is
+freed when it is packed, so a load never holds all matrices twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from rayloom_engine.layers.schemes import WeightScheme
+
+
+class Finisher:
+    """A context in which the schemes of a model are finished, each once, in the order in which they become complete."""
+
+    def __init__(self, schemes: Iterable[WeightScheme]) -> None:
+        # One thread: the C library packs one matrix at a time, and its memory is handed out by one thread at a time.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
+        self._schemes: dict[str, WeightScheme] = {}  # by tensor name
+        self._missing: dict[WeightScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
+        self._finished: list[Future[None]] = []
+        for scheme in schemes:
+            names = scheme.destinations().keys()
+            self._schemes.update(dict.fromkeys(names, scheme))
+            self._missing[scheme] = set(names)
+            if not names:
+                self._finish(scheme)
+
+    def __enter__(self) -> Finisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits until every complete scheme is finished. After an error, waits only for the present one."""
+        self._thread.shutdown(wait=True, cancel_futures=error is not None)
+        if error is None:
+            assert not self._missing, "tensors of these schemes were not read"
+            for finished in self._finished:
+                finished.result()
+
+    def read(self, name: str) -> None:
+        """Records that the tensor `name` is in place, once. The caller then drops its references to the tensor."""
+        scheme = self._schemes.get(name)
+        if scheme is None:  # a tensor outside the linear layers
+            return
+        missing = self._missing[scheme]
+        missing.remove(name)
+        if not missing:
+            self._finish(scheme)
+
+    def _finish(self, scheme: WeightScheme) -> None:
+        del self._missing[scheme]
+        self._finished.append(self._thread.submit(scheme.finish))
