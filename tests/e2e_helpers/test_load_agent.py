@@ -45,6 +45,7 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
         "late_every_s": 0,
         "late_for_s": 0,
         "steady": 0,
+        "repeat_url": "",
         "probe_url": url,
         "probe_timeout_s": 60,
         "probe_rest_s": rest_s,
