@@ -189,6 +189,9 @@ class Agent:
         """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.struck.wait()
+        if asked.get("arrivals"):
+            await self._replay(session, tasks)
+            return
         if asked["steady"]:
             await asyncio.gather(*(self._repeat(session, tasks, number) for number in range(asked["steady"])))
             return
@@ -197,6 +200,26 @@ class Agent:
             self._start(session, tasks, number, asked["late_url"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])
+
+    async def _replay(self, session: aiohttp.ClientSession, tasks: Tasks) -> None:
+        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Reports once in `report_every_s`."""
+        began, reported = time.time(), 0.0
+        for at_s, index in self.settings["arrivals"]:
+            while (left_s := began + at_s - time.time()) > 0 and not self.stop.is_set():
+                if time.time() - reported > self.settings["report_every_s"]:
+                    reported = time.time()
+                    self._say_progress()
+                await asyncio.sleep(min(left_s, 0.5))
+            if self.stop.is_set():
+                return
+            self._start(session, tasks, index, self.settings["late_url"], True)
+
+    def _say_progress(self) -> None:
+        ended = [each for each in self.streams if each.ended is not None]
+        failures = [each.failure for each in ended if each.failure]
+        repeats = sum(bool(each.broken) for each in self.streams)
+        counts = {"sent": len(self.streams), "ended": len(ended), "failed": len(failures), "repeated": repeats}
+        say({"progress": {**counts, "last_failure": (failures or [""])[-1]}})
 
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
         """Sends stream after stream until `stop`, at most one in `late_every_s`, which bounds failing requests."""

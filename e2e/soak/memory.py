@@ -1,0 +1,42 @@
+"""Memory of engines, gateways and the operator, in MiB of proportional set size (PSS)."""
+
+from __future__ import annotations
+
+from clients.gateways import GatewayedService
+from clients.service import OPERATOR_NAMESPACE, is_ready
+from local_kubernetes.machine.shell import ClusterError
+
+_CONTAINERS = {"head": ("engine", "ray-head"), "worker": ("ray-worker",)}
+_SUM = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/ {sum += $2} END {print sum}'"
+
+
+def memory(service: GatewayedService) -> dict[str, float]:
+    """The mean of the ready pods of each role: engine, gateway, operator. A role without a ready pod is left out."""
+    kubectl, namespace = service.kubectl, service.namespace
+    engines = [
+        (namespace, pod["metadata"]["name"], container, pod["metadata"]["labels"]["rayloom.dev/group"])
+        for kind, containers in _CONTAINERS.items()
+        for pod in service.pods(kind)
+        if is_ready(pod)
+        for container in containers
+    ]
+    by_group: dict[str, list[float]] = {}
+    for where, pod, container, group in engines:
+        by_group.setdefault(group, []).append(_pss(service, where, pod, container))
+    # An engine with a pod that is not ready would count as a small one.
+    whole = [sum(parts) for parts in by_group.values() if len(parts) == sum(map(len, _CONTAINERS.values()))]
+    gateways = [_pss(service, namespace, pod["metadata"]["name"]) for pod in service.gateways() if is_ready(pod)]
+    pods = kubectl.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
+    operators = [_pss(service, OPERATOR_NAMESPACE, pod["metadata"]["name"]) for pod in pods if is_ready(pod)]
+    found = {"engine": whole, "gateway": gateways, "operator": operators}
+    return {role: sum(sizes) / len(sizes) for role, sizes in found.items() if sizes and min(sizes) > 0}
+
+
+def _pss(service: GatewayedService, namespace: str, pod: str, container: str = "") -> float:
+    """MiB of all processes of a container; 0 if it is gone."""
+    chosen = ("--container", container) if container else ()
+    try:
+        said = service.kubectl("exec", "--namespace", namespace, pod, *chosen, "--", "sh", "-c", _SUM).strip()
+    except ClusterError:
+        return 0.0
+    return float(said or 0) / 1024
