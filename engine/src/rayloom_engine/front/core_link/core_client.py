@@ -300,8 +300,8 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        # Damaged weights or memory, or a release with a mistake, are the fault of one engine, so a gateway asks another.
-        # Only once, because the request itself may be the cause.
+        # Damaged weights, or a release with a mistake, are the fault of one engine, so a gateway asks another one. Only
+        # once, because the request itself may be the cause.
         is_corrupt = message.reason == "corrupt" and self.rules.is_gateway and not sequence.place.was_corrupt
         if message.reason != "queue_full" and not is_corrupt:
             self._placement.fail(sequence, refusal(message))
