@@ -123,7 +123,7 @@ e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines,
 
 soak: parts ## Break pods and nodes for an hour under the load of a trace, and watch memory; SOAK_ARGS="--minutes 60 --seed 7"
 	@$(CLUSTER) prepare
-	@PYTHONPATH=e2e:tools $(BIN)/python e2e/soak/soak.py $(SOAK_ARGS)
+	@PYTHONPATH=e2e:tools $(BIN)/python -m soak.run $(SOAK_ARGS)
 
 e2e-tool: parts ## Test the cluster tool on a second cluster, which it creates and removes
 	@$(BIN)/python -m pytest e2e/tool $(ARGS)
