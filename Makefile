@@ -5,6 +5,7 @@ PYTHON ?= python3
 FILE ?= examples/smollm2.yaml
 ARGS ?=
 CHAOS_ARGS ?=
+SOAK_ARGS ?=
 # Parallel test processes. The tests of a file run in one process, because they share servers, and files with servers run
 # first. 0: all tests run in one process, as a debugger needs.
 WORKERS ?= 2
@@ -29,12 +30,12 @@ MODE ?= full
 # Plain Python, so that cluster-down, parts and images work without an installation.
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
 # All processes of a run on the cluster have this variable, by which cluster-down finds those that a killed run left.
-parts e2e e2e-full e2e-tool test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
+parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test client-tests client-packages sanitize faults chaos lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests client-packages sanitize faults chaos soak lint types schemas crds facts bench bench-check bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -122,6 +123,10 @@ e2e: $(STAMP) parts ## Test on real pods: cluster, images, operator by Helm, the
 
 e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, gateways, too little memory, most rollouts
 	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
+
+soak: $(STAMP) parts ## Break pods and nodes for an hour under the load of a trace, and watch memory; SOAK_ARGS="--minutes 60 --seed 7"
+	@$(CLUSTER) prepare
+	@PYTHONPATH=e2e:tools $(BIN)/python -m soak.run $(SOAK_ARGS)
 
 e2e-tool: $(STAMP) parts ## Test the cluster tool on a second cluster, which it creates and removes
 	@$(BIN)/python -m pytest e2e/tool $(ARGS)

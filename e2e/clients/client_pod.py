@@ -11,9 +11,9 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 _REQUEST = """
 import json, sys, urllib.error, urllib.request
-url, body, timeout_s = json.load(sys.stdin)
+url, body, timeout_s, headers = json.load(sys.stdin)
 data = None if body is None else json.dumps(body).encode()
-request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
 try:
     with urllib.request.urlopen(request, timeout=timeout_s) as answer:
         status, content = answer.status, answer.read()
@@ -58,8 +58,10 @@ class Client:
         command = ("exec", "--stdin", "--namespace", self.namespace, self.name, "--", "python3", "-c", code)
         return self.kubectl(*command, stdin=stdin or b"", timeout_s=timeout_s + 10)
 
-    def request(self, url: str, json_body: object = None, timeout_s: float = 60) -> tuple[int, str]:
+    def request(
+        self, url: str, json_body: object = None, timeout_s: float = 60, headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
         """HTTP status and body of a GET, or of a POST of `json_body`. Status 0 and the reason without an answer."""
-        question = json.dumps([url, json_body, timeout_s]).encode()
+        question = json.dumps([url, json_body, timeout_s, headers or {}]).encode()
         status, content = json.loads(self.python(_REQUEST, question, timeout_s))
         return status, content

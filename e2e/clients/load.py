@@ -1,6 +1,7 @@
 """Streams and a prober in a client's pod: what they are asked to send, and what they must receive.
 
-A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Retries are off.
+A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Retries are off, except
+for repeats of broken connections by Idempotency-Key where a test asks for them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class LoadAgent:
             "late_every_s": 1.0,
             "late_for_s": 0.0,
             "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
+            "repeat_url": "",  # where clients repeat requests whose connection broke; "": they do not
             "probe_url": "",
             "probe_timeout_s": 120.0,
             "probe_rest_s": 30.0,  # time for the last probes, once the service is Available

@@ -1,4 +1,7 @@
-"""A load generator that runs in a pod as the text of `python -c`: streams, arriving requests and a prober. No retries.
+"""A load generator that runs in a pod as the text of `python -c`: streams, arriving requests and a prober.
+
+There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key, and if its
+connection breaks, the client repeats the request there with the same key.
 
 stdin holds a JSON object a line: first the settings, then {"do": "struck"} after the fault, and {"do": "stop"}.
 stdout: {"ready": time} once every stream has the number of tokens that the fault waits for; {"ended": time} once no
@@ -13,12 +16,15 @@ import contextlib
 import json
 import sys
 import time
+import uuid
 from typing import Any
 
 import aiohttp
 
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
+# A Service has a killed pod for a few seconds, in which repeats fail as well.
+MOST_REPEATS, REPEAT_S = 40, 0.25
 
 Tasks = set["asyncio.Task[None]"]
 
@@ -51,12 +57,18 @@ class Choice:
 class Stream:
     """One streamed answer. `failure` is empty only if the stream ended as a client expects."""
 
-    def __init__(self, url: str, index: int, request: dict[str, Any], is_late: bool) -> None:
+    def __init__(self, url: str, index: int, request: dict[str, Any], is_late: bool, repeat_url: str) -> None:
         self.url, self.index, self.request, self.is_late = url, index, request, is_late
+        self.repeat_url = repeat_url
+        self.headers = {"Idempotency-Key": uuid.uuid4().hex} if repeat_url else {}
         self.choices: dict[int, Choice] = {}
         self.warnings: list[str] = []
-        self.times: list[float] = []  # of each token of each choice
+        self.times: list[float] = []  # of each token of each choice, on all connections
+        self.comments: list[tuple[float, str]] = []
+        self.cold_start = ""  # the header X-Rayloom-Cold-Start
+        self.broken: list[dict[str, Any]] = []  # connections that broke: time, failure and tokens of each choice
         self.is_done = False
+        self.is_broken = False
         self.failure = ""
         self.began = time.time()
         self.ended: float | None = None
@@ -64,20 +76,37 @@ class Stream:
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         try:
-            async with session.post(f"{self.url}{self.request['path']}", json=self.request["body"]) as answer:
+            await self._connect(session, self.url)
+            while self.is_broken and self.repeat_url and len(self.broken) < MOST_REPEATS:
+                tokens = [choice.tokens for _, choice in sorted(self.choices.items())]
+                self.broken.append({"at": time.time(), "failure": self.failure, "tokens": tokens})
+                self.choices, self.warnings = {}, []
+                self.failure, self.is_broken = "", False
+                if len(self.broken) > 1:
+                    await asyncio.sleep(REPEAT_S)
+                await self._connect(session, self.repeat_url)
+        finally:
+            self.ended = time.time()
+
+    async def _connect(self, session: aiohttp.ClientSession, url: str) -> None:
+        body = self.request["body"]
+        try:
+            async with session.post(f"{url}{self.request['path']}", json=body, headers=self.headers) as answer:
                 if answer.status != 200:
                     self.failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
                     return
+                self.cold_start = answer.headers.get("X-Rayloom-Cold-Start", "")
                 async for line in answer.content:
                     self._take(line.decode().strip())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self.failure = f"{type(error).__name__}: {error}"
+            self.failure, self.is_broken = f"{type(error).__name__}: {error}", True
         finally:
             if not self.failure and not self.is_done:
-                self.failure = "the stream ended without [DONE]"
-            self.ended = time.time()
+                self.failure, self.is_broken = "the stream ended without [DONE]", True
 
     def _take(self, line: str) -> None:
+        if line.startswith(":"):
+            self.comments.append((time.time(), line.removeprefix(":").strip()))
         if not line.startswith("data: "):
             return
         if line == "data: [DONE]":
@@ -105,6 +134,9 @@ class Stream:
             "tokens": choices[0]["tokens"] if choices else [],
             "times": self.times,
             "warnings": self.warnings,
+            "comments": self.comments,
+            "cold_start": self.cold_start,
+            "broken": self.broken,
             "failure": self.failure,
         }
 
@@ -157,6 +189,9 @@ class Agent:
         """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.struck.wait()
+        if asked.get("arrivals"):
+            await self._replay(session, tasks)
+            return
         if asked["steady"]:
             await asyncio.gather(*(self._repeat(session, tasks, number) for number in range(asked["steady"])))
             return
@@ -165,6 +200,26 @@ class Agent:
             self._start(session, tasks, number, asked["late_url"], True)
             number += 1
             await asyncio.sleep(asked["late_every_s"])
+
+    async def _replay(self, session: aiohttp.ClientSession, tasks: Tasks) -> None:
+        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Reports once in `report_every_s`."""
+        began, reported = time.time(), 0.0
+        for at_s, index in self.settings["arrivals"]:
+            while (left_s := began + at_s - time.time()) > 0 and not self.stop.is_set():
+                if time.time() - reported > self.settings["report_every_s"]:
+                    reported = time.time()
+                    self._say_progress()
+                await asyncio.sleep(min(left_s, 0.5))
+            if self.stop.is_set():
+                return
+            self._start(session, tasks, index, self.settings["late_url"], True)
+
+    def _say_progress(self) -> None:
+        ended = [each for each in self.streams if each.ended is not None]
+        failures = [each.failure for each in ended if each.failure]
+        repeats = sum(bool(each.broken) for each in self.streams)
+        counts = {"sent": len(self.streams), "ended": len(ended), "failed": len(failures), "repeated": repeats}
+        say({"progress": {**counts, "last_failure": (failures or [""])[-1]}})
 
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
         """Sends stream after stream until `stop`, at most one in `late_every_s`, which bounds failing requests."""
@@ -178,7 +233,7 @@ class Agent:
     def _start(self, session: aiohttp.ClientSession, tasks: Tasks, number: int, url: str, is_late: bool) -> Stream:
         requests = self.settings["late_requests" if is_late else "requests"]
         index = number % len(requests)
-        stream = Stream(url, index, requests[index], is_late)
+        stream = Stream(url, index, requests[index], is_late, self.settings["repeat_url"])
         self.streams.append(stream)
         stream.task = asyncio.create_task(stream.run(session))
         tasks.add(stream.task)

@@ -17,6 +17,7 @@ NUM_TOKENS = 96
 LATE_TOKENS = 24
 NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
+NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
 # The place of the stop string in the text of the plain answer: behind the tokens at which a fault happens.
 _STOP = slice(-24, -12)
@@ -60,6 +61,8 @@ class MixedLoad:
         meant = self.answers[stream["index"]]
         if len(stream["choices"]) != len(meant):
             return f"{len(stream['choices'])} choices instead of {len(meant)}"
+        if is_other := [each for each in stream["broken"] if not _begins(stream["choices"], each["tokens"])]:
+            return f"the repeat is another answer than the connection that broke had: {is_other[0]['tokens']}"
         for got, wanted in zip(stream["choices"], meant, strict=True):
             if problem := _difference(got, wanted, stream["num_tokens"], is_whole=is_whole):
                 return f"request {stream['index']} changed: {problem}"
@@ -89,11 +92,17 @@ def mixed_requests(model: str, stop: str, num_tokens: int) -> list[Request]:
     return made
 
 
+def sampled_request(model: str) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request whose answer differs each time, unless an Idempotency-Key names it."""
+    body = {"model": model, "prompt": PROMPTS[0], "max_tokens": 24, "temperature": 1.0, "ignore_eos": True}
+    return "/v1/completions", {**body, "logprobs": 0}
+
+
 def undisturbed_mix(service: Service) -> MixedLoad:
     """The load with the answers of an undisturbed run. Fails unless each request is of its kind."""
-    (plain,) = _run(service, mixed_requests(service.name, "", NUM_TOKENS)[:1])
+    (plain,) = run_mix(service, mixed_requests(service.name, "", NUM_TOKENS)[:1])
     stop = plain["choices"][0]["text"][_STOP]
-    streams = _run(service, mixed_requests(service.name, stop, NUM_TOKENS))
+    streams = run_mix(service, mixed_requests(service.name, stop, NUM_TOKENS))
     answers: Answers = [stream["choices"] for stream in streams]
     assert [len(choices) for choices in answers] == [1, 1, 3, 1, 1, 1, 1, 1] * 2
     reasons = [choices[0]["finish_reason"] for choices in answers]
@@ -103,7 +112,8 @@ def undisturbed_mix(service: Service) -> MixedLoad:
     return MixedLoad(service.name, stop, answers)
 
 
-def _run(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
+def run_mix(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
+    """The records of these requests. Fails unless all of them are answered."""
     agent = LoadAgent(service, requests=requests, urls=[service.url] * len(requests))
     try:
         streams: list[dict[str, Any]] = agent.receive()["streams"]
@@ -111,6 +121,11 @@ def _run(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
         agent.process.kill()
     assert [stream["failure"] for stream in streams] == [""] * len(requests), streams
     return streams
+
+
+def _begins(choices: list[dict[str, Any]], tokens: list[list[str]]) -> bool:
+    """True if each of the choices begins with these tokens of it."""
+    return all(choice["tokens"][: len(had)] == had for choice, had in zip(choices, tokens, strict=False))
 
 
 def _difference(got: dict[str, Any], wanted: dict[str, Any], num_tokens: int, *, is_whole: bool) -> str:

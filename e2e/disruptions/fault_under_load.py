@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
+from clients.load import STRIKE_AT, StreamTokens, problem_of
 from clients.service import Service, wait
+from disruptions.running_load import running_load
 from observers.availability import untrue_times
 from observers.timeline import Timeline
 
@@ -73,32 +73,15 @@ def disturb(
     """
     wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
-    agent = LoadAgent(service, num_tokens=num_tokens, strike_at=STRIKE_AT, probe_url=service.url, **settings)
-    try:
-        with Timeline(service) as timeline:
-            agent.receive()  # ready
-            timeline.begin(what)
-            landed_at = strike()
-            if isinstance(landed_at, float):
-                timeline.begin(what, landed_at)
-            agent.send("struck")
-            if mend is not None:
-                mend(timeline)
-            if not settings.get("steady"):
-                assert "ended" in agent.receive()
-            wait(
-                lambda: is_over() and service.is_available(),
-                seconds,
-                lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
-            )
-            over_at = time.time()
-            agent.send("stop")
-            said: dict[str, Any] = {}
-            while "streams" not in said:
-                said = agent.receive()
-    finally:
-        agent.process.kill()
-    return _seen(service, expected, timeline, said, over_at)
+    load = {"num_tokens": num_tokens, "strike_at": STRIKE_AT, "probe_url": service.url, **settings}
+    with Timeline(service) as timeline, running_load(service, **load) as running:
+        running.strike(timeline, what, strike)
+        if mend is not None:
+            mend(timeline)
+        if not settings.get("steady"):
+            running.wait_for_streams()
+        over_at = running.wait(timeline, lambda: is_over() and service.is_available(), seconds)
+    return _seen(service, expected, timeline, running.said, over_at)
 
 
 def _seen(

@@ -8,22 +8,21 @@ error, error event, missing [DONE], and any difference from the undisturbed answ
 from __future__ import annotations
 
 import itertools
-import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import LoadAgent
 from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, NUM_TOKENS, MixedLoad
-from clients.service import Service, wait
+from clients.service import Service
+from disruptions.running_load import running_load
 from observers.timeline import Timeline
 
 STRIKE_AT = 12
 NUM_STEADY = 3  # streams at a time that arrive during the disturbance
 HEADER = (
-    "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | failed |",
-    "|---|---|---|---|---|---|---|",
+    "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | repeated |"
+    " failed |",
+    "|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -59,10 +58,15 @@ class GatewayRecord:
         late = [each for each in self.streams if each["is_late"] and each["times"]]
         return max(float(each["times"][0] - each["began"]) for each in late)
 
+    @property
+    def repeated(self) -> list[dict[str, Any]]:
+        """The streams that a client repeated because its connection broke."""
+        return [each for each in self.streams if each["broken"]]
+
     def row(self) -> str:
         over_s = self.timeline.seconds(self.over_at)
         seconds = (self.pause_s, self.usual_pause_s, self.first_token_s, over_s)
-        numbers = (len(self.streams), len(self.failures))
+        numbers = (len(self.streams), len(self.repeated), len(self.failures))
         return "| " + " | ".join((self.what, *(f"{each:.1f}" for each in seconds), *map(str, numbers))) + " |"
 
 
@@ -74,30 +78,18 @@ def disturb_gateway(
     *,
     is_over: Callable[[], bool],
     seconds: float = 180.0,
-    urls: list[str] | None = None,
+    **more: Any,
 ) -> GatewayRecord:
-    """Calls `strike` under streams, by the rules above. `urls`: where the first streams go, one for each request."""
+    """Calls `strike` under streams, by the rules above. `more`: further settings of LoadAgent."""
     requests = {"requests": load.requests(), "late_requests": load.requests(LATE_TOKENS)}
-    settings = {"urls": urls or [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2}
-    agent = LoadAgent(service, strike_at=STRIKE_AT, **settings, **requests)
-    try:
-        with Timeline(service) as timeline:
-            agent.receive()  # every stream has tokens
-            timeline.begin(what)
-            strike()
-            agent.send("struck")
-            wait(is_over, seconds, lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}")
-            over_at = time.time()
-            agent.send("stop")
-            said: dict[str, Any] = {}
-            while "streams" not in said:
-                said = agent.receive()
-    finally:
-        agent.process.kill()
-    streams = said["streams"]
+    settings = {"urls": [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2} | more
+    with Timeline(service) as timeline, running_load(service, strike_at=STRIKE_AT, **settings, **requests) as running:
+        running.strike(timeline, what, strike)
+        over_at = running.wait(timeline, is_over, seconds)
+    streams, had_tokens = running.said["streams"], running.said["had"]
     sizes = [sum(len(choice["tokens"]) for choice in choices) for choices in load.answers]
-    late = [had for had, size in zip(said["had"], sizes, strict=True) if had > max(size // 2, NUM_TOKENS // 2)]
-    assert not late, f"the disturbance came too late: {said['had']} of {sizes}"
+    late = [had for had, size in zip(had_tokens, sizes, strict=True) if had > max(size // 2, NUM_TOKENS // 2)]
+    assert not late, f"the disturbance came too late: {had_tokens} of {sizes}"
     failures = [Failure(stream=each, what=problem) for each in streams if (problem := load.problem_of(each))]
     return GatewayRecord(what=what, streams=streams, failures=failures, timeline=timeline, over_at=over_at)
 

@@ -31,6 +31,7 @@ class Release:
 NEXT = Release(patch="next_version.py", module="front/operations/service.py")
 CRASHES = Release(patch="crashes_at_start.py", module="supervisor/supervisor.py")
 FAILS_REQUESTS = Release(patch="fails_requests.py", module="front/openai/completions.py")
+FAILS_SEQUENCES = Release(patch="fails_sequences.py", module="worker/runner.py")
 SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")
 
 

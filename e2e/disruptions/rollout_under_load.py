@@ -7,15 +7,15 @@ run whenever the operator acts on an engine. All revisions serve the same weight
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of
-from clients.service import ROOT, Service, manifest, wait
+from clients.load import STRIKE_AT, StreamTokens, problem_of
+from clients.service import ROOT, Service, manifest
+from disruptions.running_load import running_load
 from observers.availability import untrue_times
 from observers.rollout_timeline import RolloutTimeline
 
@@ -111,27 +111,11 @@ def roll_out(
     """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens."""
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
     load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
-    agent = LoadAgent(service, **(load | settings))
-    try:
-        with RolloutTimeline(service) as timeline:
-            agent.receive()  # every stream has tokens
-            timeline.begin(what)
-            change()
-            agent.send("struck")
-            wait(
-                is_over,
-                seconds,
-                lambda: f"{timeline.table()}\n{json.dumps(service.get().get('status'), indent=1)}",
-                1.0,
-            )
-            over_at = time.time()
-            time.sleep(_REST_S)  # failures caused by the last step belong to the record
-            agent.send("stop")
-            said: dict[str, Any] = {}
-            while "streams" not in said:
-                said = agent.receive()
-    finally:
-        agent.process.kill()
+    with RolloutTimeline(service) as timeline, running_load(service, **(load | settings)) as running:
+        running.strike(timeline, what, change)
+        over_at = running.wait(timeline, is_over, seconds, 1.0)
+        time.sleep(_REST_S)  # failures caused by the last step belong to the record
+    said = running.said
     assert max(said["had"]) <= NUM_TOKENS // 2, f"the change came too late: {said['had']}"
     answers = [answered for _, answered, failure in said["probes"] if not failure]
     return RolloutRecord(

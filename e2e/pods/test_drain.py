@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from clients.client_pod import Client
-from clients.load import STRIKE_AT, LoadAgent, StreamTokens, problem_of, undisturbed
+from clients.load import STRIKE_AT, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import ROOT, Service, is_ready, manifest, wait
 from disruptions.faults import signal_process
+from disruptions.running_load import running_load
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.shell import ClusterError
 
@@ -56,16 +57,11 @@ def _streams_during(service: Service, strike: Callable[[], object], **settings: 
     """
     urls = [service.url] * NUM_STREAMS
     sizes = {"num_tokens": NUM_TOKENS, "late_tokens": LATE_TOKENS}
-    agent = LoadAgent(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings)
-    try:
-        agent.receive()  # every stream has tokens
+    with running_load(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings) as running:
         strike()
-        agent.send("struck")
-        assert "ended" in agent.receive()
-        agent.send("stop")
-        said = agent.receive()
-    finally:
-        agent.process.kill()
+        running.struck()
+        running.wait_for_streams()
+    said = running.said
     assert len(said["had"]) == NUM_STREAMS and max(said["had"]) <= NUM_TOKENS // 2, f"too late: {said['had']}"
     streams: list[dict[str, Any]] = said["streams"]
     return streams

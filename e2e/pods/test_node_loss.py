@@ -18,8 +18,9 @@ import pytest
 from clients.client_pod import Client
 from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
-from clients.service import OPERATOR_NAMESPACE, Service, is_ready, wait
+from clients.service import Service, is_ready, wait
 from disruptions.fault_under_load import FaultRecord, disturb
+from disruptions.nodes import move_operator_off
 from disruptions.scene import Scene, breakable
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
@@ -49,29 +50,12 @@ def split(operator: Kubectl, cluster: Cluster) -> Iterator[Split]:
         head_node = service.pods("head")[0]["spec"]["nodeName"]
         (other_node,) = set(cluster.node_names()) - {head_node}
         service.client = Client.start(operator, namespace, "beside-the-head", head_node)
-        _move_operator_off(operator, other_node)
+        move_operator_off(operator, other_node)
         try:
             yield Split(service, undisturbed(service), head_node, other_node)
         finally:
             for node in cluster.node_names():
                 cluster.start_node(node)
-
-
-def _move_operator_off(kubectl: Kubectl, node: str) -> None:
-    """Moves the operator off the node. Kubernetes would recreate it only minutes after the loss."""
-    pods = ("get", "pods", "--namespace", OPERATOR_NAMESPACE)
-
-    def is_elsewhere() -> bool:
-        ready = [pod for pod in kubectl.json(*pods)["items"] if is_ready(pod)]
-        return bool(ready) and all(pod["spec"]["nodeName"] != node for pod in ready)
-
-    if not is_elsewhere():
-        kubectl("cordon", node)
-        try:
-            kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=90)
-            wait(is_elsewhere, 60.0, lambda: kubectl(*pods))
-        finally:
-            kubectl("uncordon", node)
 
 
 def test_a_link_that_is_cut_for_a_while_costs_a_pause(
@@ -129,7 +113,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
 ) -> None:
     service, lost = split.service, split.head_node
     service.client = Client.start(operator, service.namespace, "beside-a-worker", split.other_node)
-    _move_operator_off(operator, lost)
+    move_operator_off(operator, lost)
     service.wait_available(60.0)
     old = service.pods("head")[0]["metadata"]["uid"]
 

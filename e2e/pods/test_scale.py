@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from clients.client_pod import Client
-from clients.load import STRIKE_AT, LoadAgent, StreamTokens, undisturbed
+from clients.load import STRIKE_AT, StreamTokens, undisturbed
 from clients.namespaces import new_namespace
 from clients.service import Service, wait
 from disruptions.rollout_under_load import NUM_TOKENS, RolloutRecord, expect_unnoticed, failures_of, roll_out, rollable
+from disruptions.running_load import running_load
 from local_kubernetes.machine.kubectl import Kubectl
 
 pytestmark = pytest.mark.slow
@@ -51,17 +52,11 @@ def test_a_service_of_no_engines_finishes_its_streams_refuses_others_and_comes_b
 ) -> None:
     service, expected = scaled
     wait(lambda: service.has(1), 60.0, service.story)
-    agent = LoadAgent(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0)
-    try:
-        agent.receive()  # every stream has tokens
+    with running_load(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0) as running:
         service.scale(0)
-        agent.send("struck")
-        agent.receive()  # every stream has ended
-        agent.send("stop")
-        said = agent.receive()
-    finally:
-        agent.process.kill()
-    assert failures_of(said["streams"], [], expected) == []
+        running.struck()
+        running.wait_for_streams()
+    assert failures_of(running.said["streams"], [], expected) == []
     wait(lambda: not service.clusters(), 60.0, service.story)
     wait(lambda: service.condition("Available")["reason"] == "Suspended", 10.0, service.story)
     assert service.condition("Available")["status"] == "False"

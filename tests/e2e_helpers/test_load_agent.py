@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -45,6 +46,7 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
         "late_every_s": 0,
         "late_for_s": 0,
         "steady": 0,
+        "repeat_url": "",
         "probe_url": url,
         "probe_timeout_s": 60,
         "probe_rest_s": rest_s,
@@ -81,3 +83,49 @@ def test_a_probe_that_waits_at_the_end_counts_by_what_becomes_of_it(
 ) -> None:
     probes = asyncio.run(asyncio.wait_for(_probes(answers_from, rest_s), 60))
     assert {failure for _, _, failure in probes} == failures
+
+
+async def _repeated(num_breaks: int, repeats: bool) -> tuple[load_agent.Stream, list[str | None]]:
+    """A stream whose first connections break after two tokens, and the Idempotency-Key of each request."""
+    keys: list[str | None] = []
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        keys.append(request.headers.get("Idempotency-Key"))
+        if len(keys) > num_breaks:
+            return web.Response(text=_TOKENS)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(_TOKENS.partition("data: [DONE]")[0].encode())
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    request = {"path": "/v1/completions", "body": {"max_tokens": 2, "stream": True}}
+    stream = load_agent.Stream(url, 0, request, False, url if repeats else "")
+    try:
+        async with aiohttp.ClientSession() as session:
+            await stream.run(session)
+    finally:
+        await runner.cleanup()
+    return stream, keys
+
+
+def test_a_client_repeats_a_broken_connection_with_its_key_until_the_answer_is_whole() -> None:
+    stream, keys = asyncio.run(_repeated(2, repeats=True))
+    assert (stream.failure, stream.is_done) == ("", True)
+    assert len(keys) == 3 and len(set(keys)) == 1 and keys[0]
+    assert [each["tokens"] for each in stream.broken] == [[["a", "b"]]] * 2
+    assert stream.report()["tokens"] == ["a", "b"]
+
+
+def test_a_client_that_does_not_repeat_reports_the_broken_connection() -> None:
+    stream, keys = asyncio.run(_repeated(1, repeats=False))
+    assert stream.failure and not stream.is_done
+    assert keys == [None]

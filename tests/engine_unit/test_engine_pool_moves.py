@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.errors import EngineDead
+from rayloom_engine.errors import CorruptLogits, EngineDead
 from rt_engine_pool import IDS, World, ids_of, run, sequence, until
 from rt_fake_core import FINGERPRINT
 
@@ -26,6 +26,42 @@ def test_an_engine_that_was_full_gets_a_sequence_whose_engine_is_lost(tmp_path: 
         assert [await ids_of(each) for each in sequences] == [IDS] * 4
 
     run(tmp_path, story)
+
+
+def test_a_sequence_whose_logits_are_not_finite_is_computed_by_another_engine(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["a"].refusal = ("corrupt", "not finite")
+        made = [sequence(str(number)) for number in range(4)]
+        for one in made:
+            world.client.submit([one])
+        assert [await ids_of(one) for one in made] == [IDS] * 4
+        assert world.cores["a"].submits, "one of the four was sent there first"
+
+    run(tmp_path, story)
+
+
+def test_a_sequence_whose_logits_no_two_engines_can_compute_fails(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for core in world.cores.values():
+            core.refusal = ("corrupt", "not finite")
+        one = sequence()
+        world.client.submit([one])
+        with pytest.raises(CorruptLogits, match="not finite"):
+            await ids_of(one)
+        assert [len(core.submits) for core in world.cores.values()] == [1] * len(world.cores)
+
+    run(tmp_path, story)
+
+
+def test_a_sequence_whose_logits_the_only_engine_cannot_compute_fails_at_once(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["a"].refusal = ("corrupt", "not finite")
+        one = sequence()
+        world.client.submit([one])
+        with pytest.raises(CorruptLogits, match="not finite"):
+            await ids_of(one)
+
+    run(tmp_path, story, engines=("a",))
 
 
 def test_engines_that_leave_the_list_are_no_losses_and_wait_for_nobody(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""Nodes of the test cluster, as a test prepares them for a loss."""
+
+from __future__ import annotations
+
+from clients.service import OPERATOR_NAMESPACE, is_ready, wait
+from local_kubernetes.machine.kubectl import Kubectl
+
+
+def move_operator_off(kubectl: Kubectl, node: str) -> None:
+    """Moves the operator off the node. Kubernetes would recreate it only minutes after the loss."""
+    pods = ("get", "pods", "--namespace", OPERATOR_NAMESPACE)
+
+    def is_elsewhere() -> bool:
+        ready = [pod for pod in kubectl.json(*pods)["items"] if is_ready(pod)]
+        return bool(ready) and all(pod["spec"]["nodeName"] != node for pod in ready)
+
+    if not is_elsewhere():
+        kubectl("cordon", node)
+        try:
+            kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=90)
+            wait(is_elsewhere, 60.0, lambda: kubectl(*pods))
+        finally:
+            kubectl("uncordon", node)

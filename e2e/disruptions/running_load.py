@@ -1,0 +1,71 @@
+"""The conversation with the load generator: streams run, something happens, and the generator reports what clients saw.
+
+with Timeline(service) as timeline, running_load(service, strike_at=16) as load:
+    load.strike(timeline, "a pod is deleted", delete_it)
+    load.wait(timeline, service.is_available, 90.0)
+load.said["streams"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from clients.load import LoadAgent
+from clients.service import Service, wait
+from observers.timeline import Timeline
+
+
+class RunningLoad:
+    """Streams that have tokens. `said` has the records of all streams and probes once the block has ended."""
+
+    def __init__(self, service: Service, agent: LoadAgent) -> None:
+        self.said: dict[str, Any] = {}
+        self._service = service
+        self._agent = agent
+
+    def strike(self, timeline: Timeline, what: str, strike: Callable[[], object]) -> None:
+        """Calls `strike`, which may return the Unix time of the event, and lets new requests arrive from now on."""
+        timeline.begin(what)
+        happened_at = strike()
+        if isinstance(happened_at, float):
+            timeline.begin(what, happened_at)
+        self.struck()
+
+    def struck(self) -> None:
+        """Lets new requests arrive."""
+        self._agent.send("struck")
+
+    def wait_for_streams(self) -> None:
+        """Returns when no stream runs and none will arrive. Without `steady` only."""
+        assert "ended" in self._agent.receive()
+
+    def wait(self, timeline: Timeline, is_over: Callable[[], bool], seconds: float, pause_s: float = 0.25) -> float:
+        """The Unix time when `is_over` held. Fails with the timeline after `seconds`."""
+        wait(is_over, seconds, lambda: f"{timeline.table()}\n{self._service.story()}", pause_s)
+        return time.time()
+
+    def stop(self) -> None:
+        """Lets no new requests arrive, and waits for the running ones and their records."""
+        self._agent.send("stop")
+        while "streams" not in self.said:
+            self.said = self._agent.receive()
+
+
+@contextlib.contextmanager
+def running_load(service: Service, **settings: Any) -> Iterator[RunningLoad]:
+    """Streams by the `settings` of LoadAgent, with `strike_at` tokens each when the block begins.
+
+    `stop` is called at the end of the block, unless the block has called it or has failed.
+    """
+    agent = LoadAgent(service, **settings)
+    try:
+        agent.receive()  # every stream has tokens
+        load = RunningLoad(service, agent)
+        yield load
+        if not load.said:
+            load.stop()
+    finally:
+        agent.process.kill()

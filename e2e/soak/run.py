@@ -1,0 +1,184 @@
+"""`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
+
+Clients repeat requests whose connection broke with the gateway or its node, by Idempotency-Key; nothing else is
+repeated. The exit code is 1 if a request failed, an answer changed, memory grows, or the service is not whole at the
+end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from clients.client_pod import Client
+from clients.gateways import GatewayedService
+from clients.load import LoadAgent
+from clients.mixed_load import run_mix
+from clients.namespaces import new_namespace
+from clients.service import wait
+from disruptions.nodes import move_operator_off
+from disruptions.rollout_under_load import rollable
+from local_kubernetes.clusters.choice import chosen_cluster
+from local_kubernetes.clusters.interface import Cluster
+from local_kubernetes.machine.kubectl import Kubectl
+from local_kubernetes.machine.shell import ClusterError
+from soak.fault_plan import FaultPlan
+from soak.memory import memory
+from soak.memory_trend import trend
+from soak.requests import arrival_times, soak_requests
+from soak.strikes import Strikes
+
+_MEMORY_S, _REPORT_S, _LOOK_S = 20.0, 60.0, 2.0
+_START_S, _WHOLE_S = 300.0, 300.0
+_WARM_S = 120.0  # caches fill: memory counts from here on
+ROLES = ("engine", "gateway", "operator")
+
+
+class Soak:
+    """One run on a service that is whole."""
+
+    def __init__(self, service: GatewayedService, strikes: Strikes, seed: int) -> None:
+        self.faults: dict[str, int] = {}
+        self.samples: dict[str, list[tuple[float, float]]] = {role: [] for role in ROLES}
+        self.progress: dict[str, Any] = {"sent": 0, "ended": 0, "failed": 0, "repeated": 0, "last_failure": ""}
+        self.said: dict[str, Any] = {}
+        self._service = service
+        self._strikes = strikes
+        self._plan = FaultPlan(seed)
+        self._began = 0.0
+
+    def run(self, requests: list[dict[str, Any]], arrivals: list[list[float]], seconds: float) -> None:
+        """Keeps the load for so many seconds, and returns when the service is whole again and all requests ended."""
+        service = self._service
+        first = {"requests": requests[:1], "urls": [service.url], "strike_at": 1}
+        later = {"late_requests": requests, "arrivals": arrivals, "report_every_s": 10.0}
+        agent = LoadAgent(service, **first, **later, repeat_url=service.url)
+        try:
+            agent.receive()
+            agent.send("struck")
+            listener = threading.Thread(target=self._listen, args=(agent,), daemon=True)
+            listener.start()
+            self._began = time.monotonic()
+            self._disturb(seconds)
+            self._strikes.end()
+            wait(self._is_whole, _WHOLE_S, service.story)
+            agent.send("stop")
+            listener.join(_WHOLE_S)
+        finally:
+            self._strikes.end()
+            agent.process.kill()
+
+    def _disturb(self, seconds: float) -> None:
+        sampled = reported = 0.0
+        while (now_s := time.monotonic() - self._began) < seconds:
+            is_whole = self._is_whole()
+            fault = self._plan.due(now_s, is_whole=is_whole)
+            if fault is not None:
+                what = self._strikes.strike(fault)
+                self.faults[what] = self.faults.get(what, 0) + 1
+                print(f"{now_s:7.0f} s  {what}", flush=True)
+            if now_s - sampled >= _MEMORY_S:
+                sampled = now_s
+                self._sample(now_s)
+            if now_s - reported >= _REPORT_S:
+                reported = now_s
+                print(f"{now_s:7.0f} s  {self._line(is_whole)}", flush=True)
+            time.sleep(_LOOK_S)
+
+    def _is_whole(self) -> bool:
+        try:
+            is_so = self._service.has(2) and self._service.has_gateways(2)
+        except ClusterError:
+            return False
+        return is_so and not self._strikes.is_node_lost.is_set()
+
+    def _sample(self, now_s: float) -> None:
+        try:
+            found = memory(self._service)
+        except ClusterError:
+            return
+        for role, mib in found.items():
+            self.samples[role].append((now_s, mib))
+
+    def _line(self, is_whole: bool) -> str:
+        sizes = ", ".join(f"{role} {samples[-1][1]:.0f} MiB" for role, samples in self.samples.items() if samples)
+        counts = ", ".join(f"{self.progress[name]} {name}" for name in ("sent", "ended", "failed", "repeated"))
+        last = f"; last failure: {self.progress['last_failure']}" if self.progress["failed"] else ""
+        return f"{counts}; {'whole' if is_whole else 'recovering'}; {sizes}{last}"
+
+    def _listen(self, agent: LoadAgent) -> None:
+        while "streams" not in self.said:
+            message = agent.receive()
+            self.progress = message.get("progress", self.progress)
+            if "streams" in message:
+                self.said = message
+
+
+def report(soak: Soak, expected: list[list[str]]) -> bool:
+    """Prints the tables. Returns True if no request failed, no answer changed and no memory grows."""
+    streams = soak.said.get("streams", [])
+    failures = [each["failure"] for each in streams if each["failure"]]
+    changed = [each for each in streams if not each["failure"] and each["tokens"] != expected[each["index"]]]
+    repeated = sum(bool(each["broken"]) for each in streams)
+    print("\n| fault | number |\n|---|---|")
+    for what, number in sorted(soak.faults.items()):
+        print(f"| {what} | {number} |")
+    print("\n| requests | failed | answers changed | repeated after a gateway ended |\n|---|---|---|---|")
+    print(f"| {len(streams)} | {len(failures)} | {len(changed)} | {repeated} |")
+    print("\n| memory (PSS) | mean, MiB | slope, MiB/h | error | samples | verdict |\n|---|---|---|---|---|---|")
+    verdicts = []
+    for role, samples in soak.samples.items():
+        line = trend([each for each in samples if each[0] >= _WARM_S])
+        verdicts.append(line.verdict)
+        slopes = f"{line.mib_per_hour:+.1f} | {line.error_mib_per_hour:.1f}"
+        print(f"| {role} | {line.mean_mib:.0f} | {slopes} | {line.num_samples} | {line.verdict} |")
+    for failure in failures[:20]:
+        print(f"FAILED: {failure[:500]}")
+    for each in changed[:5]:
+        print(f"CHANGED: request {each['index']}: {each['tokens']} instead of {expected[each['index']]}")
+    return bool(streams) and not failures and not changed and "GROWS" not in verdicts
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=0.5, help="requests a second (default 0.5)")
+    asked = parser.parse_args(arguments)
+    cluster = chosen_cluster(os.environ)
+    kubectl = Kubectl(cluster.kubeconfig)
+    with new_namespace(kubectl, "soak") as namespace:
+        service = _whole_service(kubectl, namespace)
+        lost_node = _prepare_nodes(service, cluster)
+        requests = soak_requests(service.name, asked.seed)
+        expected = [stream["tokens"] for stream in run_mix(service, requests)]
+        soak = Soak(service, Strikes(service, cluster, lost_node, asked.seed), asked.seed)
+        seconds = 60 * asked.minutes
+        # Requests arrive until the service is whole again.
+        soak.run(requests, arrival_times(asked.seed, asked.rate, seconds + _WHOLE_S), seconds)
+    return 0 if report(soak, expected) else 1
+
+
+def _whole_service(kubectl: Kubectl, namespace: str) -> GatewayedService:
+    service = GatewayedService(kubectl, Client.start(kubectl, namespace), namespace, "smollm2")
+    spec = {"replicas": 2, "gateway": {"replicas": 2}, "recovery": {"restartBudget": 1000}}
+    kubectl.apply(rollable(namespace, 5, 5, **spec))
+    wait(lambda: service.has(2) and service.has_gateways(2), _START_S, service.story)
+    service.wait_available()
+    return service
+
+
+def _prepare_nodes(service: GatewayedService, cluster: Cluster) -> str:
+    """Moves client and operator off the node that faults may stop, and returns its name."""
+    client = service.kubectl.json("get", "pod", service.client.name, "--namespace", service.namespace)
+    (lost_node,) = set(cluster.node_names()) - {client["spec"]["nodeName"]}
+    move_operator_off(service.kubectl, lost_node)
+    return lost_node
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
