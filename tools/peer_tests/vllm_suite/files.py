@@ -60,8 +60,7 @@ EXCEPTIONS = {
     "test_include_reasoning.py::test_reasoning_tokens_in_usage": _NO_REASONING,
     "test_simple.py::test_streaming_reasoning_tokens_e2e": _NO_REASONING,
     "test_simple.py::test_non_streaming_reasoning_tokens_e2e": _NO_REASONING,
-    "test_function_call.py::test_function_tool_use[required": f"{_NO_REASONING}. So vLLM's answer has no call, either: "
-    "it ends inside the reasoning, which the test accepts",
+    "test_function_call.py::test_function_tool_use[required": _NO_REASONING,
     "test_tokenization.py::test_tokenize_chat_with_tools": "SmolLM2's template ignores tools, so this server writes "
     "them into the system message; vLLM leaves them out",
 }
