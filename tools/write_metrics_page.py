@@ -29,8 +29,7 @@ with a new pod. Finished and failed requests and times to the first token includ
 
 With `--metrics-prefix vllm` (in an LLMService `engine.args.metricsPrefix: vllm`), the metrics of the last column have
 the prefix `vllm:` instead, and all samples have the label `engine="0"`, as vLLM's. So vLLM's dashboards, triggers of
-KEDA and endpoint pickers of gateways work. The other metrics keep the prefix `rayloom:`. vLLM's times of queue, prefill
-and inference and its sizes of steps have no counterpart.
+KEDA and endpoint pickers of gateways work. The other metrics keep the prefix `rayloom:`.
 
 - **Core**: the engine's process that schedules sequences and allocates KV blocks.
 - **Front**: the engine's process that answers HTTP requests.

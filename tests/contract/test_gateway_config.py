@@ -25,6 +25,7 @@ ARGS = {
     "logLevel": "debug",
     "maxLogprobs": 100,
     "enableForceIncludeUsage": True,
+    "returnTokensAsTokenIds": True,
     "repeatSeconds": 60,
 }
 

@@ -66,6 +66,41 @@ def test_a_wait_for_a_grammar_makes_no_step_slower_in_the_measured_rates() -> No
     assert engine.stats().prefill_tokens_per_s == pytest.approx(8 / 1.5)
 
 
+class SlowRank(SimulatedRank):
+    """Moves the clock on by a second in each step."""
+
+    def __init__(self, times: list[float]) -> None:
+        super().__init__()
+        self._times = times
+
+    def run(self, plan: StepPlan) -> StepResult:
+        self._times[0] += 1.0
+        return super().run(plan)
+
+
+def test_the_first_output_tells_how_long_the_sequence_waited_for_its_first_step() -> None:
+    times = [0.0]
+    engine = Engine(make_scheduler(max_num_seqs=1), LocalExecutor(SlowRank(times)), clock=lambda: times[0])
+    engine.add(make_sequence("a", range(3), max_tokens=4))
+    engine.add(make_sequence("b", range(3), max_tokens=2))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    waits = [(output.sequence_id, output.queue_s) for output in outputs]
+    assert waits == [*[("a", 0.0)] * 4, ("b", 4.0), ("b", 0.0)]
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    engine = Engine(make_scheduler(enable_prefix_caching=False), LocalExecutor(SimulatedRank()), clock=time.monotonic)
+    engine.add(make_sequence("a", range(19), max_tokens=2))
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert stats.step_tokens == 8 + 8 + 3 + 1
+    assert stats.step_token_counts[:3] == (1, 3, 0)  # up to 1 token, up to 8, up to 16
+    assert sum(stats.step_token_counts) == stats.num_steps == 4
+
+
 def test_a_probe_has_no_output() -> None:
     times = iter(range(100))
     engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=lambda: float(next(times)))

@@ -1,4 +1,5 @@
-"""The settings `max_logprobs` and `enable_force_include_usage`, and the prompt's log-probabilities in streams.
+"""The settings `max_logprobs`, `enable_force_include_usage` and `return_tokens_as_token_ids`; the prompt's
+log-probabilities in streams.
 
 The core is a fake one with bytes as tokens: each token has -0.5, and "!" is the most likely one with -0.25.
 """
@@ -20,7 +21,8 @@ from rt_front import FrontUnderTest, events, running_front
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
-    with running_front(tmp_path_factory.mktemp("front"), max_logprobs=-1, enable_force_include_usage=True) as front:
+    settings = {"max_logprobs": -1, "enable_force_include_usage": True, "return_tokens_as_token_ids": True}
+    with running_front(tmp_path_factory.mktemp("front"), **settings) as front:
         yield front
 
 
@@ -43,6 +45,14 @@ def test_minus_one_asks_for_the_whole_vocabulary(front: FrontUnderTest) -> None:
     completion, chat = (submit.params for submit in front.do(lambda: list(front.core.submits)))
     assert (completion.logprobs, completion.prompt_logprobs) == (VOCAB_SIZE, VOCAB_SIZE)
     assert (chat.logprobs, chat.prompt_logprobs) == (VOCAB_SIZE, None)
+
+
+def test_tokens_are_named_by_their_ids_unless_the_request_says_otherwise(front: FrontUnderTest) -> None:
+    for fields, names in (({}, ["token_id:97", "token_id:98"]), ({"return_tokens_as_token_ids": False}, ["a", "b"])):
+        completion = front.complete(logprobs=0, max_tokens=2, **fields).json()["choices"][0]
+        assert completion["logprobs"]["tokens"] == names
+        chat = front.chat(logprobs=True, max_tokens=2, **fields).json()["choices"][0]
+        assert [entry["token"] for entry in chat["logprobs"]["content"]] == names
 
 
 def test_no_more_than_the_vocabulary_is_given(front: FrontUnderTest) -> None:

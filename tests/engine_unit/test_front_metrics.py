@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core.stats import STEP_TOKEN_BOUNDS, SchedulerStats
+from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.http.body import check_shape
 from rayloom_engine.front.http.errors import ApiError
@@ -78,6 +79,39 @@ def test_a_new_core_is_counted_from_zero_although_no_counter_falls() -> None:
     metrics.observe_core(old, core_pid=7)
     metrics.observe_core(new, core_pid=8)
     assert 'rayloom:prefix_cache_queries_total{model_name="m"} 13.0\n' in metrics.text()
+
+
+def test_steps_by_their_tokens_never_fall_over_a_restart_of_the_core() -> None:
+    metrics = Metrics("m")
+    for core_pid, num_steps in ((7, 2), (7, 5), (8, 1)):
+        counts = (0, num_steps, *[0] * (len(STEP_TOKEN_BOUNDS) - 1))
+        stats = SchedulerStats(step_tokens=8 * num_steps, step_token_counts=counts)
+        metrics.observe_core(msgspec.structs.replace(NO_CORE, stats=stats), core_pid)
+    text = metrics.text()
+    assert "# TYPE rayloom:iteration_tokens_total histogram\n" in text
+    assert 'rayloom:iteration_tokens_total_bucket{le="1",model_name="m"} 0.0\n' in text
+    assert 'rayloom:iteration_tokens_total_bucket{le="8",model_name="m"} 6.0\n' in text
+    assert 'rayloom:iteration_tokens_total_sum{model_name="m"} 48.0\n' in text
+
+
+def test_the_phases_of_a_sequence_add_up() -> None:
+    metrics = Metrics("m")
+    metrics.observe_phases(queue_s=0.25, prefill_s=0.5, decode_s=2.0, num_preemptions=3)
+    text = metrics.text()
+    for name, value in (("queue", 0.25), ("prefill", 0.5), ("decode", 2.0), ("inference", 2.5)):
+        assert f'rayloom:request_{name}_time_seconds_sum{{model_name="m"}} {value}\n' in text
+    assert 'rayloom:request_num_preemptions_bucket{le="2",model_name="m"} 0.0\n' in text
+    assert 'rayloom:request_num_preemptions_bucket{le="3",model_name="m"} 1.0\n' in text
+
+
+def test_only_a_full_queue_counts_as_a_rejection() -> None:
+    metrics = Metrics("m")
+    name = 'rayloom:admission_rejections_total{model_name="m",reason="queue_full"}'
+    assert f"{name} 0.0\n" in metrics.text()
+    metrics.observe_failure(QueueFull("full", 1))
+    metrics.observe_failure(RequestError("no"))
+    assert f"{name} 1.0\n" in metrics.text()
+    assert metrics.finished.value() == 0
 
 
 def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:

@@ -99,12 +99,16 @@ def test_vllm_names_replace_ours_where_vllm_has_the_metric() -> None:
 
 
 def test_metrics_of_the_server_have_vllms_names_and_labels(front: FrontUnderTest) -> None:
+    front.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers=KEY).raise_for_status()
     text = front.http.get("/metrics").text
     samples = {sample.name: sample for family in text_string_to_metric_families(text) for sample in family.samples}
     for name in (
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
         *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
         *("time_to_first_token_seconds_bucket", "inter_token_latency_seconds_sum"),
+        *("request_queue_time_seconds_count", "request_inference_time_seconds_count"),
+        *("request_num_preemptions_count", "num_requests_waiting_by_reason", "admission_rejections_total"),
+        *("request_prefill_time_seconds_count", "iteration_tokens_total_count"),
         *("e2e_request_latency_seconds_count", "request_success_total", "request_decode_time_seconds_sum"),
     ):
         assert samples[f"vllm:{name}"].labels.items() >= {"model_name": MODEL, "engine": "0"}.items()
@@ -112,3 +116,11 @@ def test_metrics_of_the_server_have_vllms_names_and_labels(front: FrontUnderTest
     assert (labels["block_size"], labels["num_gpu_blocks"]) == ("16", str(front.do(lambda: front.core.num_blocks)))
     assert "rayloom:recoveries_total" in text
     assert "rayloom:num_requests_running" not in text
+    for name in ("queue_time_seconds", "prefill_time_seconds", "inference_time_seconds", "num_preemptions"):
+        num_decoded = samples["vllm:request_decode_time_seconds_count"].value
+        assert samples[f"vllm:request_{name}_count"].value == num_decoded > 0
+    cache = samples["vllm:cache_config_info"].labels
+    num_tokens = int(cache["num_gpu_blocks"]) * int(cache["block_size"])
+    assert int(cache["kv_cache_size_tokens"]) == num_tokens
+    length = front.http.post("/tokenize", json={"prompt": "Hi"}, headers=KEY).json()["max_model_len"]
+    assert float(cache["kv_cache_max_concurrency"]) == pytest.approx(num_tokens / length, abs=0.001)

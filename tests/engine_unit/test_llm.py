@@ -125,7 +125,7 @@ def test_the_context_bounds_the_output(llm: LLM) -> None:
     [
         ([[1] * 120], {"max_tokens": 9}, "the prompt has 120 and 9 more were asked for, 129 in all"),
         ([[]], {}, "the prompt has no tokens"),
-        ([[1]], {"stop_token_ids": [256]}, "the vocabulary ends at 255"),
+        ([[1]], {"stop_token_ids": [256]}, "the model's 256 ids go from 0 to 255"),
     ],
 )
 def test_a_batch_with_an_impossible_prompt_is_refused_before_anything_runs(llm: LLM, prompts, wishes, sentence) -> None:

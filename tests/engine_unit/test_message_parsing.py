@@ -13,8 +13,10 @@ import pytest
 from rayloom_engine.text.message_parsing.message import Message
 from rayloom_engine.text.message_parsing.reasoning_formats import QWEN3, REASONING_FORMATS
 from rayloom_engine.text.message_parsing.tool_formats import (
+    GRANITE,
     HARMONY,
     HERMES,
+    INTERNLM,
     LLAMA3_JSON,
     MISTRAL,
     PYTHONIC,
@@ -33,6 +35,8 @@ WRITTEN = {
     "llama3_json": f'{{"name": "weather", "parameters": {PARIS}}}',
     "pythonic": '[weather(city="Paris", days=3)]',
     "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {PARIS}}}]',
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]',
+    "internlm": f'<|action_start|><|plugin|>\n{{"name": "weather", "parameters": {PARIS}}}<|action_end|>',
     "harmony": f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>",
 }
 
@@ -59,6 +63,9 @@ TWO = [("weather", PARIS), ("stop", "{}")]
         (MISTRAL, WRITTEN["mistral"][:-1] + ', {"name": "stop", "arguments": {}}]'),
         (MISTRAL, f"[TOOL_CALLS]weather{PARIS}[TOOL_CALLS]stop{{}}"),
         (MISTRAL, f"[TOOL_CALLS]weather[CALL_ID]abcdef123[ARGS]{PARIS}[TOOL_CALLS]stop[ARGS]{{}}"),
+        (GRANITE, WRITTEN["granite"][:-1] + ', {"name": "stop", "arguments": {}}]'),
+        (GRANITE, f'<tool_call> [{{"name": "weather", "arguments": {PARIS}}}, {{"name": "stop", "arguments": {{}}}}]'),
+        (INTERNLM, WRITTEN["internlm"] + '\n<|action_start|><|plugin|>{"name": "stop", "parameters": {}}'),
         (HARMONY, WRITTEN["harmony"] + "<|start|>assistant<|channel|>commentary to=functions.stop<|message|>{}"),
         (
             HARMONY,
@@ -77,6 +84,8 @@ def test_two_calls(format: ToolFormat, text: str) -> None:
         (HERMES, WRITTEN["hermes"] + "\nDone.", ("Done.", "", TWO[:1])),
         (QWEN3_XML, "I look. " + WRITTEN["qwen3_xml"] + "\n", ("I look.", "", TWO[:1])),
         (MISTRAL, "I look." + WRITTEN["mistral"], ("I look.", "", TWO[:1])),
+        (GRANITE, "I look." + WRITTEN["granite"] + "\n", ("I look.", "", TWO[:1])),
+        (INTERNLM, "I look." + WRITTEN["internlm"] + "\n", ("I look.", "", TWO[:1])),
         (LLAMA3_JSON, "  " + WRITTEN["llama3_json"], ("", "", TWO[:1])),
         (LLAMA3_JSON, "I look. " + WRITTEN["llama3_json"], ("I look. " + WRITTEN["llama3_json"], "", [])),
         (HERMES, "Only text \n", ("Only text \n", "", [])),
@@ -87,6 +96,12 @@ def test_two_calls(format: ToolFormat, text: str) -> None:
 )
 def test_content_next_to_calls(format: ToolFormat, text: str, expected: Any) -> None:
     assert parsed(format, text) == expected
+
+
+def test_a_special_token_that_begins_an_opener_is_content_nowhere() -> None:
+    hidden = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+    assert parsed(INTERNLM, "I look." + WRITTEN["internlm"], hidden=hidden) == ("I look.", "", TWO[:1])
+    assert parsed(INTERNLM, "a<|action_start|>b<|plugin|>c<|action_start|>", hidden=hidden) == ("abc", "", [])
 
 
 NO_CALLS = [
@@ -130,6 +145,9 @@ NO_CALLS = [
     (PYTHONIC, "[weather(city=" + "[" * 100 + "]" * 100 + ")]"),
     (PYTHONIC, "[weather(city=" + "-" * 3000 + "1)]"),
     (PYTHONIC, "[weather(city='" + "x" * 70000 + "')]"),
+    (INTERNLM, "<|action_start|><|interpreter|>"),
+    (INTERNLM, "<|action_start|>"),
+    (GRANITE, "<|tool_call|>[]"),
     (MISTRAL, "[TOOL_CALLS]"),
     (MISTRAL, "[TOOL_CALLS] weather(Paris)"),
     (MISTRAL, "[TOOL_CALLS]" + "x" * 300 + "{}"),

@@ -135,7 +135,7 @@ def test_refusals_name_the_field(settings: dict[str, Any], field: str) -> None:
 
 
 def test_ids_outside_the_vocabulary_are_refused() -> None:
-    with pytest.raises(RequestError, match="vocabulary ends at 49"):
+    with pytest.raises(RequestError, match="the model's 50 ids go from 0 to 49; use smaller ids"):
         decoding(SamplingParams(stop_token_ids=[50]))
     with pytest.raises(RequestError, match="logit_bias has token id 50"):
         decoding(SamplingParams(logit_bias={50: 1}))

@@ -141,6 +141,9 @@ def test_the_newest_is_preempted_and_resumes_with_the_same_tokens() -> None:
     assert ids_of(outputs, "b") == expected_ids((4, 5, 6), 10)
     finished = [output.sequence_id for output in outputs if output.finish_reason]
     assert finished == ["a", "b"]
+    preempted = {(output.sequence_id, output.num_preemptions) for output in outputs}
+    assert preempted == {("a", 0), ("b", 0), ("b", 1)}
+    assert [output.num_preemptions for output in outputs if output.sequence_id == "b"][-1] == 1
 
 
 def test_lower_priority_numbers_run_first_and_are_preempted_last() -> None:

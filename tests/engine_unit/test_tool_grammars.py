@@ -21,8 +21,10 @@ from rayloom_engine.text.message_parsing.message import Message
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
 from rayloom_engine.text.message_parsing.tool_formats import (
+    GRANITE,
     HARMONY,
     HERMES,
+    INTERNLM,
     LLAMA3_JSON,
     MISTRAL,
     PYTHONIC,
@@ -92,6 +94,11 @@ def written(format: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
         return "; ".join(text.replace('"arguments"', '"parameters"') for text in texts)
     if format is MISTRAL:
         return f"[TOOL_CALLS][{', '.join(texts)}]"
+    if format is GRANITE:
+        return f"<|tool_call|>[{', '.join(texts)}]"
+    if format is INTERNLM:
+        texts = [text.replace('"arguments"', '"parameters"') for text in texts]
+        return "\n".join(f"<|action_start|><|plugin|>\n{text}\n<|action_end|>" for text in texts)
     if format is PYTHONIC:
         return f"[{', '.join(f'{name}({_keywords(arguments)})' for name, arguments in calls)}]"
     if format is QWEN3_XML:
@@ -185,6 +192,18 @@ def test_newer_models_of_mistral_write_a_name_and_a_tag() -> None:
     text = f"<repo_name>get_weather<reponame>{json.dumps(ARGUMENTS)}"
     assert is_legal(lark, text)
     assert is_legal(lark, text * 2)
+
+
+def test_an_opener_may_be_composed_of_special_tokens() -> None:
+    special = {"<|action_start|>": 3, "<|plugin|>": 4, "<|action_end|>": 5}
+    text = written(INTERNLM, ("get_weather", ARGUMENTS))
+    tokens = {"<|action_start|>": "<repo_name>", "<|plugin|>": "<reponame>", "<|action_end|>": "<file_sep>"}
+    for mode in ("required", "auto"):
+        lark = call_grammar(use_of(STRICT, mode=mode), INTERNLM, special)
+        right = functools.reduce(lambda before, tag: before.replace(tag, tokens[tag]), tokens, text)
+        assert is_legal(lark, right)
+        assert not is_legal(lark, right.replace("get_weather", "x"))
+    assert not is_legal(call_grammar(use_of(STRICT), INTERNLM, special), text)
 
 
 @pytest.mark.parametrize("format", [each for each in TOOL_FORMATS.values() if each is not LLAMA3_JSON])

@@ -157,6 +157,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.maxOutputTokens": (yes(None, 64),),
     "engine.args.maxLogprobs": (yes(None, 100),),
     "engine.args.enableForceIncludeUsage": (yes(None, True),),
+    "engine.args.returnTokensAsTokenIds": (yes(None, True),),
     "engine.args.repeatSeconds": (yes(None, 5),),
     "engine.args.ui": (yes(None, True),),
     "engine.args.generationConfig": (yes(None, "none"),),

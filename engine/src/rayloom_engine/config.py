@@ -17,7 +17,7 @@ from rayloom_engine.errors import ConfigError
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8"]
-ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"]
+ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "granite", "internlm", "harmony"]
 ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
@@ -190,6 +190,10 @@ class EngineConfig(BaseModel):
         False,
         description="Every chunk of a stream has `usage`, as if the request had set include_usage and "
         "continuous_usage_stats.",
+    )
+    return_tokens_as_token_ids: bool = Field(
+        False,
+        description="Log-probabilities name tokens as `token_id:N`, unless the request sets the field of this name.",
     )
     generation_config: Literal["auto", "none"] = Field(
         "auto",

@@ -194,8 +194,8 @@ class SamplingParams:
             outside = [token_id for token_id in ids if token_id >= vocab_size]
             if outside:
                 raise RequestError(
-                    f"{name} has token id {_listed(outside)}, but the vocabulary ends at {vocab_size - 1}; "
-                    "use smaller ids",
+                    f"{name} has token id {_listed(outside)}, but the model's {vocab_size} ids go from 0 to "
+                    f"{vocab_size - 1}; use smaller ids",
                     name,
                 )
         return DecodingParams(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rayloom_engine.core.decoding import DecodingParams
@@ -14,7 +15,7 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import PROBE_PREFIX, is_probe
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.sequence import Sequence
-from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core.stats import STEP_TOKEN_BOUNDS, SchedulerStats
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepMeter
 from rayloom_engine.core.step_work import StepForecast, StepWork
@@ -64,9 +65,15 @@ class StepTimes:
 
     num_steps: int = 0
     num_tokens: int = 0
+    token_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
     forward: float = 0.0
     sample: float = 0.0
     host: float = 0.0  # all other work of a step: scheduling, input preparation, update; no waits for other steps
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """Counts the tokens of one step."""
+        self.num_tokens += num_tokens
+        self.token_counts[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
 
 
 class Engine:
@@ -102,6 +109,7 @@ class Engine:
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
             return SequenceOutput(sequence_id=sequence.request_id, finish_reason=reason)
+        sequence.queued_at = self._clock()
         self.scheduler.add(sequence, is_resume)
         return None
 
@@ -133,7 +141,9 @@ class Engine:
                 self._meter.submitted(plan)
                 self.before_run()
                 self._executor.submit(plan)
-                times.num_tokens += plan.num_tokens
+                times.note_tokens(plan.num_tokens)
+                if plan.new_slots:
+                    self.scheduler.note_starts(plan, self._clock())
             if self.scheduler.num_in_flight == 0:
                 return []
             asked = self._clock()
@@ -183,6 +193,7 @@ class Engine:
             num_corrupt=counters.num_corrupt,
             num_steps=times.num_steps,
             step_tokens=times.num_tokens,
+            step_token_counts=tuple(times.token_counts),
             forward_seconds=times.forward,
             sample_seconds=times.sample,
             host_seconds=times.host,

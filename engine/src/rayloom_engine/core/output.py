@@ -23,4 +23,6 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     message: str = ""  # if the form is broken: the reason
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output
+    queue_s: float = 0.0  # seconds from the sequence's acceptance to its first step; only in the first output
+    num_preemptions: int = 0  # of the sequence so far
     attempt: int = 0  # on the wire: the attempt of the Submit

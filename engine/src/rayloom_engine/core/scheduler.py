@@ -318,6 +318,13 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.request_id]
 
+    def note_starts(self, plan: StepPlan, now: float) -> None:
+        """Notes how long the sequences that `plan` begins have waited."""
+        for new in plan.new_slots:
+            sequence = self._sequences.get(new.request_id)
+            if sequence is not None and sequence.queue_s is None:
+                sequence.queue_s = now - sequence.queued_at
+
     def running(self) -> Iterator[Sequence]:
         """The sequences that have a slot, sorted by `Sequence.order`."""
         return iter(self._running)
@@ -330,7 +337,7 @@ class Scheduler:
 def _output(sequence: Sequence, sampled: SampledToken, reason: str | None) -> SequenceOutput:
     """Returns the output with a sequence's newest token. `reason`: why the token completes the sequence, or None."""
     is_first = sequence.num_generated == 1
-    if reason is None and sampled.logprobs is None and not is_first:
+    if reason is None and sampled.logprobs is None and not is_first and not sequence.num_preemptions:
         return SequenceOutput(sequence_id=sequence.request_id, token_ids=(sampled.token_id,))
     return SequenceOutput(
         sequence_id=sequence.request_id,
@@ -340,4 +347,6 @@ def _output(sequence: Sequence, sampled: SampledToken, reason: str | None) -> Se
         finish_reason=reason,
         stop_token_id=sampled.token_id if reason == "stop" else None,
         num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+        queue_s=(sequence.queue_s or 0.0) if is_first else 0.0,
+        num_preemptions=sequence.num_preemptions,
     )

@@ -91,6 +91,9 @@ class Sequence:
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
         self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
+        self.queued_at = 0.0  # time of acceptance, by the Engine's clock
+        self.queue_s: float | None = None  # from then to the first step; None before it
+        self.num_preemptions = 0
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order
         self._hashes: list[bytes] = []  # hashes of the full blocks of token_ids, in order

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import msgspec
 
 _NUM_OUTPUTS = 32
+# Upper bounds of the buckets of steps by their tokens; vLLM has the same.
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps
+    step_token_counts: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)  # steps by bucket, not cumulative
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     host_seconds: float = 0.0  # scheduling, input preparation and update

@@ -8,8 +8,10 @@ from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.message_parsing.channels import TAGS
 from rayloom_engine.text.message_parsing.reasoning_formats import QWEN3, REASONING_FORMATS, ReasoningFormat
 from rayloom_engine.text.message_parsing.tool_formats import (
+    GRANITE,
     HARMONY,
     HERMES,
+    INTERNLM,
     LLAMA3_JSON,
     MISTRAL,
     PYTHONIC,
@@ -23,6 +25,8 @@ from rayloom_engine.text.tokenizer import Tokenizer
 # Texts that the templates of a family have; the first row whose texts all occur decides.
 _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
+    (INTERNLM, ("<|action_start|>", "<|plugin|>")),
     (QWEN3_XML, ("<tool_call>", "<function=", "<parameter=")),
     (HERMES, ("<tool_call>", "tojson")),
     (MISTRAL, ("[TOOL_CALLS]",)),
@@ -66,9 +70,7 @@ def model_formats(
     tools = TOOL_FORMATS[tool_parser] if tool_parser is not None else found or HERMES
     has_own = abilities.has_tools and (found is not None or tool_parser is not None)
     reasoning = _reasoning_format(source, reasoning_parser) if tools is not HARMONY else None
-    tags = TAGS if tools is HARMONY else tools.tags
-    if tools is MISTRAL:
-        tags = (*tags, "[ARGS]", "[CALL_ID]")
+    tags = TAGS if tools is HARMONY else (*tools.tags, *tools.parts)
     if reasoning is not None:
         tags = (*tags, reasoning.start, reasoning.end)
     return ModelFormats(

@@ -48,6 +48,10 @@ class EngineArgs(Part):
     enable_force_include_usage: bool | None = Field(
         None, description="Every chunk of a stream has `usage`, also if the request did not ask for it."
     )
+    return_tokens_as_token_ids: bool | None = Field(
+        None,
+        description="Log-probabilities name tokens as `token_id:N`, unless the request sets the field of this name.",
+    )
     repeat_seconds: int | None = Field(
         None,
         ge=0,
@@ -64,9 +68,9 @@ class EngineArgs(Part):
         description="auto, the default: settings that a request leaves out have the values of the model's "
         "generation_config.json. none: those of the API.",
     )
-    tool_parser: Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "harmony"] | None = Field(
-        None, description="Format of the model's tool calls. Default: found from the chat template."
-    )
+    tool_parser: (
+        Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "granite", "internlm", "harmony"] | None
+    ) = Field(None, description="Format of the model's tool calls. Default: found from the chat template.")
     reasoning_parser: Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"] | None = Field(
         None,
         description="Format of the model's reasoning; none leaves it in the content. Default: found from the chat "

@@ -316,6 +316,7 @@ class StepPlanner:
     def _preempt(self, sequence: Sequence, builder: StepBuilder) -> None:
         builder.drop(sequence)
         self._counters.num_preemptions += 1
+        sequence.num_preemptions += 1
         self.set_aside(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:

@@ -352,6 +352,7 @@ class Generation:
                     (output.prompt_logprobs for output in outputs if output.prompt_logprobs), ()
                 )
                 self.num_cached_tokens += outputs[0].num_cached_tokens
+            lane.queue_s = outputs[0].queue_s
             prompt_logprobs = self._lanes[self._leader(index)].prompt_logprobs
         self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
         num_before = lane.decoder.num_tokens
@@ -364,7 +365,12 @@ class Generation:
             self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
             self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
             if lane.first_output_s is not None:
-                self._service.metrics.request_decode_s.observe(now_s - lane.first_output_s)
+                self._service.metrics.observe_phases(
+                    queue_s=lane.queue_s,
+                    prefill_s=max(0.0, lane.first_output_s - lane.made_s - lane.queue_s),
+                    decode_s=now_s - lane.first_output_s,
+                    num_preemptions=lane.num_preemptions,
+                )
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
 
     def _observe(self, lane: Lane, num_tokens: int, now_s: float) -> None:

@@ -99,7 +99,7 @@ class CompletionAnswer(Answer):
         self._echoes = echoes
         self._wants_logprobs = wire.logprobs is not None
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
-        self._logprobs = LogprobWriter(text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._logprobs = LogprobWriter(text.tokenizer, as_ids=wire.names_tokens_by_id(service.config))
         self._streams = bool(wire.stream)
         # Chunks after the first have nothing but text.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)

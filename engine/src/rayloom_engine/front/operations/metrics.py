@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rayloom_engine.config import BLOCK_SIZE
-from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core.stats import STEP_TOKEN_BOUNDS, SchedulerStats
+from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.recoveries import RecoveryRecord
 from rayloom_engine.front.http.errors import is_fault
 from rayloom_engine.front.operations.figures import Family, Histogram
@@ -26,6 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _REQUEST_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (0, 1, 2, 3, 5, 10, 20, 50, 100)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000)
 
 # Counters of the core, which start at zero with each core: field of SchedulerStats -> (metric, meaning).
@@ -43,6 +45,8 @@ OF_VLLM = frozenset(
     (
         "num_requests_running",
         "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "admission_rejections_total",
         "kv_cache_usage_perc",
         "cache_config_info",
         "prompt_tokens_total",
@@ -54,7 +58,12 @@ OF_VLLM = frozenset(
         "time_to_first_token_seconds",
         "inter_token_latency_seconds",
         "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
         "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "request_num_preemptions",
+        "iteration_tokens_total",
         "request_prompt_tokens",
         "request_generation_tokens",
         "request_params_n",
@@ -76,11 +85,20 @@ class Metrics:
         counter = self._counter
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting to be scheduled.")
+        self._waiting_by_reason = gauge(
+            "num_requests_waiting_by_reason",
+            "The same, by reason; the only one is capacity: slots, KV blocks or tokens of a step.",
+            "reason",
+        )
+        self._rejections = counter(
+            "admission_rejections_total", "Requests that found the queue full; their answer was a 429.", "reason"
+        )
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
         self._cache_config = gauge(
             "cache_config_info",
             "Always 1; the labels describe the KV cache of a rank.",
             *("block_size", "num_gpu_blocks", "enable_prefix_caching"),
+            *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
         )
         self._heartbeat = gauge("rank_heartbeat_age_seconds", "Seconds since each rank's last sign of life.", "rank")
         self._communication = gauge(
@@ -120,9 +138,22 @@ class Metrics:
         self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", FIRST_TOKEN_BOUNDS_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
-        self.request_decode_s = self._histogram(
+        self._queue_s = self._histogram(
+            "request_queue_time_seconds", "Seconds that a sequence waited for its first step.", _REQUEST_S
+        )
+        self._prefill_s = self._histogram(
+            "request_prefill_time_seconds", "Seconds from a sequence's first step to its first token.", _REQUEST_S
+        )
+        self._decode_s = self._histogram(
             "request_decode_time_seconds", "Seconds from a sequence's first token to its last.", _REQUEST_S
         )
+        self._inference_s = self._histogram(
+            "request_inference_time_seconds", "Seconds from a sequence's first step to its last token.", _REQUEST_S
+        )
+        self._preemptions = self._histogram(
+            "request_num_preemptions", "How often a sequence was preempted.", _PREEMPTIONS
+        )
+        self._step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKEN_BOUNDS)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
         self.request_output_tokens = self._histogram("request_generation_tokens", "Tokens per sequence.", _TOKENS)
         self.request_n = self._histogram("request_params_n", "The field `n` of requests.", _CHOICES)
@@ -134,6 +165,7 @@ class Metrics:
         self.detached_answers.set(0)
         for family in (*own, self.repeats_answered, *self._core_counters.values()):
             family.add(0)  # without a first sample of zero, rate() would miss the first increase
+        self._rejections.add(0, reason="queue_full")
         self._last_stats = SchedulerStats()
         self._last_gateway_requests = GatewayRequests()
         self._core_pid = 0
@@ -148,17 +180,22 @@ class Metrics:
         self.observe_queue(stats.num_running, stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
+        num_tokens = stats.num_blocks * BLOCK_SIZE
         self._cache_config.clear()
         self._cache_config.set(
             1,
             block_size=str(BLOCK_SIZE),
             num_gpu_blocks=str(stats.num_blocks),
             enable_prefix_caching=str(self._prefix_caching),
+            kv_cache_size_tokens=str(num_tokens),
+            kv_cache_max_concurrency=f"{num_tokens / status.model.max_model_len:.3f}" if status.model else "0",
         )
         is_new_core = core_pid != self._core_pid
         before = SchedulerStats() if is_new_core else self._last_stats
         for field, counter in self._core_counters.items():
             counter.add(getattr(stats, field) - getattr(before, field))
+        steps = [now - then for now, then in zip(stats.step_token_counts, before.step_token_counts, strict=True)]
+        self._step_tokens.add_counts(steps, stats.step_tokens - before.step_tokens)
         self._last_stats = stats
         self._add_gateway_requests(
             GatewayRequests() if is_new_core else self._last_gateway_requests, status.gateway_requests
@@ -183,6 +220,7 @@ class Metrics:
         """Sets the numbers of sequences. Those of a gateway run if an engine has them, and wait if none has."""
         self._running.set(num_running)
         self._waiting.set(num_waiting)
+        self._waiting_by_reason.set(num_waiting, reason="capacity")
 
     def forget_batch(self) -> None:
         """Call when the core is gone, and with it all running and waiting sequences."""
@@ -213,8 +251,18 @@ class Metrics:
         if recovery.seconds is not None:
             self.recovery_s.observe(recovery.seconds)
 
+    def observe_phases(self, *, queue_s: float, prefill_s: float, decode_s: float, num_preemptions: int) -> None:
+        """Counts a sequence that has ended after at least one token."""
+        self._queue_s.observe(queue_s)
+        self._prefill_s.observe(prefill_s)
+        self._decode_s.observe(decode_s)
+        self._inference_s.observe(prefill_s + decode_s)
+        self._preemptions.observe(num_preemptions)
+
     def observe_failure(self, error: Exception) -> None:
-        """Counts a request that ended in `error`. Ignores refusals and clients that left."""
+        """Counts a request that ended in `error`. Clients that left do not count."""
+        if isinstance(error, QueueFull):
+            self._rejections.add(1, reason="queue_full")
         if is_fault(error):
             self.finished.add(1)
             self.failed.add(1)
@@ -274,7 +322,8 @@ def _metric(family: Family) -> Metric:
     from prometheus_client import Metric
 
     # prometheus_client appends "_total" to the names of counters.
-    return Metric(family.name.removesuffix("_total"), family.meaning, family.kind)
+    name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+    return Metric(name, family.meaning, family.kind)
 
 
 def _add_samples(metric: Metric, family: Family, common: dict[str, str]) -> None:

@@ -101,7 +101,8 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
     while True:
         held_at = len(incoming.text) if incoming.is_ended else markers.open_at(incoming.text, incoming.at)
         found = markers.pattern.search(incoming.text, incoming.at)
-        if found is not None and found.start() <= held_at:
+        # At `held_at` a longer marker may begin, too.
+        if found is not None and found.start() < held_at:
             emit(incoming.text[incoming.at : found.start()])
             incoming.at = found.end()
             return found[0]

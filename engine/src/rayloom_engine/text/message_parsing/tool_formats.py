@@ -30,6 +30,8 @@ class ToolFormat:
     is_list: bool = False  # the calls may be in a list: between [ and ], with commas
     needs_known_name: bool = False  # only a function of the request can be called, as no tag marks a call
     short_ids: bool = False  # ids of calls are 9 letters and digits
+    arguments_key: str = "arguments"  # key of the arguments in an object, as the model writes it
+    parts: tuple[str, ...] = ()  # tags inside a call, and the tags of which an opener is composed
     example: str = ""  # a call, as the model is asked to write it if its template cannot describe tools
 
     @property
@@ -62,6 +64,7 @@ LLAMA3_JSON = ToolFormat(
     first_openers=("{",),
     separators=(";",),
     needs_known_name=True,
+    arguments_key="parameters",
     example=_OBJECT.replace("arguments", "parameters"),
 )
 PYTHONIC = ToolFormat(
@@ -80,11 +83,28 @@ MISTRAL = ToolFormat(
     openers=("[TOOL_CALLS]",),
     is_list=True,
     short_ids=True,
+    parts=("[ARGS]", "[CALL_ID]"),
     example=f"[TOOL_CALLS][{_OBJECT}]",
+)
+GRANITE = ToolFormat(
+    name="granite",
+    syntax="object",
+    openers=("<|tool_call|>", "<tool_call>"),
+    is_list=True,
+    example=f"<|tool_call|>[{_OBJECT}]",
+)
+INTERNLM = ToolFormat(
+    name="internlm",
+    syntax="object",
+    openers=("<|action_start|><|plugin|>",),
+    closers=("<|action_end|>",),
+    arguments_key="parameters",
+    parts=("<|action_start|>", "<|plugin|>"),
+    example=f"<|action_start|><|plugin|>\n{_OBJECT.replace('arguments', 'parameters')}\n<|action_end|>",
 )
 # Messages with headers, which name their reader; `channels.py` has their tags.
 HARMONY = ToolFormat(name="harmony", syntax="named")
 
 TOOL_FORMATS = MappingProxyType(
-    {format.name: format for format in (HERMES, QWEN3_XML, LLAMA3_JSON, PYTHONIC, MISTRAL, HARMONY)}
+    {format.name: format for format in (HERMES, QWEN3_XML, LLAMA3_JSON, PYTHONIC, MISTRAL, GRANITE, INTERNLM, HARMONY)}
 )

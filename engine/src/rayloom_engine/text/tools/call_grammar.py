@@ -121,12 +121,18 @@ class _Grammar:
         return "" if self._is_single else f" ({expression}){{0,{MAX_CALLS - 1}}}"
 
     def _tag(self, text: str) -> str:
+        """Returns the expression of a tag: a token, the tokens of which it is composed, or a text."""
         token_id = self._special_ids.get(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
+        if token_id is not None:
+            return f"<[{token_id}]>"
+        first = next((part for part in self._format.parts if part in self._special_ids and text.startswith(part)), None)
+        if first is None:
+            return quoted(text)
+        return sequence(self._tag(first), self._tag(text.removeprefix(first)))
 
     def _text_until(self, rule: str, tag: str) -> list[str]:
         """Returns the rules of a text that ends with the first `tag`."""
-        if tag in self._special_ids:
+        if self._tag(tag) != quoted(tag):
             return [f"{rule}: TEXT {self._tag(tag)}", f"TEXT: {ANY_TEXT}"]
         return [lazy_text(rule, tag)]
 
@@ -150,7 +156,6 @@ class _Grammar:
         elif self._is_named:
             call = sequence(quoted(tool.name), self._tag("[ARGS]"), arguments)
         else:
-            key = "parameters" if self._format.first_openers else "arguments"
-            begin = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+            begin = f'{{"name": {json.dumps(tool.name)}, "{self._format.arguments_key}": '
             call = sequence(quoted(begin), arguments, quoted("}"))
         return [f"{rule}: {call}", json_rule(arguments, schema, is_strict=tool.is_strict)]

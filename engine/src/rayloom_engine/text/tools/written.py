@@ -57,8 +57,7 @@ def written_calls(calls: Sequence[Mapping[str, Any]], format: ToolFormat) -> str
     if format.syntax == "xml":
         texts = [f"<function={name}>\n{_tags(arguments)}</function>" for name, arguments in functions]
     else:
-        key = "parameters" if format.first_openers else "arguments"
-        texts = [_json({"name": name, key: arguments}) for name, arguments in functions]
+        texts = [_json({"name": name, format.arguments_key: arguments}) for name, arguments in functions]
     if format.is_list:
         return f"{format.openers[0]}[{', '.join(texts)}]"
     if format.separators:

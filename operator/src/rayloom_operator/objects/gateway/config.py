@@ -17,7 +17,7 @@ _CACHE_FOLDER = "/tmp/rayloom-gateway"  # in the emptyDir of the pod, so a resta
 GATEWAY_ARGS = (
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "log_level"),
-    *("max_logprobs", "enable_force_include_usage", "repeat_seconds"),
+    *("max_logprobs", "enable_force_include_usage", "return_tokens_as_token_ids", "repeat_seconds"),
 )
 
 JsonValue: TypeAlias = str | int | bool | list[str]

@@ -20,6 +20,7 @@ from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
 MODEL_SETTINGS = (
     *("generation_config", "tool_parser", "reasoning_parser", "max_output_tokens", "max_logprobs"),
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
+    "return_tokens_as_token_ids",
 )
 NAME = r"[\x21-\x7e]{1,256}"  # a name stands in an HTTP header: visible ASCII
 _NAME = re.compile(NAME)

@@ -40,7 +40,7 @@ class ChatAnswer(Answer):
     def __init__(self, service: Service, call: ChatCall, wire: ChatRequest, request_id: str) -> None:
         super().__init__(service, call.text, wire, request_id)
         self._wants_logprobs = bool(wire.logprobs)
-        self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=bool(wire.return_tokens_as_token_ids))
+        self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=wire.names_tokens_by_id(service.config))
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
         # Chunks have nothing but parts of the message.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.http.headers import REQUEST_ID
 from rayloom_engine.front.openai.fields.field_types import StopTokenIds as StopTokenIds
@@ -155,8 +156,14 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         None, description="The answer has the token ids of prompt and text too. Default: false."
     )
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Log-probabilities name tokens as `token_id:N`. Default: false."
+        None,
+        description="Log-probabilities name tokens as `token_id:N`. Default: the setting of this name, usually false.",
     )
+
+    def names_tokens_by_id(self, config: EngineConfig) -> bool:
+        """True if log-probabilities name tokens by their ids: the request, or else the setting, says so."""
+        asked = self.return_tokens_as_token_ids
+        return config.return_tokens_as_token_ids if asked is None else asked
 
     def _sampling(self, defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields, else from `defaults`. `settings` take precedence over them.
