@@ -141,7 +141,7 @@ def test_a_comparison_lasts_three_times_as_long_while_only_the_new_revision_has_
         (0, 0, 1000, 0),
     ],
 )
-def test_behind_gateways_a_comparison_waits_until_they_have_found_the_new_engine(hold_s, num_new, num_old, ends_after_s):
+def test_behind_gateways_a_comparison_waits_until_they_find_the_new_engine(hold_s, num_new, num_old, ends_after_s):
     rule = RULE.model_copy(update={"hold_seconds": hold_s})
     window = AnalysisWindow(start_time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
     new, old = latencies(0.1, 50 + num_new), latencies(0.1, 70 + num_old)

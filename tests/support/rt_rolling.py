@@ -18,8 +18,15 @@ FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
 FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE, and its first requests fail
 
 __all__ = [
-    *("BEGIN", "CRASHES", "FAILS_LATE", "FAILS_REQUESTS", "NEVER_STARTS", "SLOW"),
-    *("Rolling", "Running", "make_desired"),
+    "BEGIN",
+    "CRASHES",
+    "FAILS_LATE",
+    "FAILS_REQUESTS",
+    "NEVER_STARTS",
+    "SLOW",
+    "Rolling",
+    "Running",
+    "make_desired",
 ]
 
 
