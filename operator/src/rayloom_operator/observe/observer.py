@@ -154,7 +154,7 @@ class Observer:
         """Returns name of a gateway pod -> its address. All pods of one Deployment have one token."""
         deployments = [(uid, gateway_name(key[1]), own, "")]
         deployments += [(each.uid, object_name(each.name), each.pods, each.model) for each in llmgateways]
-        found = {}
+        found: dict[str, Target] = {}
         for owner, deployment, pods, model in deployments:
             token, old_token = self._admin_tokens(key[0], owner, deployment)
             found |= {

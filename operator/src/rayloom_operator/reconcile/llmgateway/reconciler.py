@@ -36,7 +36,7 @@ PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the pods of an LLMGateway serve."""
+    """The models of the services that the pods of an LLMGateway serve."""
 
     uid: str  # of the LLMGateway
     replicas: int
