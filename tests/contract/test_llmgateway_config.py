@@ -7,11 +7,13 @@ import pytest
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, GatewaySettings, parse_gateway_config
+from rayloom_engine.front.gateway.models.models_document import parse_models
 from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.objects.gateway.companions import front_key
 from rayloom_operator.objects.gateway.config import GATEWAY_ARGS
 from rayloom_operator.objects.llmgateway.deployment import gateway_config
-from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS
+from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS, ModelEntry, models_document
 from rt_llmgateway import make_gateway_document
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas/gateway-config.v1.json"
@@ -36,6 +38,15 @@ def test_a_gateway_of_several_models_takes_the_document():
 @serves_several
 def test_the_schema_knows_each_field():
     assert document().keys() <= json.loads(SCHEMA.read_text("utf-8"))["properties"].keys()
+
+
+@pytest.mark.parametrize("previous_key", [b"", b"the key before"])
+def test_a_gateway_takes_the_models_file(previous_key):
+    chat = ModelEntry(served_name="chat", service="chat", namespace="team", uid="uid-chat", auth=None)
+    found = parse_models(models_document([chat], [], b"the key", previous_key)).models["chat"]
+
+    assert found.key == front_key(b"the key", "team", "uid-chat")
+    assert found.previous_key == (front_key(previous_key, "team", "uid-chat") if previous_key else None)
 
 
 def test_every_other_field_is_a_setting_of_gateways():

@@ -29,6 +29,12 @@ def listeners(root: psutil.Process) -> dict[str, set[str]]:
     return found
 
 
+def is_rank(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()[0].startswith("ray::RankActor")
+    return False
+
+
 def is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
@@ -36,7 +42,7 @@ def is_loopback(address: str) -> bool:
     return parsed.is_loopback
 
 
-def test_nobody_else_can_read_its_token_or_reach_it(
+def test_nobody_else_can_read_its_token_or_reach_it_and_its_rank_has_the_servers_priority(
     four_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -55,6 +61,9 @@ def test_nobody_else_can_read_its_token_or_reach_it(
         assert len(token.read_text()) == 64
         # Ray makes its session's folders writable for all users, so they are within the run folder.
         assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
+
+        (rank,) = (each for each in psutil.Process(server.process.pid).children(recursive=True) if is_rank(each))
+        assert os.getpriority(os.PRIO_PROCESS, rank.pid) == os.getpriority(os.PRIO_PROCESS, server.process.pid)
     assert not run_dir.exists()
 
 
@@ -65,6 +74,7 @@ def test_the_token_of_another_ray_is_not_taken(tmp_path: Path, monkeypatch: pyte
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/ray_token",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",
     }
 
 

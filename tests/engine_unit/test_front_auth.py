@@ -85,6 +85,19 @@ def test_a_front_with_another_key_is_refused_and_says_so(io: tuple[CoreIo, str],
     assert inbox.take() == []
 
 
+def test_a_front_tries_the_previous_key_at_a_core_that_still_has_it(io: tuple[CoreIo, str], inbox: Inbox) -> None:
+    async def talk() -> int:
+        newer = CoreAddress(io[1], "the key that is not there yet", "gateway-1", old_token=KEY)
+        connection = await connect(newer)
+        connection.writer.close()
+        return connection.welcome.epoch
+
+    assert asyncio.run(talk()) == 7
+    neither = CoreAddress(io[1], "the key that is not there yet", old_token="another key, as long as that one")
+    with pytest.raises(ProtocolError, match="both need the same key"):
+        asyncio.run(connect(neither))
+
+
 async def _serve_once(core: Any, use: Any) -> Any:
     """Returns the result of `use(address)`, while `core(reader, writer)` answers its connection."""
     server = await asyncio.start_server(core, "127.0.0.1", 0)

@@ -174,6 +174,10 @@ def test_the_model_of_a_request_answers_and_other_names_are_refused(tmp_path: Pa
                 "one": 2,
                 "two": 1,
             }
+            of_two = await w.admin.get("/status", params={"model": "two"}, headers={"Prefer": "return=minimal"})
+            assert (of_two.json()["version"], of_two.json()["requests"]["finished"]) == ("v1", 1)
+            unknown = await w.admin.get("/status", params={"model": "both"})  # an alias has no engines of its own
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
             engines = (await w.admin.get("/engines")).json()
             assert [each["state"] for model in engines["models"].values() for each in model["engines"]] == [
                 "serving",

@@ -61,6 +61,11 @@ def test_a_whole_document_is_read() -> None:
         ("models/chat/engine_dns", "h:1", "models.chat.engine_dns: there is no such field"),
         ("models/chat/key", None, "models.chat.key: missing"),
         ("models/chat/key", "secret-short", "models.chat.key: must be a string with at least 16 characters"),
+        (
+            "models/chat/previous_key",
+            "secret-short",
+            "models.chat.previous_key: must be a string with at least 16 characters",
+        ),
         ("models/chat/key", ["secret-0"], "models.chat.key: must be a string with at least 16 characters"),
         ("models/chat/engines_dns", None, "models.chat: give either engines_dns or engines, and at least one engine"),
         ("models/chat/engines", {"first": "h:1"}, "models.chat: give either engines_dns or engines"),

@@ -192,8 +192,9 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.autoscaling",
             {"minReplicas": 0, "maxReplicas": 2},
-            "spec: autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: set "
-            "gateway.replicas to 1 or more, or minReplicas to 1 or more. To stop the service by hand, set replicas 0",
+            "spec: autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: add "
+            "gateway to the spec (with replicas 0 if an LLMGateway has the pods), or set minReplicas to 1 or more. To "
+            "stop the service by hand, set replicas 0",
         ),
         ("spec.engine.args.maxNumSeqs", 5000, "spec.engine.args.maxNumSeqs: 5000 is too large; use 4096 or less"),
         ("spec.engine.args.port", 1, "spec.engine.args.port: is not a field; remove it. Fields here: device, "),

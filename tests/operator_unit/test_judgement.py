@@ -218,6 +218,24 @@ def test_the_message_for_a_failed_pull_names_the_field_of_the_image():
 
 
 @pytest.mark.parametrize(
+    ("label", "part"), [("rayloom.dev/gateway", "spec.gateway"), ("rayloom.dev/llmgateway", "spec")]
+)
+def test_the_messages_of_gateway_pods_name_the_fields_of_their_own_kind(label, part):
+    killed = crashed(137)
+    killed["lastState"]["terminated"]["reason"] = "OOMKilled"
+
+    def fault(**facts):
+        document = make_pod_document(**facts)
+        document["metadata"]["labels"] = {label: "public"}
+        document["status"]["containerStatuses"][0]["name"] = "gateway"
+        return pod(document).fault.message
+
+    assert f"Check {part}.image and" in fault(engine=waiting("ErrImagePull"))
+    assert fault(engine=killed).endswith(f"Raise {part}.resources.limits.memory.")
+    assert fault(conditions=UNSCHEDULABLE).endswith(f"Add nodes, or lower {part}.resources.")
+
+
+@pytest.mark.parametrize(
     ("volume", "sentence"),
     [("certificates", "cannot mount a volume that the spec names"), ("model", "cannot mount the model")],
 )

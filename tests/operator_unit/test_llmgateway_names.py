@@ -68,12 +68,6 @@ def test_a_service_without_the_port_is_told_what_to_add():
     assert "add `gateway: {replicas: 0}` to the spec of the LLMService" in member.message
 
 
-def test_a_scaled_to_zero_service_says_that_a_gateway_does_not_wake_it():
-    (member,) = names(make_service_document(available="ScaledToZero"))[0]
-
-    assert "set spec.autoscaling.minReplicas to 1" in member.message
-
-
 def test_only_selected_services_are_listed_and_the_oldest_is_first():
     others = make_service_document("private", labels={"public": "no"})
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 
 from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.decide.conditions.accepted import VALID
@@ -20,13 +21,13 @@ MORE_KEYS = {"apiKeySecretRef": {"name": "keys", "key": "more"}}
 OTHER_KEYS = {"apiKeySecretRef": {"name": "other", "key": "all"}}
 
 
-def wanted(*services, **spec):
+def wanted(*services, settings=SETTINGS, **spec):
     """Kind -> object."""
     gateway = parse_gateway(make_gateway_document(**spec))
     members, aliases = names_of(gateway, services)
     situation = GatewaySituation(
         now=Now(CLOCK, 0.0),
-        settings=SETTINGS,
+        settings=settings,
         generation=1,
         previous={},
         gateway=gateway,
@@ -73,6 +74,15 @@ def test_the_models_file_has_all_that_a_gateway_needs():
     service = make_service(gateway={"replicas": 0})
     service = service.model_copy(update={"metadata": service.metadata.model_copy(update={"uid": "uid-chat"})})
     assert base64.b64decode(gateway_secret(service, SETTINGS.operator_key)["data"]["key"]).decode() == key
+
+
+def test_after_a_rotation_the_models_file_has_the_key_of_running_engines_too():
+    before = models_file(make_service_document())["models"]["chat"]["key"]
+    rotated = replace(SETTINGS, operator_key=b"the new key", previous_key=SETTINGS.operator_key)
+
+    made = models_file(make_service_document(), settings=rotated)["models"]["chat"]
+    assert made["previous_key"] == before != made["key"]
+    assert "previous_key" not in models_file(make_service_document())["models"]["chat"]
 
 
 def test_the_keys_of_the_gateway_are_those_of_every_name():

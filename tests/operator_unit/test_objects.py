@@ -137,6 +137,10 @@ def test_the_engine_waits_longer_for_rays_head_than_ray_itself():
     assert values(found["engine"])["RAYLOOM_TERMINATION_LOG"] == "/dev/termination-log"
 
 
+def test_ranks_get_cpu_time_like_other_processes_of_the_node():
+    assert values(containers()["ray-worker"])["RAY_worker_niceness"] == "0"
+
+
 def before_the_end(container):
     return container["lifecycle"]["preStop"]["exec"]["command"]
 

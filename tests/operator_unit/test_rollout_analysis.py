@@ -6,8 +6,9 @@ import pytest
 
 from rayloom_operator.api.rollout.spec import Analysis
 from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts
-from rayloom_operator.decide.rollout.analysis import is_over, problem, since, total
+from rayloom_operator.decide.rollout.analysis import is_over, longest_s, problem, since, total
 from rayloom_operator.times import moment
+from rt_rolling import FAILS_LATE, Rolling, make_desired
 
 RULE = Analysis.model_validate({"minRequests": 20, "maxErrorPercent": 1, "maxTtftRatio": 2})
 
@@ -126,3 +127,41 @@ def test_a_comparison_lasts_three_times_as_long_while_only_the_new_revision_has_
 
     assert not ends_after(ends_after_s - 1)
     assert ends_after(ends_after_s)
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "num_new", "num_old", "ends_after_s"),
+    [
+        (5, 0, 1000, 40),  # 5 s after gateways have found the new engine, 35 s at most
+        (5, 1, 1, 40),
+        (5, 20, 1000, 5),  # The gateways have found it.
+        (5, 0, 0, 5),  # Without requests there is nothing to wait for.
+        (60, 0, 1000, 180),
+        (60, 3, 3, 95),
+        (0, 0, 1000, 0),
+    ],
+)
+def test_behind_gateways_a_comparison_waits_until_they_find_the_new_engine(hold_s, num_new, num_old, ends_after_s):
+    rule = RULE.model_copy(update={"hold_seconds": hold_s})
+    window = AnalysisWindow(start_time="2026-01-02T03:04:05Z", new=latencies(0.1, 50), old=latencies(0.1, 70))
+    new, old = latencies(0.1, 50 + num_new), latencies(0.1, 70 + num_old)
+
+    def ends_after(seconds):
+        wall = moment(window.start_time) + timedelta(seconds=seconds)
+        return is_over(window, new, old, rule, wall, is_behind_gateways=True)
+
+    assert not ends_after(ends_after_s - 1)
+    assert ends_after(ends_after_s)
+    assert ends_after_s <= longest_s(rule, is_behind_gateways=True)
+
+
+def test_a_broken_revision_that_gateways_find_after_thirty_seconds_is_rolled_back():
+    world = Rolling(make_desired(replicas=2, is_behind_gateways=True, analysis={"holdSeconds": 5, "minRequests": 10}))
+    world.run(20)
+    world.ask(revision=FAILS_LATE)
+    world.run(40)
+    assert (world.stored.step, world.stored.failure) == ("Analyzing", None)
+
+    world.run(10)
+    assert world.stored.failure.reason == "AnalysisFailed"
+    assert not world.stored.is_promoted

@@ -14,16 +14,31 @@ from rayloom_operator.decide.rollout.planner import next_step
 
 START_S = 15
 # The first letter of a revision says how its engines are broken. All others are good.
-SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "wxyz"
+FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
+FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE, and its first requests fail
 
-__all__ = ["BEGIN", "CRASHES", "FAILS_REQUESTS", "NEVER_STARTS", "SLOW", "Rolling", "Running", "make_desired"]
+__all__ = [
+    "BEGIN",
+    "CRASHES",
+    "FAILS_LATE",
+    "FAILS_REQUESTS",
+    "NEVER_STARTS",
+    "SLOW",
+    "Rolling",
+    "Running",
+    "make_desired",
+]
 
 
-def make_desired(revision="a", replicas=1, drain_seconds=10, **rollout):
+def make_desired(revision="a", replicas=1, drain_seconds=10, is_behind_gateways=False, **rollout):
     analysis = {"holdSeconds": 20, "minRequests": 10} | rollout.pop("analysis", {})
     given = {"progressDeadlineSeconds": 120, "analysis": analysis} | rollout
     return Desired(
-        revision=revision, replicas=replicas, drain_seconds=drain_seconds, rollout=Rollout.model_validate(given)
+        revision=revision,
+        replicas=replicas,
+        drain_seconds=drain_seconds,
+        rollout=Rollout.model_validate(given),
+        is_behind_gateways=is_behind_gateways,
     )
 
 
@@ -41,6 +56,9 @@ class Running(SimulatedEngine):
 
     @property
     def counts(self):
+        if self.revision.startswith(FAILS_LATE):
+            number = 2 * max(0, self.served_s - FOUND_AFTER_S)
+            return RequestCounts(requests=number, errors=number)
         if self.revision.startswith(FAILS_REQUESTS):
             return RequestCounts(requests=2 * self.served_s, errors=2 * self.served_s)
         if self.revision.startswith(SLOW):

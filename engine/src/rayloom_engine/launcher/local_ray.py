@@ -39,7 +39,7 @@ def use_private_ray(run_dir: Path) -> None:
     """Configures Ray, for this process and its children, so that other users of the machine cannot reach Ray.
 
     Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
-    Ray's servers listen on every address of the machine.
+    Ray's servers listen on every address of the machine. Ranks keep the priority of this process.
     """
     os.environ.pop("RAY_AUTH_TOKEN", None)  # may be the token of another Ray; Ray would use it instead of the file
     os.environ.update(
@@ -49,6 +49,9 @@ def use_private_ray(run_dir: Path) -> None:
             # Despite its name, this variable gives the node the address 127.0.0.1 on Linux too, so that all of its
             # servers listen on loopback only. `ray.init(_node_ip_address="127.0.0.1")` sets a different address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            # Added to the niceness of Ray's workers, which read it from the environment of their raylet. With the
+            # default of 15, every other process of the machine takes CPU time from the ranks.
+            "RAY_worker_niceness": "0",
         }
     )
 

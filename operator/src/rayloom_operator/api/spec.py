@@ -260,8 +260,7 @@ class Spec(Part):
                 HEAD_ACCELERATORS_IN_WORDS,
             ),
             (
-                "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || "
-                "(has(self.gateway) && self.gateway.replicas > 0)",
+                "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || has(self.gateway)",
                 NO_GATEWAY_IN_WORDS,
             ),
         )
@@ -333,7 +332,7 @@ class Spec(Part):
     @model_validator(mode="after")
     def _requests_can_be_held(self) -> Spec:
         needs_gateway = self.autoscaling is not None and self.autoscaling.min_replicas == 0
-        if needs_gateway and (self.gateway is None or self.gateway.replicas == 0):
+        if needs_gateway and self.gateway is None:
             raise ValueError(NO_GATEWAY_IN_WORDS)
         return self
 

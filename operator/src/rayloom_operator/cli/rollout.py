@@ -6,12 +6,14 @@ The planner is the same as in a cluster; the engines are simulated.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rayloom_operator.api.rollout.spec import Rollout
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.cli.simulation import Action, SimulatedEngine, SimulatedService, actions
 from rayloom_operator.decide.rollout.inputs import Desired
 from rayloom_operator.decide.rollout.phases import RolloutStep
+from rayloom_operator.decide.rollout.view import desired_of
 from rayloom_operator.names import group_name
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.resolve.revision import revision
@@ -28,7 +30,7 @@ def explain_rollout(old: Resolved, new: Resolved, rollout: Rollout) -> str:
     num_before = old.service.spec.replicas
     if before == after and spec.replicas == num_before:
         return f"Nothing to do: both are revision {after} with {spec.replicas} replicas."
-    desired = Desired(revision=after, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=rollout)
+    desired = replace(desired_of(new, after), rollout=rollout)
     service = _serving(desired, old.service.metadata.name, before, num_before)
     bounds = f"at most {desired.max_engines} engines, at least {desired.min_available} that serve."
     change = f"{before} -> {after}" if before != after else before

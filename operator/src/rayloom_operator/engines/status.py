@@ -22,6 +22,7 @@ _MAX_PHASES = 64
 _MAX_EDGES = 64
 _MAX_EDGE = 32  # characters of a histogram bucket's upper edge
 _MAX_TEXT = 600  # characters
+_ABSENT = "absent"  # a state that no engine reports
 
 
 def _edge(text: str) -> str:
@@ -115,6 +116,11 @@ class EngineStatus(_EngineStatusPart):
     load: ReportedLoad = ReportedLoad()
 
     @property
+    def is_absent(self) -> bool:
+        """Returns whether the gateway does not know the model."""
+        return self.state == _ABSENT
+
+    @property
     def is_held(self) -> bool:
         """Returns whether a gateway holds requests. A gateway has no ranks."""
         return not self.ranks and self.requests.waiting > 0
@@ -140,6 +146,11 @@ class EngineStatus(_EngineStatusPart):
     def nodes(self) -> tuple[str, ...]:
         """The name of each rank's node, in the order of the ranks."""
         return tuple(rank.node for rank in self.ranks)
+
+
+def absent_model() -> EngineStatus:
+    """Returns the status of a model that a gateway with several models does not know, so that it has no requests."""
+    return EngineStatus(state=_ABSENT, reason="", startup=(), model=None, last_token_age_seconds=None, ranks=())
 
 
 def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineStatus:

@@ -63,8 +63,9 @@ _SHARED_MIB, _NCCL_MIB = 512, 512
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
 # the same settings. The drain time-out is 0: with the default, a terminating Ray node waits 30 s for Ray's own tasks.
 # Ray's memory monitor is off, because it kills ranks when other pods fill the node's memory. The kernel and the kubelet
-# enforce the pod's own limit.
-_RAY_HEALTH = {
+# enforce the pod's own limit. Workers get no niceness: with Ray's default of 15, ranks lose their CPU time to the other
+# processes of the node.
+_RAY_VARIABLES = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -73,6 +74,7 @@ _RAY_HEALTH = {
     "RAY_raylet_liveness_self_check_interval_ms": "1000",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_worker_niceness": "0",
 }
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
@@ -199,7 +201,7 @@ def _front_key(service: LLMService) -> list[Manifest]:
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:
     return container_basics(service, names.HEAD_CONTAINER, image) | {
         "command": ["bash", "-c", _KEEP_RAY],
-        "env": _environment(service, group, _RAY_HEALTH),
+        "env": _environment(service, group, _RAY_VARIABLES),
         "resources": _head_resources(service, names.HEAD_CONTAINER, _HEAD_REQUESTS),
         "volumeMounts": _mounts("head-scratch"),
         "lifecycle": _before_the_end("sh", "-c", _WAIT_FOR_ENGINE),
@@ -238,7 +240,7 @@ def _engine(resolved: Resolved, group: str) -> Manifest:
 def _worker_pod(resolved: Resolved, group: str) -> Manifest:
     service, num_ranks = resolved.service, resolved.ranks_per_pod
     worker = container_basics(service, names.WORKER_CONTAINER, resolved.image) | {
-        "env": _environment(service, group, _RAY_HEALTH, model_variables(service, resolved.hub)),
+        "env": _environment(service, group, _RAY_VARIABLES, model_variables(service, resolved.hub)),
         "resources": _worker_resources(resolved),
         "volumeMounts": [*_mounts("scratch"), *model_mounts(service, resolved.hub)],
         "lifecycle": _before_the_end(*_WAIT_FOR_DRAIN),

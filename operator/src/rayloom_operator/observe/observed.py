@@ -125,6 +125,17 @@ class DeploymentProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServingGateway:
+    """An LLMGateway whose pods send requests to a service."""
+
+    name: str
+    uid: str
+    model: str  # the name of the service's model at this gateway
+    replicas: int  # pods that its spec asks for
+    pods: tuple[Pod, ...] = ()  # without terminating ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParentReport:
     """The answer of a controller about an HTTPRoute, for one Gateway, as parentRefs name it."""
 
@@ -156,7 +167,10 @@ class Observed:
     gateway_progress: DeploymentProgress | None = None  # None if their Deployment is not known
     routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateways that exists
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
-    gateway_readings: Mapping[str, Reading] = field(default_factory=dict)  # by name of the pod, as far as it is polled
+    # The LLMGateways that send requests to the service; None while those of the namespace are not all known.
+    llmgateways: tuple[ServingGateway, ...] | None = ()
+    # By name of the pod, as far as it is polled: the gateway pods of the service and of `llmgateways`.
+    gateway_readings: Mapping[str, Reading] = field(default_factory=dict)
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.
     taken: frozenset[str] = frozenset()

@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import NODE_TYPE_LABEL, SERVICE_LABEL, Manifest, ServiceKey, gateway_name, object_path
+from rayloom_operator.objects.llmgateway.identity import object_name
 from rayloom_operator.objects.ownership import owner_uid
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.failure_events import FailureEvents
-from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed, Pod
+from rayloom_operator.observe.observed import NEW_POD_S, EngineReplica, Observed, Pod, ServingGateway
 from rayloom_operator.observe.poller import EnginePoller, Target
 from rayloom_operator.observe.replicas import Documents, group
 from rayloom_operator.observe.resting_names import RestingNames
@@ -76,7 +77,7 @@ class Observer:
 
         RayClusters that belong to another uid are left over from a deleted service of the same name. `remembered`: the
         names of RayClusters in the service's status. `node_loss`: a node that has not been ready for this long counts
-        as lost. `polls_gateways`: gateway pods are asked for their /status, too.
+        as lost. `polls_gateways`: gateway pods are asked for their /status, too, and LLMGateways are observed.
         """
         # The requests to the API server come first. Nothing is awaited after them, so all documents are of one moment.
         mount_failures = await self.events.mount_failures(key, self._watches.pods.of_service(key))
@@ -84,8 +85,9 @@ class Observer:
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
         # `follow` drops the answers of head pods that were replaced, so the readings are taken after this call.
-        gateways = grouped.gateways if polls_gateways else ()
-        self._poller.follow(key, self._targets(key, uid, grouped.replicas) | self._gateway_targets(key, uid, gateways))
+        llmgateways = self._watches.llmgateways_of(key) if polls_gateways else ()
+        gateways = self._gateway_targets(key, uid, grouped.gateways, llmgateways or ()) if polls_gateways else {}
+        self._poller.follow(key, self._targets(key, uid, grouped.replicas) | gateways)
         given_up_at = self._given_up_at(documents.pods, node_loss)
         return Observed(
             replicas=tuple(replace(each, reading=self._poller.reading(key, each.name)) for each in grouped.replicas),
@@ -93,8 +95,9 @@ class Observer:
             gateway_progress=self._drift.deployments.of(key, gateway_name(key[1])),
             routes=self._drift.routes.of(key, gateway_name(key[1])),
             unknown_kinds=self._drift.unknown_kinds(),
+            llmgateways=llmgateways,
             gateway_readings={
-                each.name: reading for each in gateways if (reading := self._poller.reading(key, each.name)) is not None
+                name: reading for name in gateways if (reading := self._poller.reading(key, name)) is not None
             },
             taken=grouped.taken | self._names.resting(key),
             num_ending=grouped.num_ending,
@@ -145,14 +148,23 @@ class Observer:
             )
         return found
 
-    def _gateway_targets(self, key: ServiceKey, uid: str, gateways: Sequence[Pod]) -> dict[str, Target]:
-        """Returns name of a gateway pod -> its address. All gateways of a service have one token."""
-        token, old_token = self._admin_tokens(key[0], uid, gateway_name(key[1]))
-        return {
-            each.name: Target(ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token, is_gateway=True)
-            for each in gateways
-            if each.ip
-        }
+    def _gateway_targets(
+        self, key: ServiceKey, uid: str, own: Sequence[Pod], llmgateways: Sequence[ServingGateway]
+    ) -> dict[str, Target]:
+        """Returns name of a gateway pod -> its address. All pods of one Deployment have one token."""
+        deployments = [(uid, gateway_name(key[1]), own, "")]
+        deployments += [(each.uid, object_name(each.name), each.pods, each.model) for each in llmgateways]
+        found: dict[str, Target] = {}
+        for owner, deployment, pods, model in deployments:
+            token, old_token = self._admin_tokens(key[0], owner, deployment)
+            found |= {
+                each.name: Target(
+                    ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token, is_gateway=True, model=model
+                )
+                for each in pods
+                if each.ip
+            }
+        return found
 
     def _given_up_at(self, pods: Sequence[Manifest], node_loss: timedelta) -> dict[str, datetime]:
         """Returns unready nodes of these pods: name of the node -> time from which the node counts as lost."""

@@ -46,9 +46,6 @@ HUB_SENTENCES = {
     "the hub refuses": Reason.MODEL_NO_ACCESS,
 }
 MISSING_MODEL = re.compile(r"no model|no such|there is no|does not exist", re.IGNORECASE)
-_MORE_ROOM = "Add nodes, or lower spec.engine.resources."
-_MORE_ROOM_FOR_GATEWAYS = "Add nodes, or lower spec.gateway.resources."
-_MORE_ROOM_FOR_LLMGATEWAYS = "Add nodes, or lower spec.resources."
 _MORE_DISK = (
     "The pod fetches or converts the model on its node's disk: give spec.model.cache a place, add nodes with larger "
     "disks, or set spec.engine.resources.requests.ephemeral-storage."
@@ -109,25 +106,31 @@ def _running_since(status: Manifest) -> datetime | None:
 def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure: str) -> Verdict | None:
     """Returns the pod's first fault, in the order of a pod's life."""
     name, status = document["metadata"]["name"], document.get("status", {})
+    labels = document["metadata"].get("labels", {})
     fault = (
-        _unschedulable(name, conditions.get("PodScheduled", {}), _room(document["metadata"].get("labels", {})))
+        _unschedulable(name, conditions.get("PodScheduled", {}), _room(labels))
         or _unmountable(name, document["spec"], mount_failure)
         or _failed(name, status)
     )
     if fault is not None:
         return fault
     for container in _all_containers(status):
-        fault = _container_fault(name, container)
+        fault = _container_fault(name, container, _settings_of_gateways(labels))
         if fault is not None:
             return fault
     return None
 
 
+def _settings_of_gateways(labels: Mapping[str, str]) -> str:
+    """Returns the part of the spec with `image` and `resources` of a gateway pod with these labels."""
+    return "spec" if LLMGATEWAY_LABEL in labels else "spec.gateway"
+
+
 def _room(labels: Mapping[str, str]) -> str:
     """Returns the usual action if no node has room for a pod with these labels, as a sentence."""
-    if LLMGATEWAY_LABEL in labels:
-        return _MORE_ROOM_FOR_LLMGATEWAYS
-    return _MORE_ROOM_FOR_GATEWAYS if GATEWAY_LABEL in labels else _MORE_ROOM
+    is_gateway = LLMGATEWAY_LABEL in labels or GATEWAY_LABEL in labels
+    part = _settings_of_gateways(labels) if is_gateway else "spec.engine"
+    return f"Add nodes, or lower {part}.resources."
 
 
 def _unschedulable(name: str, scheduled: Manifest, cure: str) -> Verdict | None:
@@ -188,11 +191,12 @@ def _is_exhausted(container: Manifest) -> bool:
     return is_backing_off and bool(container.get("restartCount", 0) >= _MAX_ENDS)
 
 
-def _container_fault(pod_name: str, container: Manifest) -> Verdict | None:
-    return _waiting_fault(pod_name, container) or _end_fault(pod_name, container)
+def _container_fault(pod_name: str, container: Manifest, gateways: str) -> Verdict | None:
+    """`gateways`: the part of the spec with the settings of gateway pods."""
+    return _waiting_fault(pod_name, container, gateways) or _end_fault(pod_name, container, gateways)
 
 
-def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
+def _waiting_fault(pod_name: str, container: Manifest, gateways: str) -> Verdict | None:
     """Returns why the kubelet cannot start the container."""
     waiting = container["state"].get("waiting", {})
     reason, message = waiting.get("reason", ""), _head(waiting.get("message", ""))
@@ -200,7 +204,7 @@ def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
         return Verdict(
             reason=Reason.IMAGE_PULL_FAILED,
             message=f"image {container['image']} cannot be pulled ({reason}: {message}). "
-            f"Check {_image_field(container)} and whether the nodes can reach its registry.",
+            f"Check {_image_field(container, gateways)} and whether the nodes can reach its registry.",
         )
     if reason in _CREATE_REASONS:
         where = f"container {container['name']} of pod {pod_name}"
@@ -208,7 +212,7 @@ def _waiting_fault(pod_name: str, container: Manifest) -> Verdict | None:
     return None
 
 
-def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
+def _end_fault(pod_name: str, container: Manifest, gateways: str) -> Verdict | None:
     """Returns why the container ended; None once it is ready again."""
     ended = _last_end(container)
     if not ended or container.get("ready", False) or ended["exitCode"] == 0:
@@ -225,7 +229,7 @@ def _end_fault(pod_name: str, container: Manifest) -> Verdict | None:
     if "running" in container["state"]:
         return None  # The container was restarted, and may work now.
     cause = f"{ended.get('reason', 'Error')}, exit code {code}"
-    cure = f". Raise {_memory_field(container)}." if ended.get("reason") == "OOMKilled" else ""
+    cure = f". Raise {_memory_field(container, gateways)}." if ended.get("reason") == "OOMKilled" else ""
     return Verdict(
         reason=Reason.ENGINE_FAILED if is_engine else Reason.CONTAINER_FAILED,
         message=f"{where} ended ({cause}): {words or 'it left no message; see its log'}{cure}",
@@ -240,17 +244,17 @@ def _model_fault(words: str) -> Reason:
     return Reason.MODEL_NOT_FOUND if MISSING_MODEL.search(words) else Reason.MODEL_UNUSABLE
 
 
-def _memory_field(container: Manifest) -> str:
+def _memory_field(container: Manifest, gateways: str) -> str:
     if container["name"] == GATEWAY_CONTAINER:
-        return "spec.gateway.resources.limits.memory"
+        return f"{gateways}.resources.limits.memory"
     if container["name"] in (*WORKER_CONTAINERS, INSPECT_CONTAINER):
         return "spec.engine.resources.limits.memory"
     return f"resources.limits.memory of container {container['name']} in spec.podTemplate"
 
 
-def _image_field(container: Manifest) -> str:
+def _image_field(container: Manifest, gateways: str) -> str:
     if container["name"] == GATEWAY_CONTAINER:
-        return "spec.gateway.image"
+        return f"{gateways}.image"
     is_ours = container["name"] in (*OWN_CONTAINERS, *OWN_INIT_CONTAINERS, INSPECT_CONTAINER)
     return "spec.engine.image" if is_ours else f"the image of container {container['name']} in spec.podTemplate"
 

@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+from urllib.parse import quote
 
 from rayloom_operator.engines.progress import interval_s, start_progress
 from rayloom_operator.engines.request import ask_either
-from rayloom_operator.engines.status import MAX_RANKS, EngineStatus, engine_status
+from rayloom_operator.engines.status import MAX_RANKS, EngineStatus, absent_model, engine_status
 from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.names import ADMIN_PORT, ServiceKey
 from rayloom_operator.observe.observed import Reading
@@ -38,6 +39,7 @@ _MIN_INTERVAL_S = 0.3
 # The shortest interval between reports if only texts have changed. Each report causes a reconcile and a status write.
 _WORDS_INTERVAL_S = 5.0
 _MAX_ERROR = 600  # characters
+_NOT_FOUND = 404
 _NEVER = Reading(status=None, at=math.inf, failing_since=None, error="", advanced_at=0.0)
 
 
@@ -58,6 +60,7 @@ class Target(NamedTuple):
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
     is_gateway: bool = False  # makes no tokens, and is never asked more often than an engine that serves
+    model: str = ""  # name of a model; empty except for gateways with several models
 
 
 @dataclass(slots=True, kw_only=True)
@@ -210,7 +213,10 @@ class EnginePoller:
 
     async def _ask(self, engine: _PolledEngine) -> EngineStatus:
         target = engine.target
-        code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token))
+        path = f"/status?model={quote(target.model, safe='')}" if target.model else "/status"
+        code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token), path=path)
+        if target.model and code == _NOT_FOUND:
+            return absent_model()
         status = engine_status(code, body, target.max_ranks)
         # The start-up phases would take most of the memory of 10,000 answers, and are of no use once an engine serves.
         return status.model_copy(update={"startup": (), "model": None}) if status.state == "serving" else status

@@ -13,6 +13,7 @@ from rayloom_operator.kube.reflector import Reflector, Watched
 from rayloom_operator.names import ServiceKey
 from rayloom_operator.observe import kuberay
 from rayloom_operator.observe.nodes import Nodes
+from rayloom_operator.observe.observed import ServingGateway
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,9 @@ class Watches:
         self._definitions = Reflector(kube, _DEFINITIONS, self._definition_changed)
         self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
+        # Returns the LLMGateways that send requests to a service; None while those of its namespace are not all known.
+        # The watch of LLMGateways replaces this function: a cluster may be without the kind.
+        self.llmgateways_of: Callable[[ServiceKey], tuple[ServingGateway, ...] | None] = lambda key: ()
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
         self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed
 

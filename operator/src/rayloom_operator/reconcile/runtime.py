@@ -104,6 +104,7 @@ class Runtime:
             metrics=self._metrics,
         )
         self.controller.on_service = self.gateways.note_service
+        self.controller.watches.llmgateways_of = self.gateways.serving
         self._metrics.gauge("leader", self._lease.may_write)
         probes = {"/healthz": self._silence, "/readyz": self._unready}
         await self._parts.enter_async_context(serving(self._settings.health_port, probes, self._metrics))

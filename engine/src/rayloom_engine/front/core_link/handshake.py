@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -30,10 +30,15 @@ class CoreAddress:
     address: str  # unix:PATH or tcp:HOST:PORT
     token: str = field(repr=False)  # unix: the run's token, which is sent; tcp: the service's key, which is never sent
     front_id: str = "front"
+    old_token: str = field(default="", repr=False)  # tcp: the key before `token`, which the core may still have
 
 
 class ProtocolError(Exception):
     """The process at the core's address does not speak this protocol, or does not have the key."""
+
+
+class OtherKey(ProtocolError):
+    """The process at the core's address has another key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,18 @@ class CoreConnection:
 async def connect(core: CoreAddress) -> CoreConnection:
     """Returns a connection on which both sides have greeted each other.
 
+    A core that has another key than `token` is greeted again with `old_token`, if there is one.
     Raises OSError, EOFError, ValueError, msgspec.MsgspecError, TimeoutError or ProtocolError.
     """
+    try:
+        return await _connect(core)
+    except OtherKey:
+        if not core.old_token:
+            raise
+    return await _connect(replace(core, token=core.old_token))
+
+
+async def _connect(core: CoreAddress) -> CoreConnection:
     kind, _, place = core.address.partition(":")
     if kind == "unix":
         reader, writer = await asyncio.open_unix_connection(place)
@@ -86,9 +101,9 @@ async def _greet_remote(core: CoreAddress, reader: asyncio.StreamReader, writer:
     try:
         welcome = _welcome(core_decoder.decode(await read_frame(reader, MAX_HELLO_BYTES)))
     except asyncio.IncompleteReadError as error:
-        raise ProtocolError("the core refused this front; both need the same key") from error
+        raise OtherKey("the core refused this front; both need the same key") from error
     if not is_same_proof(welcome.proof, core_proof(core.token, challenge.nonce, hello.nonce, welcome)):
-        raise ProtocolError("the process at this address does not have the key")
+        raise OtherKey("the process at this address does not have the key")
     return welcome
 
 

@@ -33,6 +33,9 @@ class Administered(Protocol):
     def status_json(self, *, is_minimal: bool) -> str:
         """The /status document as JSON; `is_minimal`: without the fields that have defaults."""
 
+    def of_model(self, name: str) -> Administered | None:
+        """The part of the state that concerns the model with this name; None if there is no such model."""
+
     def engines(self) -> dict[str, Any] | None:
         """The /engines document; None if this is no gateway."""
 
@@ -120,7 +123,12 @@ def admin_app(service: Administered, token: str | None, drain_mark: Path | None 
         check(request)
         # Prefer and Preference-Applied: RFC 7240.
         is_minimal = "return=minimal" in request.headers.get("prefer", "")
-        text = service.status_json(is_minimal=is_minimal)
+        name = request.query_params.get("model")
+        found = service if name is None else service.of_model(name)
+        if found is None:
+            message = f"no model has the name {name!r}; /status without `model` lists all models"
+            raise ApiError(404, message, code="model_not_found")
+        text = found.status_json(is_minimal=is_minimal)
         headers = {"Preference-Applied": "return=minimal"} if is_minimal else {}
         return Response(text, headers=headers, media_type="application/json")
 

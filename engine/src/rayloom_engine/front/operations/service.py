@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.config import EngineConfig
@@ -126,6 +126,10 @@ class Service:
         """Returns the admin port's /status document as JSON, `is_minimal`: without the fields that have defaults."""
         document = self.status()
         return document.minimal_json() if is_minimal else document.model_dump_json()
+
+    def of_model(self, name: str) -> Self | None:
+        """Returns this service if its model has this name, else None."""
+        return self if name == self.config.api_model_name else None
 
     def model_text(self) -> ModelText:
         """Returns the loaded tokenizer and template. Raises ApiError 503 if the front does not accept requests."""

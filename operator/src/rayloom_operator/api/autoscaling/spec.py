@@ -11,8 +11,9 @@ _LEAST_GOAL_S = 0.05
 _BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
 # A service without engines is woken by the first request that a gateway holds.
 NO_GATEWAY_IN_WORDS = (
-    "autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: set gateway.replicas to 1 or "
-    "more, or minReplicas to 1 or more. To stop the service by hand, set replicas 0"
+    "autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: add gateway to the spec (with "
+    "replicas 0 if an LLMGateway has the pods), or set minReplicas to 1 or more. To stop the service by hand, set "
+    "replicas 0"
 )
 
 
@@ -43,7 +44,8 @@ class Autoscaling(Part):
         1,
         ge=0,
         le=MAX_REPLICAS,
-        description="Least number of engines. 0 needs gateway pods, which hold requests until an engine serves. A "
+        description="Least number of engines. 0 needs spec.gateway: gateway pods of the service or of an LLMGateway "
+        "hold requests until an engine serves. A "
         "change restarts no engine.",
     )
     max_replicas: int = Field(

@@ -21,7 +21,7 @@ SUSPENDED = Verdict(
 
 SCALED_TO_ZERO = Verdict(
     reason=Reason.SCALED_TO_ZERO,
-    message="There were no requests, so there are no engines. The gateway holds the first request, which starts one.",
+    message="There were no requests, so there are no engines. A gateway holds the first request, which starts one.",
 )
 
 

@@ -22,7 +22,6 @@ _NO_PORT = (
     "its engines once"
 )
 _NO_PORT_YET = "Its engines get the port for gateways by a rollout, which has not begun."
-_DOES_NOT_WAKE = "A request at this gateway does not start an engine: set spec.autoscaling.minReplicas to 1."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +119,6 @@ def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
     if reason is Reason.GATEWAY_NOT_READY:
         # Only the gateway pods of the service itself are missing. An engine serves.
         return "Serving", Reason.SERVING, ""
-    if reason is Reason.SCALED_TO_ZERO:
-        return "Waiting", reason, f"{message} {_DOES_NOT_WAKE}"
     if found.get("status") != "True":
         return "Waiting", reason, message
     if status.get("gateway") is None:

@@ -30,7 +30,7 @@ def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
     models = [each.entry for each in situation.members if each.entry is not None]
     aliases = [each.entry for each in situation.aliases if each.entry is not None]
     keys = [each.auth for each in models] + [each.auth for each in aliases]
-    document = models_document(models, aliases, settings.operator_key)
+    document = models_document(models, aliases, settings.operator_key, settings.previous_key)
     return (
         gateway_secret(gateway, document, settings.operator_key),
         gateway_account(gateway),

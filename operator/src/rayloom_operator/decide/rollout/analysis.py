@@ -3,7 +3,8 @@
 The revision fails before the end of the period if its failure is certain by then: if the failed requests would be too
 many even if the rest of the first `minRequests` succeeded. The time to the first token is judged only at the end of the
 period, because the slowest of a few requests says little. If only the old engines reach `minRequests`, because the new
-engine is slow, the period is extended.
+engine is slow, the period is extended. It is also extended behind gateways, which find a new engine some time after it
+is available.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from rayloom_operator.times import moment
 
 # If only the new revision has too few requests, the analysis lasts this many times holdSeconds.
 MAX_HOLDS = 3
+# The longest time from an engine's place in the EndpointSlice until gateways send it requests: CoreDNS keeps an answer
+# for 30 s, and gateways look it up every second.
+DISCOVERY_S = 35
 _QUANTILE = 0.99
 
 
@@ -49,17 +53,38 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
     )
 
 
-def is_over(window: AnalysisWindow, new: RequestCounts, old: RequestCounts, analysis: Analysis, wall: datetime) -> bool:
+def longest_s(analysis: Analysis, *, is_behind_gateways: bool) -> int:
+    """Returns the most seconds that an analysis takes."""
+    return max(MAX_HOLDS * analysis.hold_seconds, _found_hold_s(analysis) if is_behind_gateways else 0)
+
+
+def is_over(
+    window: AnalysisWindow,
+    new: RequestCounts,
+    old: RequestCounts,
+    analysis: Analysis,
+    wall: datetime,
+    *,
+    is_behind_gateways: bool = False,
+) -> bool:
     """Returns True once the analysis has ended. If `problem` is empty then, the revision has passed.
 
     `new` and `old` are the current counts, as for `problem`.
     """
-    begin = moment(window.start_time)
-    hold = timedelta(seconds=analysis.hold_seconds)
     num_new = _num_first_tokens(since(window.new, new))
-    num_old = _num_first_tokens(since(window.old, old))
-    has_only_old = num_new < analysis.min_requests <= num_old
-    return wall >= begin + hold * (MAX_HOLDS if has_only_old else 1)
+    old = since(window.old, old)
+    has_few = num_new < analysis.min_requests
+    has_only_old = has_few and _num_first_tokens(old) >= analysis.min_requests
+    period_s = analysis.hold_seconds * (MAX_HOLDS if has_only_old else 1)
+    if is_behind_gateways and has_few and old.requests:
+        # Perhaps the requests go to the old engines because the gateways have not found the new one.
+        period_s = max(period_s, _found_hold_s(analysis))
+    return wall >= moment(window.start_time) + timedelta(seconds=period_s)
+
+
+def _found_hold_s(analysis: Analysis) -> int:
+    """Returns the seconds after which gateways have surely known the new engine for holdSeconds."""
+    return analysis.hold_seconds + DISCOVERY_S if analysis.hold_seconds else 0
 
 
 def problem(

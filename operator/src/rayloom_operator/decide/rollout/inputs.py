@@ -50,6 +50,7 @@ class Desired:
     replicas: int
     drain_seconds: int
     rollout: Rollout
+    is_behind_gateways: bool = False  # gateways may send the requests, and find a new engine later than the Service
 
     @property
     def max_engines(self) -> int:

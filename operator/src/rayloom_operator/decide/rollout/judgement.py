@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import AnalysisWindow, FailureReason, RolloutFailure, RolloutState
-from rayloom_operator.decide.rollout.analysis import MAX_HOLDS, is_over, problem, total
+from rayloom_operator.decide.rollout.analysis import is_over, longest_s, problem, total
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, room, target_revision
 from rayloom_operator.times import moment, stamp
 
@@ -66,7 +66,7 @@ def _trial(desired: Desired, state: RolloutState, view: View, wall: datetime) ->
         if window is None and num_available:
             window = AnalysisWindow(start_time=stamp(wall), new=new, old=old)
         if window is not None:
-            has_ended = is_over(window, new, old, analysis, wall)
+            has_ended = is_over(window, new, old, analysis, wall, is_behind_gateways=desired.is_behind_gateways)
             found = problem(window, new, old, analysis, is_over=has_ended)
     return _Trial(
         desired=desired,
@@ -109,7 +109,7 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     if not trial.state.is_promoted and trial.peak_available:
         # Once an engine was available, the deadline is longer by the longest time of an analysis. It stays longer while
         # the engine is ill for a moment and no analysis runs.
-        patience_s += MAX_HOLDS * rollout.analysis.hold_seconds
+        patience_s += longest_s(rollout.analysis, is_behind_gateways=trial.desired.is_behind_gateways)
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):
         return None

@@ -18,7 +18,13 @@ _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 def desired_of(resolved: Resolved, revision: str) -> Desired:
     """Returns the part of the spec that the planner follows. `revision` is the revision of this spec."""
     spec = resolved.service.spec
-    return Desired(revision=revision, replicas=spec.replicas, drain_seconds=spec.drain_seconds, rollout=spec.rollout)
+    return Desired(
+        revision=revision,
+        replicas=spec.replicas,
+        drain_seconds=spec.drain_seconds,
+        rollout=spec.rollout,
+        is_behind_gateways=spec.gateway is not None,
+    )
 
 
 def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:

@@ -2,14 +2,16 @@
 
 A service without engines depends on its gateways: they hold requests, and only their tokenizers can read them. So the
 scaler removes the last engine only once every gateway pod that the spec asks for is ready, which it is with a
-tokenizer. While there is no engine, a gateway pod without a tokenizer, for example a recreated one, asks for an engine
-in the same way as a held request does.
+tokenizer, and once every ready pod of an LLMGateway that serves the model has its tokenizer. While there is no engine,
+a gateway pod without a tokenizer, for example a recreated one, asks for an engine in the same way as a held request
+does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rayloom_operator.api.spec import Spec
 from rayloom_operator.decide.scaling.load import Held
 from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.observe.observed import Observed, Reading
@@ -29,25 +31,42 @@ def ended_requests(observed: Observed) -> dict[str, int]:
     }
 
 
+def can_hold(spec: Spec, observed: Observed) -> bool:
+    """Returns whether gateway pods hold requests while the service has no engine. True while that is not known."""
+    own = spec.gateway is not None and spec.gateway.replicas > 0
+    return own or observed.llmgateways is None or any(each.replicas > 0 for each in observed.llmgateways)
+
+
 def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int] | None, mono: float) -> Held:
     """Returns the requests in the gateways.
 
     `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` at the last look,
     None at the first one.
     """
-    readings = {each.name: observed.gateway_readings.get(each.name) for each in observed.gateways}
-    answers = [status for each in readings.values() if (status := _fresh(each, mono)) is not None]
-    ready = [each for each in observed.gateways if each.is_ready]
-    num_known = sum(_has_text(_fresh(readings[each.name], mono)) for each in ready)
+    others = [each for gateway in observed.llmgateways or () for each in gateway.pods]
+    pods = (*observed.gateways, *others)
+    readings = {each.name: observed.gateway_readings.get(each.name) for each in pods}
+    statuses = {name: status for name, each in readings.items() if (status := _fresh(each, mono)) is not None}
+    # A pod of an LLMGateway that does not know the model yet, or any more, has no requests for it.
+    absent = {name for name, status in statuses.items() if status.is_absent}
+    answers = [status for name, status in statuses.items() if name not in absent]
+    with_text = {name for name, status in statuses.items() if _has_text(status)}
+    num_known = sum(each.is_ready and each.name in with_text for each in observed.gateways)
+    is_complete = (
+        num_known >= num_wanted
+        and num_known == len(observed.gateways)
+        and observed.llmgateways is not None
+        and all(each.name in with_text or each.name in absent for each in others if each.is_ready)
+    )
     return Held(
         tokens=sum(each.load.queued_tokens for each in answers),
         requests=sum(each.requests.waiting for each in answers),
         in_flight=sum(each.requests.in_flight for each in answers),
-        is_complete=num_known >= num_wanted and num_known == len(observed.gateways),
+        is_complete=is_complete,
         # Requests that begin and end between two looks count, too.
         had_requests=ended_before is None or ended_before != ended_requests(observed),
         num_blind=sum(_needs_text(each) for each in answers)
-        + sum(_is_silent(readings[each.name], mono) for each in ready),
+        + sum(_is_silent(readings[each.name], mono) for each in pods if each.is_ready),
     )
 
 
@@ -57,8 +76,8 @@ def _fresh(reading: Reading | None, mono: float) -> EngineStatus | None:
     return reading.status
 
 
-def _has_text(status: EngineStatus | None) -> bool:
-    return status is not None and status.state not in (_WITHOUT_TEXT, "failed")
+def _has_text(status: EngineStatus) -> bool:
+    return status.state not in (_WITHOUT_TEXT, "failed") and not status.is_absent
 
 
 def _needs_text(status: EngineStatus) -> bool:

@@ -27,6 +27,7 @@ class Bounds:
     least: int
     most: int
     idle_s: float
+    is_raised: bool = False  # `least` is 1 instead of 0, because no gateway pod holds requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

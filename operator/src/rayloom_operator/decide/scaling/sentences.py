@@ -15,6 +15,8 @@ _AUTOSCALERS = ("kube-controller-manager", "horizontal-pod-autoscaler", "keda-op
 def change_sentence(reason: ScalingReason, before: int, after: int, inputs: ScalingInputs, bounds: Bounds) -> str:
     """Returns the cause of a change of `replicas`."""
     change = f"replicas {before} -> {after}"
+    if reason is ScalingReason.BOUNDED and bounds.is_raised and after == bounds.least:
+        return f"{change}: no gateway pod can hold requests for the service, so minReplicas 0 counts as 1."
     if reason is ScalingReason.BOUNDED:
         return f"{change}: minReplicas {bounds.least} and maxReplicas {bounds.most} are the bounds."
     if reason is ScalingReason.SCALED_TO_ZERO:
@@ -52,6 +54,6 @@ _OF_STATES = {
     ScalingReason.SUSPENDED: "replicas is 0, which suspends the service; the operator does not wake it. Set replicas "
     "to 1 or more.",
     ScalingReason.SCALING_TO_ZERO: "No engine has had a request for {idle_s:g} s, so replicas becomes 0.",
-    ScalingReason.SCALED_TO_ZERO: "No engine runs. The gateway holds the first request, and the operator then starts "
+    ScalingReason.SCALED_TO_ZERO: "No engine runs. A gateway holds the first request, and the operator then starts "
     "an engine.",
 }

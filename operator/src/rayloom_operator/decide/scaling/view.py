@@ -25,8 +25,10 @@ def may_be_empty(spec: Spec) -> bool:
     return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
 
 
-def bounds_of(spec: Autoscaling) -> Bounds:
-    return Bounds(least=spec.min_replicas, most=spec.max_replicas, idle_s=spec.idle_seconds)
+def bounds_of(spec: Autoscaling, *, can_hold: bool) -> Bounds:
+    """`can_hold`: gateway pods hold requests while the service has no engine. Otherwise one engine stays."""
+    least = spec.min_replicas if can_hold else max(spec.min_replicas, 1)
+    return Bounds(least=least, most=spec.max_replicas, idle_s=spec.idle_seconds, is_raised=least > spec.min_replicas)
 
 
 def earlier_rate(inputs: ScalingInputs) -> float:

@@ -47,14 +47,20 @@ class AliasEntry:
     auth: Auth | None  # keys for this name; None: everybody may use it
 
 
-def models_document(models: Iterable[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes) -> dict[str, Any]:
-    """The document that `models_file` names. Each entry states its keys itself: none is inherited."""
+def models_document(
+    models: Iterable[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes, previous_key: bytes = b""
+) -> dict[str, Any]:
+    """The document that `models_file` names. Each entry states its keys itself: none is inherited.
+
+    `previous_key`: the operator's key before `operator_key`, from which running engines may have theirs; or empty.
+    """
     return {
         "version": "v1",
         "models": {
             each.served_name: {
                 "engines_dns": engines_dns(each.service),
                 "key": front_key(operator_key, each.namespace, each.uid),
+                **_previous_key(previous_key, each),
                 "api_key_file": keys_path(each.auth),
                 "settings": dict(each.settings),
             }
@@ -69,6 +75,10 @@ def models_document(models: Iterable[ModelEntry], aliases: Iterable[AliasEntry],
             for each in aliases
         },
     }
+
+
+def _previous_key(previous_key: bytes, model: ModelEntry) -> dict[str, str]:
+    return {"previous_key": front_key(previous_key, model.namespace, model.uid)} if previous_key else {}
 
 
 def keys_path(auth: Auth | None) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from rayloom_operator.api.spec import Spec
 from rayloom_operator.api.status import stored_autoscaling
 from rayloom_operator.decide.rollout.planner import Planned
-from rayloom_operator.decide.scaling.gateways import ended_requests, held_in
+from rayloom_operator.decide.scaling.gateways import can_hold, ended_requests, held_in
 from rayloom_operator.decide.scaling.load import NOTHING_HELD, Held, load_of
 from rayloom_operator.decide.scaling.scaler import ScalingDecision, decide_scaling, is_zero_announced
 from rayloom_operator.decide.scaling.view import (
@@ -92,7 +92,8 @@ class ScalingGatherer:
         samples = self._sampled(history, sample, self._windows.stable_s(stored.start_seconds))
         idle_at = self._idle_at.setdefault(key, now.mono) if load.is_idle else self._idle_at.pop(key, now.mono)
         fleet = replace(fleet_of(planned, load, held, samples), writer=writer, idle_s=now.mono - idle_at)
-        return decide_scaling(bounds_of(spec.autoscaling), stored, fleet, self._windows, now)
+        bounds = bounds_of(spec.autoscaling, can_hold=can_hold(spec, seen))
+        return decide_scaling(bounds, stored, fleet, self._windows, now)
 
     def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
         """Returns the requests in the gateways, and keeps their counts for the next look."""

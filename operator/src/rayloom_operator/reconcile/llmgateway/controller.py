@@ -22,6 +22,8 @@ from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, own_key
 from rayloom_operator.names import LLMGATEWAY_LABEL, ServiceKey
 from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.observed import ServingGateway
+from rayloom_operator.observe.pods import pod
 from rayloom_operator.observe.watches import silence
 from rayloom_operator.reconcile.llmgateway.reconciler import GatewayReconciler, ServicesOf
 from rayloom_operator.reconcile.work_queue import WorkQueue
@@ -75,6 +77,32 @@ class GatewayController:
         """Handles an event of an LLMService: every LLMGateway of its namespace may select it, or have selected it."""
         for each in self._in_namespace.get(key[0], ()):
             self._queue.add_after(each, _COLLECT_S)
+
+    def serving(self, service: ServiceKey) -> tuple[ServingGateway, ...] | None:
+        """Returns the LLMGateways whose pods send requests to an LLMService.
+
+        Returns None while those of the namespace are not all known, as after a restart. In a cluster without the kind
+        there are none.
+        """
+        if not self._gateways.was_tried.is_set():
+            return None
+        found = []
+        for key in sorted(self._in_namespace.get(service[0], ())):
+            served = self._reconciler.served(key)
+            if served is None:
+                return None
+            if service[1] in served.models:
+                pods = (each for each in self._pods.of_service(key) if "deletionTimestamp" not in each["metadata"])
+                found.append(
+                    ServingGateway(
+                        name=key[1],
+                        uid=served.uid,
+                        model=served.models[service[1]],
+                        replicas=served.replicas,
+                        pods=tuple(pod(each) for each in pods),
+                    )
+                )
+        return tuple(found)
 
     async def run(self) -> None:
         """Runs until it is cancelled. While the cluster has no kind LLMGateway, only asks for it."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway, parse_gateway
@@ -33,6 +34,15 @@ ServicesOf = Callable[[str], Sequence[Manifest] | None]
 PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """The models of the services that the pods of an LLMGateway serve."""
+
+    uid: str  # of the LLMGateway
+    replicas: int
+    models: Mapping[str, str]  # LLMService -> name of its model
+
+
 class GatewayReconciler:
     """Reconciles one LLMGateway a call. Not thread-safe: used in one event loop."""
 
@@ -43,6 +53,8 @@ class GatewayReconciler:
         self._services_of = services_of
         self._pods_of = pods_of
         self._drift = drift
+        # LLMGateway -> what its pods serve, by the last spec that could be read.
+        self._served: dict[ServiceKey, Served] = {}
         # An LLMGateway has no RayClusters and no engines to drain.
         self._applier = Applier(kube, drift, lambda key, name: None, lambda key, name, wanted: None)
         self._statuses = GatewayStatusWriter(kube)
@@ -51,6 +63,11 @@ class GatewayReconciler:
         """Drops what is kept of a deleted LLMGateway. Kubernetes deletes its objects by their owner references."""
         self._applier.forget(key)
         self._statuses.forget(key)
+        self._served.pop(key, None)
+
+    def served(self, key: ServiceKey) -> Served | None:
+        """Returns what the pods of an LLMGateway serve; None before its first reconcile."""
+        return self._served.get(key)
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
         """Brings the cluster to the spec of the LLMGateway in `document`.
@@ -63,6 +80,7 @@ class GatewayReconciler:
             # With a part of the services, the gateway pods would forget the names of the others.
             return _SOON_S
         situation = self._situation(key, document, services)
+        self._note_served(key, document["metadata"]["uid"], situation)
         refused: Refused | None = None
         planned = Plan(wanted=wanted_objects(situation))
         try:
@@ -78,6 +96,14 @@ class GatewayReconciler:
         if refused is not None:
             raise refused
         return min(after_s)
+
+    def _note_served(self, key: ServiceKey, uid: str, situation: GatewaySituation) -> None:
+        gateway = situation.gateway
+        if gateway is not None:
+            models = {each.service: each.name for each in situation.members if each.entry is not None}
+            self._served[key] = Served(uid=uid, replicas=gateway.spec.replicas, models=models)
+        elif key not in self._served or self._served[key].uid != uid:
+            self._served[key] = Served(uid=uid, replicas=0, models={})
 
     def _situation(self, key: ServiceKey, document: Manifest, services: Sequence[Manifest]) -> GatewaySituation:
         gateway: LLMGateway | None = None

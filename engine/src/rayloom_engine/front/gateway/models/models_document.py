@@ -52,6 +52,11 @@ class ModelEntry(_Part):
         None, description="In place of `engines_dns`, the engines: name -> HOST:PORT of the engine's front_port."
     )
     key: str = Field(min_length=MIN_KEY_CHARS, description="The key of the engines, as in their front_key_file.")
+    previous_key: str | None = Field(
+        None,
+        min_length=MIN_KEY_CHARS,
+        description="The key before `key`, which is tried at engines that do not have `key`.",
+    )
     api_key_file: str | None = Field(
         None, description="File with the API keys for this model, one a line. null: requests need no key."
     )
@@ -155,7 +160,7 @@ def _sentences(error: ValidationError) -> list[str]:
             lines.append(f"{field}: missing")
         elif item["type"] == "extra_forbidden":
             lines.append(f"{field}: {_unknown(path)}")
-        elif path and path[-1] == "key":  # the value is a secret
+        elif path and path[-1] in ("key", "previous_key"):  # the value is a secret
             lines.append(f"{field}: must be a string with at least {MIN_KEY_CHARS} characters")
         elif len(path) < 3 or (path[0] == "models" and path[2] != "settings" and isinstance(item["input"], dict)):
             lines.append(f"{field}: {item['msg']}")  # the value may have keys inside

@@ -133,8 +133,10 @@ class RunningModel:
         self.service.client.set_engines(self._addresses())
 
     def _addresses(self) -> dict[str, CoreAddress]:
-        key = self.entry.key
-        return {name: CoreAddress(f"tcp:{place}", key, self._front_id) for name, place in self._engines.items()}
+        key, old_key = self.entry.key, self.entry.previous_key or ""
+        return {
+            name: CoreAddress(f"tcp:{place}", key, self._front_id, old_key) for name, place in self._engines.items()
+        }
 
 
 class _Replay:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
 from rayloom_engine.front.gateway.models.key_ring import KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
@@ -128,6 +129,11 @@ class RunningModels:
                 "models": status_of_models(self.models, is_minimal=is_minimal),
             }
         )
+
+    def of_model(self, name: str) -> GatewayService | None:
+        """Returns the service of the model with this name; None if the list has none. An alias is no model."""
+        model = self.models.get(name)
+        return None if model is None else model.service
 
     def _needs_new(self, name: str, entry: ModelEntry) -> bool:
         known = self.models.get(name)
