@@ -56,7 +56,7 @@ class Generation:
         self._metrics = service.metrics
         self._caller = caller
         self._mailbox = Mailbox()
-        self._early: dict[int, list[SequenceOutput]] = {}  # choice -> outputs held until the prompt's logprobs are there
+        self._early: dict[int, list[SequenceOutput]] = {}  # choice -> outputs held until the prompt's logprobs come
         self._is_closed = False
         self.is_client_gone = False
         self.has_failed = False  # the answer has begun and ended in an error
