@@ -82,10 +82,17 @@ def test_a_request_has_its_length() -> None:
     assert json.loads(body)["max_tokens"] == 7
 
 
-def figures(name: str, costs_us: list[float], first_event_s: float, version: str = "1") -> ServerFigures:
+def figures(
+    name: str, costs_us: list[float], first_event_s: float, alone_s: float, version: str = "1"
+) -> ServerFigures:
     rounds = tuple(
         LoadResult(
-            num_events=1000, num_tokens=2000, seconds=0.5, cpu_s=1000 * cost / 1e6, first_event_s=(first_event_s,)
+            num_events=1000,
+            num_tokens=2000,
+            seconds=0.5,
+            cpu_s=1000 * cost / 1e6,
+            first_event_s=(first_event_s,),
+            alone_first_event_s=(alone_s,),
         )
         for cost in costs_us
     )
@@ -93,9 +100,9 @@ def figures(name: str, costs_us: list[float], first_event_s: float, version: str
 
 
 FIGURES = [
-    figures(GATEWAY, [21.0, 19.0, 18.0], 0.0032),
-    figures(DIRECT, [8.0], 0.0002, version=""),
-    figures("aiohttp proxy", [25.0], 0.0062),
+    figures(GATEWAY, [21.0, 19.0, 18.0], 0.0032, 0.0023),
+    figures(DIRECT, [8.0], 0.0002, 0.0001, version=""),
+    figures("aiohttp proxy", [25.0], 0.0062, 0.0011),
     ServerFigures(name="nginx", version="not installed", rounds=()),
 ]
 
@@ -103,15 +110,15 @@ FIGURES = [
 def test_the_table_has_medians_and_what_is_added_to_no_proxy() -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in figures_table(FIGURES).splitlines()[2:]]
     assert rows == [
-        [f"{GATEWAY} 1", "19.0 (18.0 to 21.0)", "9.5", "1,053", "2,000", "3.20", "3.00"],
-        [DIRECT, "-", "-", "-", "2,000", "0.20", "-"],
-        ["aiohttp proxy 1", "25.0 (25.0 to 25.0)", "12.5", "800", "2,000", "6.20", "6.00"],
-        ["nginx not installed", "-", "-", "-", "-", "-", "-"],
+        [f"{GATEWAY} 1", "19.0 (18.0 to 21.0)", "9.5", "1,053", "2,000", "3.20", "3.00", "2.30", "2.20"],
+        [DIRECT, "-", "-", "-", "2,000", "0.20", "-", "0.10", "-"],
+        ["aiohttp proxy 1", "25.0 (25.0 to 25.0)", "12.5", "800", "2,000", "6.20", "6.00", "1.10", "1.00"],
+        ["nginx not installed", "-", "-", "-", "-", "-", "-", "-", "-"],
     ]
 
 
 def test_goals_are_met_or_missed() -> None:
-    assert [sentence.split(", ")[-1] for sentence in verdicts(FIGURES)] == ["met.", "MISSED."]
+    assert [sentence.split(", ")[-1] for sentence in verdicts(FIGURES)] == ["met.", "MISSED.", "met."]
     assert "19.0 us, met." in gateway_page.page("conditions", "workload", FIGURES)
 
 
@@ -122,7 +129,7 @@ def test_a_short_run_measures_the_gateway_beside_proxies(tmp_path: Path, capsys:
     document: dict[str, Any] = json.loads(found.read_text())
     assert {GATEWAY, DIRECT, "aiohttp proxy"} <= set(document)
     for each in document.values():
-        assert each["event_us"][0] >= 0.0 and each["first_event_ms"] > 0.0
+        assert each["event_us"][0] >= 0.0 and each["first_event_ms"] > 0.0 and each["alone_first_event_ms"] > 0.0
         assert 0.0 < each["events_s"][0] < 150.0  # 2 streams of 50 tok/s, perhaps fewer beside other processes
     assert "| rayloom-engine gateway" in (tmp_path / "gateway.md").read_text()
     assert "CPU us per event" in capsys.readouterr().out

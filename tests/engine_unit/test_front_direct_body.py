@@ -31,11 +31,11 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 
 
 @given(text=st.text(), name=st.text())
-def test_a_filled_template_has_the_bytes_of_the_encoded_document(text: str, name: str) -> None:
+def test_a_filled_template_is_the_event_of_the_encoded_document(text: str, name: str) -> None:
     def document(shown: str) -> dict[str, Any]:
         return {"name": name, "delta": {"reasoning": shown, "reasoning_content": shown}, "n": None}
 
-    assert ChunkTemplate(document).filled(text) == msgspec.json.encode(document(text))
+    assert ChunkTemplate(document).filled(text) == b"data: %b\n\n" % msgspec.json.encode(document(text))
 
 
 def cycle(**changes: Any) -> SimpleNamespace:

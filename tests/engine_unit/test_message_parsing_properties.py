@@ -57,6 +57,29 @@ def test_a_message_does_not_depend_on_where_its_text_is_cut(
     assert messages[0] == messages[1] == messages[2]
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    cut_texts(),
+    st.sampled_from([None, *TOOL_FORMATS.values()]),
+    st.sampled_from([None, QWEN3]),
+    st.booleans(),
+    st.sets(st.integers(0, 8)),
+)
+def test_text_that_is_read_without_parts_is_that_of_one_part(
+    pieces: list[str], format: ToolFormat | None, reasoning: Any, is_open: bool, skipped: set[int]
+) -> None:
+    """A parser that may `reads` gives the same list for each piece as one that gets all pieces by `add`."""
+    usual, made = (parser(format, reasoning=reasoning, is_open=is_open) for _ in range(2))
+    for number, piece in enumerate([*pieces, "Hello", " you"]):
+        kind = made.plain_kind if number not in skipped else None
+        is_read = kind is not None and made.reads(piece, kind)
+        found = [kind(piece)] if kind is not None and is_read else made.add(piece)
+        assert found == usual.add(piece)
+        assert made.reasoning_end == usual.reasoning_end
+    assert made.finish() == usual.finish()
+    assert (made.reasoning_end, made.num_tool_calls) == (usual.reasoning_end, usual.num_tool_calls)
+
+
 NAMES = st.sampled_from(sorted(SCHEMAS))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,

@@ -37,7 +37,7 @@ class ReadMailbox:
 
     def put(self, token_id: int) -> None:
         if self.mailbox.put(0, output(token_id)):
-            self._due.add(self.mailbox)
+            self._due.add([self.mailbox])
 
 
 async def turns(number: int = 4) -> None:
@@ -109,7 +109,7 @@ def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_cli
         task = asyncio.ensure_future(mailbox.take(60.0, broken))
         await turns()
         if mailbox.put(0, output(1)):
-            due.add(mailbox)
+            due.add([mailbox])
         await turns(1)
         assert not mailbox.put(0, output(2)), "after the error, and before the task runs"
         with pytest.raises(ZeroDivisionError, match="reader"):

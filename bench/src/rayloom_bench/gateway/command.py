@@ -2,7 +2,7 @@
 
 Starts simulated engines, the gateway, a plain server of events, a proxy on aiohttp, and nginx if it is installed, all
 on this machine. Clients read many streams from each server in turn. Prints the CPU time of the server for each event
-that a client got, and the time from a single request to its first event, beside the streams.
+that a client got, and the time from a single request to its first event, alone and beside the streams.
 """
 
 from __future__ import annotations
@@ -60,12 +60,17 @@ def run(args: argparse.Namespace) -> int:
     workload = (
         f"{args.streams} streams, each with an event every {1000 / args.rate:.0f} ms, from {args.engines} simulated "
         f"engines or one plain server; {args.rounds} rounds of {args.seconds} s for each server in turn, median "
-        f"(minimum to maximum); {args.probes} single requests a round beside the streams."
+        f"(minimum to maximum); {args.probes} single requests a round before the streams, and beside them."
     )
     print(conditions, workload, figures_table(figures), "\n".join(verdicts(figures)), sep="\n\n")
     if args.json is not None:
         document = {
-            each.name: {"event_us": each.event_us, "events_s": each.events_s, "first_event_ms": each.first_event_ms}
+            each.name: {
+                "event_us": each.event_us,
+                "events_s": each.events_s,
+                "first_event_ms": each.first_event_ms,
+                "alone_first_event_ms": each.alone_first_event_ms,
+            }
             for each in figures
             if each.rounds
         }

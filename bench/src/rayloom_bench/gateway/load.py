@@ -29,7 +29,7 @@ class LoadSettings:
 
     num_streams: int
     window_s: float  # seconds in which CPU time and events are counted
-    num_probes: int  # single requests after the window, beside the streams
+    num_probes: int  # single requests before the streams, and again after the window beside them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class LoadResult:
     num_tokens: int  # in these events; more than events where a server that is late sends several at once
     seconds: float
     cpu_s: float  # CPU time of the server within the window
-    first_event_s: tuple[float, ...]  # for each single request: from the request to its first event
+    first_event_s: tuple[float, ...]  # for each single request beside the streams: from the request to its first event
+    alone_first_event_s: tuple[float, ...]  # for each single request before the streams
 
 
 def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]) -> LoadResult:
@@ -100,6 +101,7 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
     endless = request(100_000)
     clients: list[StreamClient] = []
     try:
+        alone_first_event_s = [await _probe(port) for _ in range(settings.num_probes)]
         for _ in range(settings.num_streams):
             clients.append(await _connected(port, endless))
             await asyncio.sleep(OPENING_S)
@@ -125,6 +127,7 @@ async def _load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], flo
         seconds=seconds,
         cpu_s=cpu_s,
         first_event_s=tuple(first_event_s),
+        alone_first_event_s=tuple(alone_first_event_s),
     )
 
 

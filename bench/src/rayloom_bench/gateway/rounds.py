@@ -35,8 +35,13 @@ class ServerFigures:
 
     @property
     def first_event_ms(self) -> float:
-        """Median of the milliseconds from a request to its first event, over all rounds."""
+        """Median of the milliseconds from a request beside the streams to its first event, over all rounds."""
         return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.first_event_s)
+
+    @property
+    def alone_first_event_ms(self) -> float:
+        """Median of the milliseconds from a request without any other to its first event, over all rounds."""
+        return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.alone_first_event_s)
 
 
 def measure(

@@ -49,6 +49,8 @@ def make_detokenizer(
 class ByteDetokenizer:
     """Decodes byte-level vocabularies. All pieces joined equal Tokenizer.decode of all ids."""
 
+    __slots__ = ("_is_between", "_skipped_ids", "_tokenizer", "_utf8")
+
     def __init__(self, tokenizer: Tokenizer, skipped_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._skipped_ids = skipped_ids

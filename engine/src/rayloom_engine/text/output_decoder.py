@@ -21,13 +21,15 @@ class TextDelta(msgspec.Struct, frozen=True, kw_only=True):  # made for each tok
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]  # one per token id, if requested
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if requested
     finish_reason: str | None = None  # "stop" | "length"
     stop_reason: str | int | None = None  # the stop string or stop token id; None for EOS
 
 
 class OutputDecoder:
     """The decoding state of one sequence. Drops tokens after a stop string, as if they had not been generated."""
+
+    __slots__ = ("_detokenizer", "_eos_token_ids", "_is_simple", "_params", "_stops", "finish_reason", "num_tokens")
 
     def __init__(
         self,
@@ -48,10 +50,21 @@ class OutputDecoder:
             tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens, kept_ids=kept_ids
         )
         stops = StopAutomaton(params.stop_strings) if stops is None else stops
-        self._has_no_stops = stops.is_empty
+        self._is_simple = stops.is_empty and params.max_tokens != 0
         self._stops = StopStrings(stops, include_in_output=params.include_stop_str_in_output)
         self.num_tokens = 0
         self.finish_reason: str | None = None
+
+    def simple_text(self, token_ids: Sequence[int]) -> str | None:
+        """Returns the text of new tokens that do not end the sequence, as `add` does, in a tenth of its time.
+
+        None, without any effect, if stop strings or `max_tokens` 0 need `add`.
+        """
+        if not self._is_simple:
+            return None
+        self.num_tokens += len(token_ids)
+        add = self._detokenizer.add
+        return add(token_ids[0]) if len(token_ids) == 1 else "".join(map(add, token_ids))
 
     def add(
         self,
@@ -69,11 +82,9 @@ class OutputDecoder:
             # answer.
             self.finish_reason = "length" if finish_reason is not None else None
             return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
-        if len(token_ids) == 1 and self._has_no_stops and finish_reason is None:  # as almost always
-            self.num_tokens += 1
-            return TextDelta(
-                text=self._detokenizer.add(token_ids[0]), token_ids=tuple(token_ids), logprobs=tuple(logprobs)
-            )
+        simple = self.simple_text(token_ids) if finish_reason is None else None
+        if simple is not None:  # as almost always
+            return TextDelta(text=simple, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
         text = ""
         for position, token_id in enumerate(token_ids):
             self.num_tokens += 1

@@ -42,6 +42,9 @@ class MessagesAnswer:
             self._stop = self._stopped(delta.text.finish_reason, delta.text.stop_reason)
         return events
 
+    def text_events(self, index: int) -> None:
+        """Returns None: each event has a name and a number of its own."""
+
     def closing(self) -> list[dict[str, Any]]:
         delta = {"type": "message_delta", "delta": self._stop, "usage": self._usage()}
         return [delta, {"type": "message_stop"}]

@@ -49,6 +49,7 @@ from rayloom_engine.protocol.messages import (
     Outputs,
     PhaseProgress,
     Refused,
+    SequenceOutput,
     WantCache,
     Welcome,
 )
@@ -275,16 +276,22 @@ class CoreClient:
             self._placement.place_again(waiting)
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
+        engine = link.name
+        due = []
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
-            if sequence is None or not is_current(link, sequence, output.attempt):
-                continue  # aborted, or submitted again meanwhile
+            if sequence is None:
+                continue  # aborted
             place = sequence.place
+            if place.attempt != output.attempt or place.engine != engine:  # `is_current`, without a call for each token
+                continue  # submitted again meanwhile
             if not place.is_decoding:
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
                 sequence.is_accepted = True  # the answer has begun, so no later engine may refuse the sequence
-            whole = sequence.logprob_parts.take(output)
+            whole: SequenceOutput | None = output
+            if not output.token_ids or output.prompt_logprobs:
+                whole = sequence.logprob_parts.take(output)
             if whole is None:
                 continue  # a part of the prompt's logprobs; the client gets all parts with the first token
             place.num_losses = 0
@@ -293,7 +300,8 @@ class CoreClient:
                 link.estimate.ended(sequence.sequence_id)
                 del self._sequences[whole.sequence_id]
             if sequence.mailbox.put(sequence.lane, whole):
-                self._readers.add(sequence.mailbox)
+                due.append(sequence.mailbox)
+        self._readers.add(due)
 
     def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayloom_engine.protocol.messages import SequenceOutput
 
@@ -14,6 +14,9 @@ Reader = Callable[[Items], bool]
 
 class Mailbox:
     """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
+
+    # Slots here, and in the other classes that each token passes: an instance's attributes are then beside each other.
+    __slots__ = ("_clock", "_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
 
     def __init__(self) -> None:
         self._items: Items = []
@@ -134,10 +137,11 @@ class DueReaders:
     def __init__(self) -> None:
         self._mailboxes: list[Mailbox] = []
 
-    def add(self, mailbox: Mailbox) -> None:
-        self._mailboxes.append(mailbox)
-        if len(self._mailboxes) == 1:
+    def add(self, mailboxes: Sequence[Mailbox]) -> None:
+        """Lets each of `mailboxes` read, soon."""
+        if mailboxes and not self._mailboxes:
             asyncio.get_running_loop().call_soon(self._read)
+        self._mailboxes += mailboxes
 
     def _read(self) -> None:
         mailboxes, self._mailboxes = self._mailboxes, []

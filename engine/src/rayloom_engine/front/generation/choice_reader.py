@@ -8,12 +8,15 @@ from rayloom_engine.front.generation.deltas import ChoiceResult
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.text.message_parsing.message import Message
 from rayloom_engine.text.message_parsing.parser import TextParser
+from rayloom_engine.text.message_parsing.sink import PlainKind
 from rayloom_engine.text.message_parts import MessagePart, Reasoning
 from rayloom_engine.text.output_decoder import TextDelta
 
 
 class ChoiceReader:
-    """The state of one choice. For a whole answer use `message`, for a stream `add`, never both."""
+    """The state of one choice. For a whole answer use `message`, for a stream `add` and `reads`, never both."""
+
+    __slots__ = ("_counter", "_has_named_call", "_has_reasoning", "_parser")
 
     def __init__(
         self,
@@ -40,6 +43,23 @@ class ChoiceReader:
         if self._has_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
+
+    @property
+    def plain_kind(self) -> PlainKind | None:
+        """The kind of the parts that text without a tag becomes now, for `reads`; None if `add` must read it."""
+        kind = self._parser.plain_kind
+        return None if kind is Reasoning and not self._has_reasoning else kind
+
+    def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
+        """Reads text of a choice that goes on, and returns True, if `add` would return it unchanged as its one part.
+
+        `kind`: the kind of this part. Otherwise returns False, without any effect.
+        """
+        if not self._parser.reads(text, kind):
+            return False
+        if self._counter.is_counting:
+            self._counter.add(text, token_ids, self._parser.reasoning_end)
+        return True
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -27,7 +27,7 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.bad_words import bad_word_ids
-from rayloom_engine.text.output_decoder import OutputDecoder
+from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
 from rayloom_engine.text.stop_strings import StopAutomaton
 
 LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
@@ -53,10 +53,10 @@ class Generation:
         self.prompts = tuple(prompts)
         self.params = params
         self._service = service
+        self._metrics = service.metrics
         self._caller = caller
         self._mailbox = Mailbox()
-        # Choice index -> outputs held until the prompt's logprobs are there.
-        self._early: dict[int, list[SequenceOutput]] = {}
+        self._early: dict[int, list[SequenceOutput]] = {}  # choice -> outputs held until the prompt's logprobs come
         self._is_closed = False
         self.is_client_gone = False
         self.has_failed = False  # the answer has begun and ended in an error
@@ -187,12 +187,12 @@ class Generation:
     def answered(self) -> None:
         """Counts the request as finished, because the whole answer was sent."""
         if not self.is_client_gone:
-            self._service.metrics.finished.add(1)
+            self._metrics.finished.add(1)
 
     def failed(self, error: Exception) -> None:
         """Counts the request as failed: its answer had begun, then ended in `error`."""
         self.has_failed = True
-        self._service.metrics.observe_failure(error)
+        self._metrics.observe_failure(error)
 
     def close(self) -> None:
         """Aborts unfinished sequences. Safe to call again."""
@@ -202,12 +202,12 @@ class Generation:
         self._abort_unfinished()
         self._service.lifecycle.leave()
         if self._is_submitted and not self._unfinished:
-            self._service.metrics.request_s.observe(time.monotonic() - self._started_s)
+            self._metrics.request_s.observe(time.monotonic() - self._started_s)
 
     def observe_start(self, max_tokens: int) -> None:
         """Counts the request in the metrics. `max_tokens`: of each choice."""
         self._is_submitted = True
-        metrics = self._service.metrics
+        metrics = self._metrics
         metrics.prompt_tokens.add(self.num_prompt_tokens)
         metrics.request_n.observe(self.params.n)
         metrics.request_max_tokens.observe(max_tokens, self.num_choices)
@@ -242,8 +242,7 @@ class Generation:
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
                         bad_words=bad_words,
-                        # Only the first choice of a prompt computes the prompt's logprobs; the other choices share
-                        # them.
+                        # Only the first choice of a prompt computes the prompt's logprobs; the others share them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
                     ),
                     priority=self._caller.priority,
@@ -302,13 +301,34 @@ class Generation:
         assert self.sink is not None
         if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
             return False
-        for index, _ in items:
-            if not self._lanes[index].has_begun:
-                return False
+        if len(items) == 1 and self._feed_text(self.sink, *items[0]):  # as almost always
+            return True
+        if not all(self._lanes[index].has_begun for index, _ in items):
+            return False
         for delta in self._decode(items):
             self.sink.write(delta)
+            self._lanes[delta.index].events = self.sink.text_events(delta.index)
         if not self._unfinished:
             self._mailbox.wake()
+        return True
+
+    def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
+        """Decodes and writes tokens in the middle of a choice. False, without any effect, if `_decode` must do it."""
+        lane = self._lanes[index]
+        if lane.events is None or output.finish_reason is not None:
+            return False
+        if lane.sequence.place.is_rounded and not self.is_rounded:
+            return False  # the event has a new warning
+        text = lane.decoder.simple_text(output.token_ids)
+        if text is None:
+            return False
+        lane.observe(self._metrics, len(output.token_ids), time.monotonic(), self._started_s)
+        event = lane.events.event(text, output.token_ids)
+        if event is not None:
+            sink.write_bytes(event)
+        else:
+            sink.write(ChoiceDelta(index=index, text=TextDelta(text=text, token_ids=output.token_ids), is_first=False))
+            lane.events = sink.text_events(index)
         return True
 
     def _decode(self, items: Items) -> list[ChoiceDelta]:
@@ -354,41 +374,26 @@ class Generation:
                 self.num_cached_tokens += outputs[0].num_cached_tokens
             lane.queue_s = outputs[0].queue_s
             prompt_logprobs = self._lanes[self._leader(index)].prompt_logprobs
-        self.is_rounded = self.is_rounded or lane.sequence.place.is_rounded
+        if lane.sequence.place.is_rounded and not self.is_rounded:
+            self.is_rounded = True
+            for each in self._lanes:
+                each.events = None  # the next event of any choice has the warning
         num_before = lane.decoder.num_tokens
         delta = lane.decode(outputs)
-        self._observe(lane, lane.decoder.num_tokens - num_before, now_s)
+        num_tokens = lane.decoder.num_tokens - num_before
+        if num_tokens:
+            if self._is_silent:
+                self._is_silent = False
+                self._metrics.request_first_token_s.observe(now_s - self._started_s)
+            lane.observe(self._metrics, num_tokens, now_s, self._started_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
             # The core knows no stop strings and may continue.
             self._service.client.abort(lane.sequence.sequence_id, is_complete=True)
-            self._service.metrics.success.add(1, finished_reason=delta.finish_reason)
-            self._service.metrics.request_output_tokens.observe(lane.decoder.num_tokens)
-            if lane.first_output_s is not None:
-                self._service.metrics.observe_phases(
-                    queue_s=lane.queue_s,
-                    prefill_s=max(0.0, lane.first_output_s - lane.made_s - lane.queue_s),
-                    decode_s=now_s - lane.first_output_s,
-                    num_preemptions=lane.num_preemptions,
-                )
+            self._metrics.success.add(1, finished_reason=delta.finish_reason)
+            self._metrics.request_output_tokens.observe(lane.decoder.num_tokens)
+            lane.observe_phases(self._metrics, now_s)
         return ChoiceDelta(index=index, text=delta, is_first=is_first, prompt_logprobs=prompt_logprobs)
-
-    def _observe(self, lane: Lane, num_tokens: int, now_s: float) -> None:
-        metrics = self._service.metrics
-        if num_tokens == 0:
-            return
-        metrics.generation_tokens.count(num_tokens)
-        if self._is_silent:
-            self._is_silent = False
-            metrics.request_first_token_s.observe(now_s - self._started_s)
-        if lane.last_output_s is None:
-            lane.first_output_s = now_s
-            metrics.first_token_s.observe(now_s - self._started_s)
-            if num_tokens > 1:
-                metrics.token_gap_s.observe(0.0, num_tokens - 1)
-        else:
-            metrics.token_gap_s.observe((now_s - lane.last_output_s) / num_tokens, num_tokens)
-        lane.last_output_s = now_s
 
     def _abort_unfinished(self) -> None:
         for index in self._unfinished:

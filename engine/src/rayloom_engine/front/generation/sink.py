@@ -7,6 +7,16 @@ from typing import Protocol
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 
 
+class EventsOfText(Protocol):
+    """Writes the events of one choice, as long as they have nothing but text."""
+
+    def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
+        """Returns the event for new text of a choice that goes on.
+
+        None, without any effect, if it needs another event or several ones: a delta must be written.
+        """
+
+
 class DeltaSink(Protocol):
     """Its methods are called in a callback of the event loop."""
 
@@ -15,3 +25,12 @@ class DeltaSink(Protocol):
 
     def write(self, delta: ChoiceDelta) -> None:
         """Writes a delta. Called only while `is_open`."""
+
+    def write_bytes(self, data: bytes) -> None:
+        """Writes one event of `text_events`. Called only while `is_open`."""
+
+    def text_events(self, index: int) -> EventsOfText | None:
+        """Returns the writer of the events of a choice that differ in their text alone; None if `write` must be called.
+
+        Called after the choice's first delta. The result is used until the generation has a new warning.
+        """

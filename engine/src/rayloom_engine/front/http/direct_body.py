@@ -13,10 +13,14 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 EXTENSION = "rayloom.direct_body"
+# The first lines of small chunks, by size; looking one up takes a third of the time of formatting it.
+_SIZE_LINES = tuple(b"%x\r\n" % size for size in range(2048))
 
 
 class DirectBody:
     """The chunked body of one answer."""
+
+    __slots__ = ("_cycle",)
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -32,7 +36,9 @@ class DirectBody:
 
     def write(self, data: bytes) -> None:
         """Writes a part, which must not be empty, while `is_open`."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        size = len(data)
+        line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+        self._cycle.transport.write(b"".join((line, data, b"\r\n")))
 
 
 def offer(scope: Any, cycle: RequestResponseCycle) -> None:

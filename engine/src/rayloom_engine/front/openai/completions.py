@@ -19,6 +19,7 @@ from rayloom_engine.front.openai.answers.answer import Answer, answer, request_i
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.answers.stream import Event
+from rayloom_engine.front.openai.answers.text_events import UnparsedTextEvents
 from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.openai.fields.wire import CompletionRequest
 from rayloom_engine.front.openai.prompts import DECODE_IN_THREAD_ABOVE_TOKENS, parse_prompts, text_prompt
@@ -108,7 +109,7 @@ class CompletionAnswer(Answer):
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         text = delta.text
         if not delta.is_first and self._is_plain and text.finish_reason is None and self.is_chunk_fixed:
-            return [self._text_chunk(delta.index, text.text)] if text.text else []
+            return [self._template(delta.index).filled(text.text)] if text.text else []
         self.count(delta)
         is_echoed = delta.is_first and bool(self._echoes)
         logprobs = None
@@ -130,12 +131,15 @@ class CompletionAnswer(Answer):
             choice["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
         return [self.chunk(choice)]
 
-    def _text_chunk(self, index: int, text: str) -> bytes:
+    def text_events(self, index: int) -> UnparsedTextEvents | None:
+        return UnparsedTextEvents(self._template(index)) if self._is_plain and self.is_chunk_fixed else None
+
+    def _template(self, index: int) -> ChunkTemplate:
         key = (index, str)
         template = self._templates.get(key)
         if template is None:
             template = self._templates[key] = ChunkTemplate(lambda shown: self.chunk(_choice(index, shown)))
-        return template.filled(text)
+        return template
 
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
         is_echoed = bool(self._echoes)

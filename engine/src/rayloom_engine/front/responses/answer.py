@@ -58,6 +58,9 @@ class ResponsesAnswer:
             events += self._items.finish(is_cut=self._is_cut)
         return self._numbered(events)
 
+    def text_events(self, index: int) -> None:
+        """Returns None: each event has a name and a number of its own."""
+
     def closing(self) -> list[dict[str, Any]]:
         response = self._final(self._items.documents())
         return self._numbered([{"type": f"response.{response['status']}", "response": response}])

@@ -48,6 +48,14 @@ class IncomingText:
         self.wait.emit(text)
         return True
 
+    def skip(self, num_chars: int) -> None:
+        """Counts text as read that was emitted elsewhere while `wait` was set."""
+        self._num_forgotten += num_chars
+
+    @property
+    def is_marked(self) -> bool:
+        return self._mark is not None
+
     @property
     def position(self) -> int:
         """Number of characters read since the beginning."""
@@ -125,11 +133,12 @@ class Markers:
         self._beginnings = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._max_chars = max(map(len, self._beginnings), default=0)
         first_chars = "".join(re.escape(char) for char in sorted({text[0] for text in self.texts}))
-        self._first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)")
+        # Finds the first character of a marker. None in a text: no marker begins there.
+        self.find_first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)").search
 
     def may_begin(self, text: str) -> bool:
         """True if a marker may begin in `text`: it has the first character of one."""
-        return self._first_char.search(text) is not None
+        return self.find_first_char(text) is not None
 
     def open_at(self, text: str, at: int) -> int:
         """Returns the position of the longest suffix that is the beginning of a marker; len(text) if there is none."""

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rayloom_engine.text.message_parsing.channels import ChannelReader
-from rayloom_engine.text.message_parsing.incoming import IncomingText
+from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers
 from rayloom_engine.text.message_parsing.reasoning_formats import ReasoningFormat
-from rayloom_engine.text.message_parsing.sink import CallRules, PartSink
+from rayloom_engine.text.message_parsing.sink import CallRules, PartSink, PlainKind
 from rayloom_engine.text.message_parsing.tagged import TaggedReader
 from rayloom_engine.text.message_parsing.tool_formats import HARMONY, ToolFormat
 from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, ToolCallArguments
@@ -33,6 +33,8 @@ class ParserSettings:
 class TextParser:
     """Implements MessageParser. Neighbouring texts of the same kind come as one part."""
 
+    __slots__ = ("_find_marker", "_incoming", "_may_trim", "_num_plain", "_reader", "_reading", "_sink", "plain_kind")
+
     def __init__(self, settings: ParserSettings, rules: CallRules) -> None:
         self._incoming = IncomingText()
         self._sink = PartSink(rules, holds_blanks=settings.tools is not None and settings.tools is not HARMONY)
@@ -48,14 +50,46 @@ class TextParser:
                 hidden=settings.hidden,
             )
         self._reading = self._reader.read()
+        # While the reader waits for a marker, and all text before it becomes parts of one kind: this kind.
+        self.plain_kind: PlainKind | None = None
+        self._find_marker = Markers(()).find_first_char
+        self._may_trim = False
+        self._num_plain = 0  # characters that `reads` has read since the last `add`
 
     def add(self, text: str) -> list[MessagePart]:
+        self._count_plain()
         if not self._incoming.pass_on(text):
             self._incoming.append(text)
             next(self._reading)
+            self._find_kind()
         return _joined(self._sink.take())
 
+    def reads(self, text: str, kind: PlainKind) -> bool:
+        """Reads `text`, and returns True, if `add` would return it unchanged as its one part, of this kind.
+
+        Otherwise returns False, without any effect.
+        """
+        if kind is not self.plain_kind or not text or self._find_marker(text) is not None:
+            return False
+        if self._may_trim and self._sink.trims(text):
+            return False
+        self._num_plain += len(text)
+        return True
+
+    def _count_plain(self) -> None:
+        self._incoming.skip(self._num_plain)
+        self._num_plain = 0
+
+    def _find_kind(self) -> None:
+        wait = None if self._incoming.is_marked else self._incoming.wait
+        self.plain_kind = None if wait is None else self._sink.kind_of(wait.emit)
+        self._may_trim = self.plain_kind is Reasoning or self._sink.holds_blanks
+        if wait is not None:
+            self._find_marker = wait.markers.find_first_char
+
     def finish(self) -> list[MessagePart]:
+        self._count_plain()
+        self.plain_kind = None
         self._incoming.is_ended = True
         next(self._reading, None)
         return _joined(self._sink.take())

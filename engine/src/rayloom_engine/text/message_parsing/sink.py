@@ -9,6 +9,8 @@ from typing import Any
 from rayloom_engine.text.message_parsing.incoming import BLANKS
 from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, ToolCallArguments, ToolCallStart
 
+PlainKind = type[Content] | type[Reasoning]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
@@ -49,6 +51,16 @@ class PartSink:
         text = self._without_last_blanks(text)
         if text:
             self._parts.append(Reasoning(text))
+
+    def kind_of(self, emit: Callable[[str], None]) -> PlainKind | None:
+        """Returns the kind of part that the method `emit` makes of a text; None for all but `content`, `reasoning`."""
+        if emit == self.content:
+            return Content
+        return Reasoning if emit == self.reasoning else None
+
+    def trims(self, text: str) -> bool:
+        """True if text from which blanks are held back would not become a part as it is."""
+        return bool(self._blanks) or text[-1:] in BLANKS
 
     def drop_blanks(self) -> None:
         """Drops blanks that are held back."""

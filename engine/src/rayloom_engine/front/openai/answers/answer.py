@@ -16,6 +16,7 @@ from rayloom_engine.front.generation.beam_search import BeamSearch
 from rayloom_engine.front.generation.client_watch import watch_client
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.generation.sink import EventsOfText
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.http.json_pieces import LazyList
 from rayloom_engine.front.http.tenant import Caller, cache_key
@@ -70,6 +71,10 @@ class Answer(ABC):
     @abstractmethod
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         """Returns the stream's chunks for one delta."""
+
+    @abstractmethod
+    def text_events(self, index: int) -> EventsOfText | None:
+        """Returns the writer of a choice's next events, as long as they have nothing but text; None if they have."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:

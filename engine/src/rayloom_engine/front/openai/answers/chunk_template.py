@@ -1,6 +1,6 @@
-"""ChunkTemplate: a chunk of a stream as JSON, complete but for the text, which differs from token to token.
+"""ChunkTemplate: an event of a stream, complete but for the text, which differs from token to token.
 
-Most chunks of a stream differ only there. To encode the text alone costs a tenth of building and encoding a document.
+Most events of a stream differ only there. To encode the text alone costs a tenth of building and encoding a document.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkTemplate:
-    """The JSON of one document, with gaps for a text."""
+    """The event of one document, with gaps for a text."""
+
+    __slots__ = ("_pieces",)
 
     def __init__(self, document: Callable[[str], dict[str, Any]]) -> None:
         """`document` makes the document for a text."""
-        self._pieces = _encode(document(_MARK)).split(_encode(_MARK))
+        event = b"data: %b\n\n" % _encode(document(_MARK))
+        self._pieces = event.split(_encode(_MARK))
 
     def filled(self, text: str) -> bytes:
-        """Returns the same bytes as the encoded document for `text`."""
+        """Returns the event of the document for `text`: the same bytes as if the whole document were encoded."""
         return _encode(text).join(self._pieces)

@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 from rayloom_engine.front.generation.answer_headers import answer_headers, cold_start_comment
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.generation.generation import Generation
+from rayloom_engine.front.generation.sink import EventsOfText
 from rayloom_engine.front.http.direct_body import DirectBody, direct_body
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-Event = dict[str, Any] | bytes  # a JSON document, or one that is encoded already
+Event = dict[str, Any] | bytes  # a JSON document, or the bytes of a whole event
 PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
 
 
@@ -34,7 +35,14 @@ class EventWriter(Protocol):
         """Returns the events before the first delta. They are sent even if no delta has arrived yet."""
 
     def chunks(self, delta: ChoiceDelta) -> Sequence[Event]:
-        """Returns the events for one delta. None of them is encoded if events have names."""
+        """Returns the events for one delta."""
+
+    def text_events(self, index: int) -> EventsOfText | None:
+        """Returns the writer of a choice's next events, as long as they have nothing but text.
+
+        None: all deltas go to `chunks`. Never called before the choice's first delta. The result is used until the
+        generation has a new warning.
+        """
 
     def closing(self) -> list[dict[str, Any]]:
         """Returns the events after the last delta."""
@@ -46,17 +54,22 @@ class EventWriter(Protocol):
 class DirectStream:
     """A DeltaSink: writes the events of small deltas to the connection, without the stream's task."""
 
+    __slots__ = ("_writer", "is_open", "write_bytes")
+
     def __init__(self, writer: EventWriter, body: DirectBody) -> None:
         self._writer = writer
-        self._write = body.write
+        self.write_bytes = body.write
         self.is_open = body.is_open
 
     def write(self, delta: ChoiceDelta) -> None:
         events = self._writer.chunks(delta)
         if len(events) == 1 and isinstance(events[0], bytes):  # one token, as almost always
-            self._write(b"data: %b\n\n" % events[0])
+            self.write_bytes(events[0])
         elif events:
-            self._write(b"".join(_pieces(self._writer, events)))
+            self.write_bytes(b"".join(_pieces(self._writer, events)))
+
+    def text_events(self, index: int) -> EventsOfText | None:
+        return self._writer.text_events(index)
 
 
 class EventStream(Response):
@@ -158,7 +171,7 @@ def _pieces(writer: EventWriter, events: Iterable[Event]) -> Iterator[bytes]:
     """Yields the text of events."""
     for event in events:
         if isinstance(event, bytes):
-            yield b"data: %b\n\n" % event
+            yield event
             continue
         if writer.has_event_names:
             yield f"event: {event['type']}\n".encode()

@@ -14,6 +14,7 @@ from rayloom_engine.front.openai.answers.answer import Answer, answer, request_i
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.answers.stream import Event
+from rayloom_engine.front.openai.answers.text_events import TextEvents
 from rayloom_engine.front.openai.chat.call import ChatCall, prepare_chat
 from rayloom_engine.front.openai.chat.message import message_deltas, message_document
 from rayloom_engine.front.openai.fields.request_reading import read_request
@@ -65,6 +66,13 @@ class ChatAnswer(Answer):
         self.count(delta)
         chunks += [self.chunk(choice) for choice in self._choices(delta)]
         return [*chunks]
+
+    def text_events(self, index: int) -> TextEvents | None:
+        reader = self._readers[index]
+        kind = reader.plain_kind if self._is_plain and self.is_chunk_fixed else None
+        if kind is None:
+            return None
+        return TextEvents(self._templates.get((index, kind)) or self._new_template(index, kind), reader, kind)
 
     def _plain_chunks(self, index: int, parts: list[MessagePart]) -> list[Event]:
         """Returns the chunks of parts without anything beside them. Those with text alone come from templates."""

@@ -1,0 +1,37 @@
+"""TextEvents: the events of a choice while they differ in their text alone."""
+
+from __future__ import annotations
+
+from rayloom_engine.front.generation.choice_reader import ChoiceReader
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
+from rayloom_engine.text.message_parsing.sink import PlainKind
+
+
+class TextEvents:
+    """Implements EventsOfText for one choice.
+
+    On a busy machine the time of a token is that of reading memory which other processes have displaced from the
+    processor's caches. So this object refers to exactly what such an event needs.
+    """
+
+    __slots__ = ("_kind", "_reader", "_template")
+
+    def __init__(self, template: ChunkTemplate, reader: ChoiceReader, kind: PlainKind) -> None:
+        self._template = template
+        self._reader = reader
+        self._kind = kind
+
+    def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
+        return self._template.filled(text) if self._reader.reads(text, token_ids, self._kind) else None
+
+
+class UnparsedTextEvents:
+    """Implements EventsOfText for a choice whose text has no parts."""
+
+    __slots__ = ("_template",)
+
+    def __init__(self, template: ChunkTemplate) -> None:
+        self._template = template
+
+    def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
+        return self._template.filled(text) if text else None
