@@ -136,13 +136,13 @@ def test_the_model_of_a_request_answers_and_other_names_are_refused(tmp_path: Pa
                 answer = await w.chat(name)
                 assert (said(answer), answer.json()["model"]) == (f"I am {name}.", name)
                 assert "x-rayloom-model" not in answer.headers
-            names = 'this server has "one", "two", "both"'
+            names = '"one", "two", "both"'
             assert refusal(await w.chat("three")) == (
                 404,
                 "model_not_found",
-                f'the model "three" does not exist; {names}',
+                f'the model "three" does not exist; this server has {names}',
             )
-            assert refusal(await w.chat(None)) == (400, None, f"model is missing; {names}")
+            assert refusal(await w.chat(None)) == (400, None, f"model is missing; set it to one of {names}")
             wrong = await w.http.post("/v1/completions", json={"model": 3, "prompt": "Hi"})
             assert refusal(wrong) == (400, None, "model must be a string, given 3")
             broken = await w.http.post("/v1/messages", content=b"{", headers={"Content-Type": "application/json"})
