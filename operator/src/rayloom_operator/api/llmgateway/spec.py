@@ -1,7 +1,6 @@
 """The spec of LLMGateway v1alpha1: one URL for several LLMServices of a namespace.
 
-The CRD's schema is generated from these classes, as for LLMService (`api/spec.py`). A later field `route` may describe
-the HTTPRoute or Ingress in front of the gateway pods.
+The CRD's schema is generated from these classes, as for LLMService (`api/spec.py`).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from rayloom_operator.api.spec import NAME_RULE, Metadata, without_server_fields
 from rayloom_operator.errors import SpecError
 
 KIND = "LLMGateway"
-_REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, nobody answers at the URL"
+_REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, requests to the URL fail"
 
 
 def _is_a_number_of_pods(number: int) -> int:
     if not 0 <= number <= MAX_GATEWAYS:
-        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+        raise ValueError(f"{number} is not allowed: {_REPLICAS_IN_WORDS}")
     return number
 
 
