@@ -1,8 +1,8 @@
 """`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
 
 If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
-Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine or
-gateway is not ready at the end.
+Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine
+or gateway is not ready at the end.
 """
 
 from __future__ import annotations

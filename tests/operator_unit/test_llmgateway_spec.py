@@ -63,7 +63,7 @@ BAD = {
     "no services": ({"services": None}, "spec.services: is missing; add it"),
     "an empty selector": (
         {"services": {}},
-        "an empty selector selects no service; add matchLabels or matchExpressions",
+        "an empty selector selects nothing; add a label to matchLabels or matchExpressions",
     ),
     "empty labels": ({"services": {"matchLabels": {}}}, "an empty selector selects nothing"),
     "a list of names": ({"services": ["chat"]}, "['chat'] is not allowed; this must be a map"),

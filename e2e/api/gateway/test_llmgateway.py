@@ -148,7 +148,7 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},
-            "at least one target needs a weight above 0",
+            "raise the weight of at least one",
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 1001}]}]},

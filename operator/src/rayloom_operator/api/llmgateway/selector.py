@@ -15,7 +15,7 @@ from rayloom_operator.api.base import Part, rules
 
 _KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-_EMPTY_IN_WORDS = "an empty selector selects no service; add a label to matchLabels or matchExpressions"
+_EMPTY_IN_WORDS = "an empty selector selects nothing; add a label to matchLabels or matchExpressions"
 _VALUES_IN_WORDS = "In and NotIn need values; Exists and DoesNotExist take none: add the values, or remove them"
 _WITH_VALUES = ("In", "NotIn")
 _MAX_VALUE = 63  # characters of a label's value
