@@ -270,7 +270,7 @@ def test_a_foreign_object_in_the_place_of_a_leftover_is_not_taken_for_ours(manif
 
         kube.remove = remove_in_vain
         planned = Plan(wanted=(manifest,), new=frozenset({GROUP, manifest["metadata"]["name"]}))
-        with pytest.raises(OperatorError, match="somebody else has made one since"):
+        with pytest.raises(OperatorError, match="another client has created it again"):
             await applier.carry_out(KEY, planned, 300)
         kube.remove = remove
         await applier.carry_out(KEY, planned, 300)
