@@ -1,9 +1,9 @@
 """A load generator that runs in a pod as the text of `python -c`: streams, arriving requests and a prober.
 
-There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key, and if its
-connection breaks, the client repeats the request there with the same key.
+There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key. If its
+connection breaks, the client repeats the request at this URL with the same key.
 
-stdin holds a JSON object a line: first the settings, then {"do": "struck"} after the fault, and {"do": "stop"}.
+stdin holds a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
 stdout: {"ready": time} once every stream has the number of tokens that the fault waits for; {"ended": time} once no
 request runs and none will arrive; at the end the records of all streams and probes.
 Times are Unix times. The reader of stdout compares the tokens.
@@ -23,7 +23,7 @@ import aiohttp
 
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
-# A Service has a killed pod for a few seconds, in which repeats fail as well.
+# A Service routes to a killed pod for a few more seconds. Repeated requests may fail in this time as well.
 MOST_REPEATS, REPEAT_S = 40, 0.25
 
 Tasks = set["asyncio.Task[None]"]
@@ -147,7 +147,7 @@ class Agent:
         self.streams: list[Stream] = []
         self.probes: list[tuple[float, float, str]] = []  # sent, answered, failure
         self.had: list[int] = []  # tokens of the first streams at the time of the fault
-        self.struck = asyncio.Event()
+        self.arrivals_start = asyncio.Event()
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -182,13 +182,13 @@ class Agent:
         while not all(len(each.times) >= strike_at or each.failure for each in first):
             await asyncio.sleep(0.01)
         say({"ready": time.time()})
-        await self.struck.wait()
+        await self.arrivals_start.wait()
         self.had = [len(each.times) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
         """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
-        await self.struck.wait()
+        await self.arrivals_start.wait()
         if asked.get("arrivals"):
             await self._replay(session, tasks)
             return
@@ -270,7 +270,7 @@ class Agent:
 
     async def _listen(self) -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
-            {"struck": self.struck, "stop": self.stop}[json.loads(line)["do"]].set()
+            {"start_arrivals": self.arrivals_start, "stop": self.stop}[json.loads(line)["do"]].set()
 
 
 def say(what: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ class MixedLoad:
         return mixed_requests(self.model, self.stop, num_tokens)
 
     def problem_of(self, stream: dict[str, Any]) -> str:
-        """The failure of a stream, in words; empty when its answer is the undisturbed one, or the beginning of it."""
+        """Returns the failure of a stream; empty if its answer equals the undisturbed one, or the beginning of it."""
         if stream["failure"]:
             return str(stream["failure"])
         if stream["warnings"]:
@@ -62,7 +62,7 @@ class MixedLoad:
         if len(stream["choices"]) != len(meant):
             return f"{len(stream['choices'])} choices instead of {len(meant)}"
         if is_other := [each for each in stream["broken"] if not _begins(stream["choices"], each["tokens"])]:
-            return f"the repeat is another answer than the connection that broke had: {is_other[0]['tokens']}"
+            return f"the repeated answer does not begin with the tokens already received: {is_other[0]['tokens']}"
         for got, wanted in zip(stream["choices"], meant, strict=True):
             if problem := _difference(got, wanted, stream["num_tokens"], is_whole=is_whole):
                 return f"request {stream['index']} changed: {problem}"

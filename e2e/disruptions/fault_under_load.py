@@ -81,15 +81,15 @@ def disturb(
         if not settings.get("steady"):
             running.wait_for_streams()
         over_at = running.wait(timeline, lambda: is_over() and service.is_available(), seconds)
-    return _seen(service, expected, timeline, running.said, over_at)
+    return _seen(service, expected, timeline, running.records, over_at)
 
 
 def _seen(
-    service: Service, expected: StreamTokens, timeline: Timeline, said: dict[str, Any], over_at: float
+    service: Service, expected: StreamTokens, timeline: Timeline, records: dict[str, Any], over_at: float
 ) -> FaultRecord:
-    began, streams = timeline.began_at, said["streams"]
+    began, streams = timeline.began_at, records["streams"]
     half = len(expected[0]) // 2
-    assert max(said["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{said['had']}"
+    assert max(records["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{records['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
     # Ranks may outlive the fault by seconds, in which the first streams end: those of a deleted pod, and those whose
@@ -98,8 +98,8 @@ def _seen(
     running = [each for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
     tokens_at = min(_end_of_pause(each["times"], max(began, each["began"])) for each in running)
-    failed_probes = [(sent, answered, failure) for sent, answered, failure in said["probes"] if failure]
-    answers = [answered for _, answered, failure in said["probes"] if not failure]
+    failed_probes = [(sent, answered, failure) for sent, answered, failure in records["probes"] if failure]
+    answers = [answered for _, answered, failure in records["probes"] if not failure]
     if tokens_at > began:
         timeline.note(tokens_at, "client", "the next token of a stream")
     for recovery in recoveries:
@@ -118,7 +118,7 @@ def _seen(
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in records["probes"]), over_at),
     )
 
 

@@ -86,7 +86,7 @@ def disturb_gateway(
     with Timeline(service) as timeline, running_load(service, strike_at=STRIKE_AT, **settings, **requests) as running:
         running.strike(timeline, what, strike)
         over_at = running.wait(timeline, is_over, seconds)
-    streams, had_tokens = running.said["streams"], running.said["had"]
+    streams, had_tokens = running.records["streams"], running.records["had"]
     sizes = [sum(len(choice["tokens"]) for choice in choices) for choices in load.answers]
     late = [had for had, size in zip(had_tokens, sizes, strict=True) if had > max(size // 2, NUM_TOKENS // 2)]
     assert not late, f"the disturbance came too late: {had_tokens} of {sizes}"

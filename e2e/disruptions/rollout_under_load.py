@@ -115,15 +115,15 @@ def roll_out(
         running.strike(timeline, what, change)
         over_at = running.wait(timeline, is_over, seconds, 1.0)
         time.sleep(_REST_S)  # failures caused by the last step belong to the record
-    said = running.said
-    assert max(said["had"]) <= NUM_TOKENS // 2, f"the change came too late: {said['had']}"
-    answers = [answered for _, answered, failure in said["probes"] if not failure]
+    records = running.records
+    assert max(records["had"]) <= NUM_TOKENS // 2, f"the change came too late: {records['had']}"
+    answers = [answered for _, answered, failure in records["probes"] if not failure]
     return RolloutRecord(
         what=what,
-        streams=said["streams"],
-        probes=said["probes"],
-        failures=failures_of(said["streams"], said["probes"], expected),
-        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in said["probes"]), over_at),
+        streams=records["streams"],
+        probes=records["probes"],
+        failures=failures_of(records["streams"], records["probes"], expected),
+        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in records["probes"]), over_at),
         timeline=timeline,
         over_at=over_at,
     )

@@ -1,9 +1,9 @@
-"""The conversation with the load generator: streams run, something happens, and the generator reports what clients saw.
+"""Runs the load generator during a disturbance: starts streams, waits for their tokens, then collects the records.
 
 with Timeline(service) as timeline, running_load(service, strike_at=16) as load:
     load.strike(timeline, "a pod is deleted", delete_it)
     load.wait(timeline, service.is_available, 90.0)
-load.said["streams"]
+load.records["streams"]
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from observers.timeline import Timeline
 
 
 class RunningLoad:
-    """Streams that have tokens. `said` has the records of all streams and probes once the block has ended."""
+    """Streams that have tokens. `records` has the records of all streams and probes once the block has ended."""
 
     def __init__(self, service: Service, agent: LoadAgent) -> None:
-        self.said: dict[str, Any] = {}
+        self.records: dict[str, Any] = {}
         self._service = service
         self._agent = agent
 
@@ -32,11 +32,11 @@ class RunningLoad:
         happened_at = strike()
         if isinstance(happened_at, float):
             timeline.begin(what, happened_at)
-        self.struck()
+        self.start_arrivals()
 
-    def struck(self) -> None:
+    def start_arrivals(self) -> None:
         """Lets new requests arrive."""
-        self._agent.send("struck")
+        self._agent.send("start_arrivals")
 
     def wait_for_streams(self) -> None:
         """Returns when no stream runs and none will arrive. Without `steady` only."""
@@ -50,8 +50,8 @@ class RunningLoad:
     def stop(self) -> None:
         """Lets no new requests arrive, and waits for the running ones and their records."""
         self._agent.send("stop")
-        while "streams" not in self.said:
-            self.said = self._agent.receive()
+        while "streams" not in self.records:
+            self.records = self._agent.receive()
 
 
 @contextlib.contextmanager
@@ -65,7 +65,7 @@ def running_load(service: Service, **settings: Any) -> Iterator[RunningLoad]:
         agent.receive()  # every stream has tokens
         load = RunningLoad(service, agent)
         yield load
-        if not load.said:
+        if not load.records:
             load.stop()
     finally:
         agent.process.kill()

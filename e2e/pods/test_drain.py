@@ -59,11 +59,11 @@ def _streams_during(service: Service, strike: Callable[[], object], **settings: 
     sizes = {"num_tokens": NUM_TOKENS, "late_tokens": LATE_TOKENS}
     with running_load(service, urls=urls, strike_at=STRIKE_AT, **sizes, **settings) as running:
         strike()
-        running.struck()
+        running.start_arrivals()
         running.wait_for_streams()
-    said = running.said
-    assert len(said["had"]) == NUM_STREAMS and max(said["had"]) <= NUM_TOKENS // 2, f"too late: {said['had']}"
-    streams: list[dict[str, Any]] = said["streams"]
+    records = running.records
+    assert len(records["had"]) == NUM_STREAMS and max(records["had"]) <= NUM_TOKENS // 2, f"too late: {records['had']}"
+    streams: list[dict[str, Any]] = records["streams"]
     return streams
 
 

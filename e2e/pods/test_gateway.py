@@ -305,12 +305,13 @@ def test_load_adds_an_engine_and_its_end_removes_it_and_nobody_notices(
                 more.stop()
             return bool(had_two) and service.has(1)
 
-        seen = scene.expect_unnoticed("autoscaled from 1 to 2 and back", more.struck, is_over, seconds=600.0)
-    assert [each["failure"] for each in more.said["streams"] if each["failure"]] == []
+        seen = scene.expect_unnoticed("autoscaled from 1 to 2 and back", more.start_arrivals, is_over, seconds=600.0)
+    assert [each["failure"] for each in more.records["streams"] if each["failure"]] == []
     with capsys.disabled():
         print(
             f"\n  2 engines {seen.timeline.seconds(had_two[0]):.1f} s after the load, 1 engine "
-            f"{seen.over_at - had_two[0]:.1f} s after its end; {len(more.said['streams'])} further requests, 0 failed"
+            f"{seen.over_at - had_two[0]:.1f} s after its end; "
+            f"{len(more.records['streams'])} further requests, 0 failed"
         )
 
 

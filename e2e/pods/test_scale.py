@@ -54,9 +54,9 @@ def test_a_service_of_no_engines_finishes_its_streams_refuses_others_and_comes_b
     wait(lambda: service.has(1), 60.0, service.story)
     with running_load(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0) as running:
         service.scale(0)
-        running.struck()
+        running.start_arrivals()
         running.wait_for_streams()
-    assert failures_of(running.said["streams"], [], expected) == []
+    assert failures_of(running.records["streams"], [], expected) == []
     wait(lambda: not service.clusters(), 60.0, service.story)
     wait(lambda: service.condition("Available")["reason"] == "Suspended", 10.0, service.story)
     assert service.condition("Available")["status"] == "False"

@@ -1,10 +1,10 @@
-"""Decides when the next fault of a soak happens, and of which level. Pure.
+"""Decides the time and level of the next fault of a soak. Pure.
 
 | level | at the earliest |
 |---|---|
 | process | PROCESS_S after the last fault |
-| pod | POD_S after the last fault of a pod or a node, once the service is whole |
-| node | NODE_S after the last fault of a node, once the service is whole |
+| pod | POD_S after the last fault of a pod or a node, once all engines and gateways are ready |
+| node | NODE_S after the last fault of a node, once all engines and gateways are ready |
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class FaultPlan:
         self._last: dict[Level, float] = dict.fromkeys(FAULTS, 0.0)
 
     def due(self, now_s: float, *, is_whole: bool) -> Fault | None:
-        """Returns the fault that shall happen now, `now_s` seconds after the begin, or None. It counts as done."""
+        """Returns the fault to cause now, `now_s` seconds after the start of the soak, or None.
+
+        Later calls assume that the caller has caused the returned fault.
+        """
         level = self._level(now_s, is_whole)
         if level is None:
             return None

@@ -19,7 +19,7 @@ def memory(service: GatewayedService) -> dict[str, float]:
         for pod in filter(is_ready, service.pods(kind)):
             group = by_group.setdefault(pod["metadata"]["labels"]["rayloom.dev/group"], [])
             group.append(_pss(service, namespace, pod["metadata"]["name"], container))
-    # An engine with a pod that is not ready would count as a small one.
+    # An engine with a pod that is not ready is left out, because the sum would lack the memory of that pod.
     whole = [sum(parts) for parts in by_group.values() if len(parts) == len(_CONTAINERS) and min(parts) > 0]
     gateways = [_pss(service, namespace, pod["metadata"]["name"]) for pod in service.gateways() if is_ready(pod)]
     pods = kubectl.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
@@ -29,10 +29,10 @@ def memory(service: GatewayedService) -> dict[str, float]:
 
 
 def _pss(service: GatewayedService, namespace: str, pod: str, container: str = "") -> float:
-    """MiB of all processes of a container; 0 if it is gone."""
+    """MiB of all processes of a container; 0 if the container has ended."""
     chosen = ("--container", container) if container else ()
     try:
-        said = service.kubectl("exec", "--namespace", namespace, pod, *chosen, "--", "sh", "-c", _SUM).strip()
+        output = service.kubectl("exec", "--namespace", namespace, pod, *chosen, "--", "sh", "-c", _SUM).strip()
     except ClusterError:
         return 0.0
-    return float(said or 0) / 1024
+    return float(output or 0) / 1024

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Growth that is smaller is not told from the noise of caches and of restarted processes.
+# Caches and restarted processes cause noise of this size, so smaller growth is ignored.
 MOST_GROWTH = 0.05
 LEAST_SAMPLES = 8
 

@@ -1,8 +1,8 @@
 """`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
 
-Clients repeat requests whose connection broke with the gateway or its node, by Idempotency-Key; nothing else is
-repeated. The exit code is 1 if a request failed, an answer changed, memory grows, or the service is not whole at the
-end.
+If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
+Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine
+or gateway is not ready at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Soak:
         self.faults: dict[str, int] = {}
         self.samples: dict[str, list[tuple[float, float]]] = {role: [] for role in ROLES}
         self.progress: dict[str, Any] = {"sent": 0, "ended": 0, "failed": 0, "repeated": 0, "last_failure": ""}
-        self.said: dict[str, Any] = {}
+        self.records: dict[str, Any] = {}
         self._service = service
         self._strikes = strikes
         self._plan = FaultPlan(seed)
@@ -59,7 +59,7 @@ class Soak:
         agent = LoadAgent(service, **first, **later, repeat_url=service.url)
         try:
             agent.receive()
-            agent.send("struck")
+            agent.send("start_arrivals")
             listener = threading.Thread(target=self._listen, args=(agent,), daemon=True)
             listener.start()
             self._began = time.monotonic()
@@ -111,16 +111,16 @@ class Soak:
         return f"{counts}; {'whole' if is_whole else 'recovering'}; {sizes}{last}"
 
     def _listen(self, agent: LoadAgent) -> None:
-        while "streams" not in self.said:
+        while "streams" not in self.records:
             message = agent.receive()
             self.progress = message.get("progress", self.progress)
             if "streams" in message:
-                self.said = message
+                self.records = message
 
 
 def report(soak: Soak, expected: list[list[str]]) -> bool:
     """Prints the tables. Returns True if no request failed, no answer changed and no memory grows."""
-    streams = soak.said.get("streams", [])
+    streams = soak.records.get("streams", [])
     failures = [each["failure"] for each in streams if each["failure"]]
     changed = [each for each in streams if not each["failure"] and each["tokens"] != expected[each["index"]]]
     repeated = sum(bool(each["broken"]) for each in streams)

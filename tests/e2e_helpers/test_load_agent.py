@@ -63,7 +63,7 @@ async def _probes(answers_from: str, rest_s: float) -> list[Any]:
     try:
         agent.stdin.write(json.dumps(settings).encode() + b"\n")
         await receive("ready")
-        agent.stdin.write(b'{"do": "struck"}\n')
+        agent.stdin.write(b'{"do": "start_arrivals"}\n')
         await receive("ended")
         agent.stdin.write(b'{"do": "stop"}\n')
         if answers_from == "stop":

@@ -144,5 +144,5 @@ def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway
     assert "Traceback" not in gateway.log_text()
 
     models.path.write_text('{"version": "v1", "models": {"second": {"key": "k"}}}')
-    wait_until(lambda: "the models stay as before: models_file" in gateway.log_text(), 30.0, gateway.log_text)
+    wait_until(lambda: "the models stay unchanged: models_file" in gateway.log_text(), 30.0, gateway.log_text)
     assert complete(gateway, "second").status_code == 200, "a broken file changes nothing"

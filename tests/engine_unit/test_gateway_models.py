@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from rayloom_engine.front.gateway.gateway_config import parse_gateway_config
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument, parse_models
@@ -136,13 +137,13 @@ def test_the_model_of_a_request_answers_and_other_names_are_refused(tmp_path: Pa
                 answer = await w.chat(name)
                 assert (said(answer), answer.json()["model"]) == (f"I am {name}.", name)
                 assert "x-rayloom-model" not in answer.headers
-            names = 'this server has "one", "two", "both"'
+            names = '"one", "two", "both"'
             assert refusal(await w.chat("three")) == (
                 404,
                 "model_not_found",
-                f'the model "three" does not exist; {names}',
+                f'the model "three" does not exist; this server has {names}',
             )
-            assert refusal(await w.chat(None)) == (400, None, f"model is missing; {names}")
+            assert refusal(await w.chat(None)) == (400, None, f"model is missing; set it to one of {names}")
             wrong = await w.http.post("/v1/completions", json={"model": 3, "prompt": "Hi"})
             assert refusal(wrong) == (400, None, "model must be a string, given 3")
             broken = await w.http.post("/v1/messages", content=b"{", headers={"Content-Type": "application/json"})
@@ -257,7 +258,7 @@ def test_each_name_has_keys_of_its_own_and_strangers_learn_no_names(tmp_path: Pa
     run(story)
 
 
-def test_models_come_and_go_while_streams_run(tmp_path: Path) -> None:
+def test_models_come_and_go_while_streams_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with running(tmp_path, "one two three", lambda world: world.document(one={}, two={})) as w:
             await w.ready("one", "two")
@@ -293,7 +294,17 @@ def test_models_come_and_go_while_streams_run(tmp_path: Path) -> None:
             w.models.apply(w.document())
             assert (await w.http.get("/ready")).status_code == 503
             assert refusal(await w.chat("two"))[:2] == (503, "engine_starting")
+            assert [line for line in caplog.messages if line.startswith("model ") and "last request" not in line] == [
+                "model one: started",
+                "model two: started",
+                "model one: removed; its running requests finish",
+                "model three: started",
+                "model three: removed; its running requests finish",
+                "model two: restarted with other settings; running requests finish with the old ones",
+                "model two: removed; its running requests finish",
+            ]
 
+    caplog.set_level("INFO", "rayloom_engine.front.gateway.models.running_models")
     run(story)
 
 

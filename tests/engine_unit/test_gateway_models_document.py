@@ -55,11 +55,11 @@ def test_a_whole_document_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("version", None, "version: missing"),
-        ("version", "v2", "version: Input should be 'v1'"),
-        ("modells", {}, "modells: there is no such field (remove it, or check its spelling)"),
-        ("models/chat/engine_dns", "h:1", "models.chat.engine_dns: there is no such field"),
-        ("models/chat/key", None, "models.chat.key: missing"),
+        ("version", None, 'version: missing; set it to "v1"'),
+        ("version", "v2", 'version: "v2" is not allowed; use "v1"'),
+        ("modells", {}, "the document: there is no field modells; the fields are version, models, aliases"),
+        ("models/chat/engine_dns", "h:1", "models.chat: there is no field engine_dns; the fields are engines_dns"),
+        ("models/chat/key", None, "models.chat.key: missing; copy the content of the engines' front_key_file"),
         ("models/chat/key", "secret-short", "models.chat.key: must be a string with at least 16 characters"),
         (
             "models/chat/previous_key",
@@ -70,24 +70,36 @@ def test_a_whole_document_is_read() -> None:
         ("models/chat/engines_dns", None, "models.chat: give either engines_dns or engines, and at least one engine"),
         ("models/chat/engines", {"first": "h:1"}, "models.chat: give either engines_dns or engines"),
         ("models/next/engines", {}, "models.next: give either engines_dns or engines, and at least one engine"),
-        ("models/next/engines", {"first": "h"}, "models.next: engine 'first': 'h' is not an address; write HOST:PORT"),
-        ("models/chat/engines_dns", "h", "'h' is not an address; write HOST:PORT"),
-        ("models/chat/settings/port", 1, "models.chat.settings.port: not a setting of one model; a model may have gen"),
-        ("models/chat/settings/tool", 1, "models.chat.settings.tool: there is no such field"),
-        ("models/chat/settings/max_output_tokens", "9", 'valid integer, given "9"'),
+        ("models/next/engines", {"first": "h"}, "models.next.engines.first: 'h' is not an address; write HOST:PORT"),
+        ("models/chat/engines_dns", "h", "models.chat.engines_dns: 'h' is not an address; write HOST:PORT"),
+        (
+            "models/chat/settings/port",
+            1,
+            "models.chat.settings: port is not a setting of one model; a model may have gen",
+        ),
+        ("models/chat/settings/tool", 1, "models.chat.settings: no setting tool; a model may have gen"),
+        (
+            "models/chat/settings/max_output_tokens",
+            "9",
+            'max_output_tokens: "9" is not allowed; this must be a whole number or null',
+        ),
         ("models/a b", {"engines_dns": "h:1", "key": KEY}, 'models.a b: "a b" is no name of a model; write 1 to 256'),
         ("aliases/chat", WHOLE["aliases"]["assistant"], "aliases.chat: a model has this name already"),
-        ("aliases/assistant/targets", [], "aliases.assistant.targets: Tuple should have at least 1 item"),
+        ("aliases/assistant/targets", [], "aliases.assistant.targets: is empty; give it at least one entry"),
         (
             "aliases/assistant/targets/0/model",
             "assistant",
             'aliases.assistant.targets: there is no model "assistant"; name one of `models`',
         ),
         ("aliases/assistant/targets/1/model", "chat", "aliases.assistant.targets: a model is named twice"),
-        ("aliases/assistant/targets/0/weight", -1, "greater than or equal to 0, given -1"),
-        ("aliases/assistant/targets/0/weight", 0.5, "aliases.assistant.targets.0.weight: Input should be a valid int"),
+        ("aliases/assistant/targets/0/weight", -1, "targets.0.weight: -1 is too small; use 0 to 1000000"),
+        (
+            "aliases/assistant/targets/0/weight",
+            0.5,
+            "targets.0.weight: 0.5 is not allowed; this must be a whole number",
+        ),
         ("aliases/assistant/targets", [{"model": "chat", "weight": 0}], "every weight is 0; give at least one target"),
-        ("aliases/assistant/sticky_by", "key", "aliases.assistant.sticky_by: Input should be 'user', given \"key\""),
+        ("aliases/assistant/sticky_by", "key", 'sticky_by: "key" is not allowed; use "user" or null'),
     ],
 )
 def test_a_wrong_field_is_named(path: str, value: Any, sentence: str) -> None:
@@ -95,6 +107,12 @@ def test_a_wrong_field_is_named(path: str, value: Any, sentence: str) -> None:
         parse_models(changed(path, value))
     assert sentence in str(caught.value)
     assert "secret-" not in str(caught.value)
+
+
+def test_an_error_that_follows_from_another_one_is_left_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_models(changed("aliases/assistant/targets", [{"model": "chat", "weight": -1}]))
+    assert str(caught.value) == "aliases.assistant.targets.0.weight: -1 is too small; use 0 to 1000000"
 
 
 json_values = st.recursive(
@@ -132,4 +150,6 @@ def test_the_settings_of_one_model_exclude_the_file(field: str, value: Any) -> N
     assert parse_gateway_config(document).gateway.models_file == "/m"
     with pytest.raises(ConfigError) as caught:
         parse_gateway_config({**document, field: value})
-    assert f"models_file cannot be combined with {field}; these belong to the models in the file" in str(caught.value)
+    assert f"models_file cannot be combined with {field}: remove them, and give each model of the file" in str(
+        caught.value
+    )

@@ -1,4 +1,4 @@
-"""A core whose imports begin before its arguments are known, and the order that brings them."""
+"""A core whose imports begin before its arguments are known, and the message with the arguments."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import subprocess
 
 import pytest
 
-from rayloom_engine.common.orders import ORDERS_FLAG, ordered_arguments
+from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG, late_arguments
 from rayloom_engine.supervisor.child import Child
 from rayloom_engine.supervisor.prepared import PreparedProcess, prepared_core
 
 CORE = "rayloom_engine.core_server.process"
 
 
-def test_an_order_brings_the_arguments_and_copies_of_the_open_files() -> None:
+def test_the_message_has_the_arguments_and_copies_of_the_open_files() -> None:
     sender, receiver = socket.socketpair()
     read_end, write_end = os.pipe()
     sent = ["--run-dir", str(write_end), "--pulse-fd", str(write_end), "--parent", "7"]
     socket.send_fds(sender, [json.dumps({"arguments": sent, "fds": [write_end]}).encode()], [write_end])
     sender.close()
 
-    arguments = ordered_arguments([ORDERS_FLAG, str(receiver.detach())])
+    arguments = late_arguments([ARGUMENTS_FD_FLAG, str(receiver.detach())])
 
     copy = int(arguments[3])
     assert arguments == ["--run-dir", str(write_end), "--pulse-fd", str(copy), "--parent", "7"]
@@ -34,18 +34,18 @@ def test_an_order_brings_the_arguments_and_copies_of_the_open_files() -> None:
         os.close(fd)
 
 
-def test_a_process_without_an_order_ends_with_its_sender() -> None:
+def test_a_process_without_a_message_ends_with_its_sender() -> None:
     sender, receiver = socket.socketpair()
     sender.close()
 
     with pytest.raises(SystemExit) as ended:
-        ordered_arguments([ORDERS_FLAG, str(receiver.detach())])
+        late_arguments([ARGUMENTS_FD_FLAG, str(receiver.detach())])
 
     assert ended.value.code == 0
 
 
 def test_other_arguments_stay_as_they_are() -> None:
-    assert ordered_arguments(["--run-dir", "x"]) == ["--run-dir", "x"]
+    assert late_arguments(["--run-dir", "x"]) == ["--run-dir", "x"]
 
 
 def test_only_a_server_that_will_start_has_a_prepared_core() -> None:
@@ -53,7 +53,7 @@ def test_only_a_server_that_will_start_has_a_prepared_core() -> None:
         assert prepared_core(arguments) is None
 
 
-def test_the_prepared_process_runs_with_the_arguments_of_its_order() -> None:
+def test_the_prepared_process_runs_with_the_arguments_of_its_message() -> None:
     process = PreparedProcess(CORE).begin(["--no-such-flag"], [])
 
     assert process is not None

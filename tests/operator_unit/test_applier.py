@@ -270,7 +270,7 @@ def test_a_foreign_object_in_the_place_of_a_leftover_is_not_taken_for_ours(manif
 
         kube.remove = remove_in_vain
         planned = Plan(wanted=(manifest,), new=frozenset({GROUP, manifest["metadata"]["name"]}))
-        with pytest.raises(OperatorError, match="somebody else has made one since"):
+        with pytest.raises(OperatorError, match="another client has created it again"):
             await applier.carry_out(KEY, planned, 300)
         kube.remove = remove
         await applier.carry_out(KEY, planned, 300)
@@ -310,7 +310,7 @@ def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
         # It may be what a deleted service has left, until Kubernetes removes that.
         for _ in range(3):
-            with pytest.raises(OperatorError, match="is there already"):
+            with pytest.raises(OperatorError, match="exists already, perhaps from a deleted"):
                 await applier.carry_out(KEY, planned, 300)
         monkeypatch.setattr(writer, "_COLLECTION_S", -1.0)
         with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
@@ -346,7 +346,7 @@ def test_a_strangers_secret_stays_where_the_configmap_beside_it_could_not_be_tak
             await applier.carry_out(KEY, planned, 300)
         assert kube.named("ConfigMap") == [GROUP]
         kube.refusals.clear()
-        with pytest.raises(OperatorError, match="is there already"):
+        with pytest.raises(OperatorError, match="exists already, perhaps from a deleted"):
             await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(SECRET)] == theirs
         assert kube.named("ConfigMap") == []

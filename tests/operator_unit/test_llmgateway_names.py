@@ -106,7 +106,7 @@ def test_the_name_of_a_service_wins_over_an_alias():
     found = alias(CHAT, name="chat")
 
     assert (found.state, found.reason, found.entry) == ("Absent", "NameConflict", None)
-    assert found.message.startswith("The service chat has the served name 'chat', and keeps it")
+    assert found.message.startswith("The service chat has the served name 'chat', and services come before aliases")
 
 
 def test_an_alias_serves_with_the_rest_of_its_targets():
@@ -114,7 +114,10 @@ def test_an_alias_serves_with_the_rest_of_its_targets():
 
     assert (found.state, found.reason) == ("Serving", "TargetMissing")
     assert found.entry.targets == (("chat", 1),)
-    assert "The target gone is no LLMService that spec.services selects" in found.message
+    assert found.message == (
+        "spec.services selects no LLMService gone: add its labels to the service, or remove the target from the alias. "
+        "The other targets get its requests."
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,8 @@ def test_an_alias_without_a_target_that_is_drawn_is_not_served(targets):
     found = alias(CHAT, targets=targets)
 
     assert (found.state, found.reason, found.entry) == ("Absent", "TargetMissing", None)
+    assert found.message.endswith(" No target with a weight above 0 is left, so the alias is not served.")
+    assert "The other targets" not in found.message
 
 
 def test_an_alias_waits_while_none_of_its_services_serves():

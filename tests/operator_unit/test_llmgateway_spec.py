@@ -61,7 +61,10 @@ def alias(**parts):
 # The spec, and a part of its sentence: each has what was given or where, what is allowed, and what to change.
 BAD = {
     "no services": ({"services": None}, "spec.services: is missing; add it"),
-    "an empty selector": ({"services": {}}, "an empty selector selects nothing: give matchLabels or matchExpressions"),
+    "an empty selector": (
+        {"services": {}},
+        "an empty selector selects nothing; add a label to matchLabels or matchExpressions",
+    ),
     "empty labels": ({"services": {"matchLabels": {}}}, "an empty selector selects nothing"),
     "a list of names": ({"services": ["chat"]}, "['chat'] is not allowed; this must be a map"),
     "another selector": (
@@ -70,7 +73,7 @@ BAD = {
     ),
     "a label with a space": (
         {"services": {"matchLabels": {"a b": "c"}}},
-        "a b: this is no key of a label; write it as",
+        "a b: this is not the key of a label; write it as",
     ),
     "a number as label": (
         {"services": {"matchLabels": {"a": 1}}},
@@ -88,8 +91,8 @@ BAD = {
         {"services": {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
         "operator Exists with 1 values: In and NotIn need values; Exists and DoesNotExist take none",
     ),
-    "too many pods": ({"replicas": 17}, "17 is not possible: use 0 to 16 gateway pods"),
-    "fewer than no pods": ({"replicas": -1}, "-1 is not possible: use 0 to 16 gateway pods"),
+    "too many pods": ({"replicas": 17}, "17 is not allowed: use 0 to 16 gateway pods"),
+    "fewer than no pods": ({"replicas": -1}, "-1 is not allowed: use 0 to 16 gateway pods"),
     "a time as text": ({"holdSeconds": "5m"}, "spec.holdSeconds: '5m' is not allowed; this must be a whole number"),
     "a hold of weeks": ({"holdSeconds": 86401}, "86401 is too large; use 86400 or less"),
     "a field of a service": ({"engine": {"args": {}}}, "spec.engine: is not a field; "),
@@ -99,14 +102,14 @@ BAD = {
         {"auth": {"apiKeySecretRef": {"name": "keys"}}},
         "apiKeySecretRef.key: is missing; add it",
     ),
-    "an alias without targets": (alias(targets=[]), "an alias without targets answers nothing: give it a service"),
+    "an alias without targets": (alias(targets=[]), "an alias without targets cannot answer requests; add a target"),
     "an alias without a name": (
         {"aliases": [{"targets": [{"service": "chat"}]}]},
         "aliases[0].name: is missing; add it",
     ),
     "a negative weight": (
         alias(targets=[{"service": "chat", "weight": -1}]),
-        "-1 is not possible: use a weight from 0 to 1000",
+        "-1 is not allowed: use a weight from 0 to 1000",
     ),
     "a weight in percent": (
         alias(targets=[{"service": "chat", "weight": "90%"}]),
@@ -114,11 +117,11 @@ BAD = {
     ),
     "too heavy": (
         alias(targets=[{"service": "chat", "weight": 1001}]),
-        "1001 is not possible: use a weight from 0 to 1000",
+        "1001 is not allowed: use a weight from 0 to 1000",
     ),
     "no weight at all": (
         alias(targets=[{"service": "chat", "weight": 0}]),
-        "every target has weight 0: at least one target needs",
+        "every target has weight 0; raise the weight",
     ),
     "a target twice": (
         alias(targets=[{"service": "chat"}] * 2),

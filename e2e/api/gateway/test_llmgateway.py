@@ -188,7 +188,7 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},
-            "at least one target needs a weight above 0",
+            "raise the weight of at least one",
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 1001}]}]},

@@ -1,6 +1,6 @@
 """A service with a rollout: actions on it, and queries for assertions.
 
-A rollout mostly waits, so a module runs several at once (../scenes.py), each with a service of its own.
+The tests of a module run in parallel (../parallel_tests.py), each with a service of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from api.namespaces import llm_service, new_namespace
-from api.scenes import Stage, staged
+from api.parallel_tests import ParallelTests, parallel_tests
 from operator_processes.process import OperatorProcess, wait_until
 from operator_processes.proxy import Request
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
@@ -34,7 +34,7 @@ RELEASES = {
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
 _PATIENCE_S = 120.0
-# With more scenes at once all would wait for KubeRay, which creates pods of one RayCluster after the other.
+# With more tests at once, all would wait for KubeRay, which creates pods of one RayCluster after the other.
 _NUM_AT_ONCE = 6
 
 
@@ -189,16 +189,16 @@ def went_by_the_book(service: Service, cluster: str, engine: Engine) -> None:
     assert engine.num_in_flight == 0
 
 
-def staged_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The fixture `stage` of a module. All its services are in one namespace, which is removed at the end."""
+def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
+    """The fixture `started_tests` of a module. All its services are in one namespace, which is removed at the end."""
     operator = world.operator()
     namespace = new_namespace(world, "rolls")
 
     def service(number: int) -> Service:
         return Service(world, namespace, f"roll-{number}", operator)
 
-    with staged(request, service, _NUM_AT_ONCE) as stage:
-        yield stage
+    with parallel_tests(request, service, _NUM_AT_ONCE) as tests:
+        yield tests
     for name in [name for space, name in world.services if space == namespace]:
         world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     path = f"/api/v1/namespaces/{namespace}"

@@ -1,6 +1,6 @@
 """Changes of a running service, as its clients, its engines and its administrator see them.
 
-Most scenes have clients, and only a release that fails requests may fail any of theirs. Restarts of the operator during
+Most tests have clients, and only a release that fails requests may fail any of theirs. Restarts of the operator during
 a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from api.parallel_tests import ParallelTests, parallel_test
 from api.rollouts.rolling import (
     ANALYSIS,
     BEST,
@@ -23,10 +24,9 @@ from api.rollouts.rolling import (
     NEVER,
     SLOW,
     Service,
-    staged_rolls,
+    parallel_rolls,
     went_by_the_book,
 )
-from api.scenes import Stage, scene
 from local_kubernetes.machine.kubectl import Kubectl
 from real_api_server.traffic import Traffic
 from real_api_server.world import World
@@ -34,11 +34,11 @@ from simulated_nodes.engines import Engine
 
 
 @pytest.fixture(scope="module")
-def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    yield from staged_rolls(world, request)
+def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
+    yield from parallel_rolls(world, request)
 
 
-@scene
+@parallel_test
 def test_the_old_engine_is_untouched_until_the_new_one_has_answered(it: Service) -> None:
     it.start()
     (old,) = it.clusters
@@ -58,7 +58,7 @@ def test_the_old_engine_is_untouched_until_the_new_one_has_answered(it: Service)
     went_by_the_book(it, old, engine)
 
 
-@scene
+@parallel_test
 def test_two_engines_are_replaced_one_by_one_and_two_serve_at_any_time(it: Service) -> None:
     it.start(replicas=2)
     engines = {name: it.engine(name) for name in it.clusters}
@@ -71,7 +71,7 @@ def test_two_engines_are_replaced_one_by_one_and_two_serve_at_any_time(it: Servi
         went_by_the_book(it, name, engine)
 
 
-@scene
+@parallel_test
 def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) -> None:
     it.start(replicas=2, rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
     engines = {name: it.engine(name) for name in it.clusters}
@@ -106,12 +106,12 @@ def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Ma
     return traffic.failures
 
 
-@scene
+@parallel_test
 def test_a_release_that_crashes_at_start_is_rolled_back(it: Service) -> None:
     assert _is_rolled_back(it, CRASHES, "CrashLoop", "no module named attention", {}) == []
 
 
-@scene
+@parallel_test
 def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it: Service) -> None:
     # The rollback happens long before the end of the hold.
     failures = _is_rolled_back(it, FAILS, "AnalysisFailed", "requests failed in the new revision", {"analysis": LONG})
@@ -119,19 +119,19 @@ def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it
     assert {each.partition(" ")[2] for each in failures} == {"answered with an error"}
 
 
-@scene
+@parallel_test
 def test_a_release_whose_first_tokens_take_long_is_rolled_back(it: Service) -> None:
     analysis = {"analysis": {**ANALYSIS, "holdSeconds": 4}}
     assert _is_rolled_back(it, SLOW, "AnalysisFailed", "99 % of first tokens", analysis) == []
 
 
-@scene
+@parallel_test
 def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Service) -> None:
     deadline = {"progressDeadlineSeconds": 12}
     assert _is_rolled_back(it, NEVER, "DeadlineExceeded", "rollout.progressDeadlineSeconds", deadline) == []
 
 
-@scene
+@parallel_test
 def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
     # A node has 100,000 cores: one such engine fits on each of the two.
     large = {"resources": {"requests": {"cpu": "60000"}}}
@@ -154,7 +154,7 @@ def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) ->
     assert traffic.failures == []
 
 
-@scene
+@parallel_test
 def test_a_paused_roll_stands_still_and_scales_and_goes_on(it: Service) -> None:
     it.start()
     (old,) = it.clusters
@@ -177,7 +177,7 @@ def test_a_paused_roll_stands_still_and_scales_and_goes_on(it: Service) -> None:
     assert traffic.failures == []
 
 
-@scene
+@parallel_test
 def test_a_change_in_the_middle_of_a_roll_is_rolled_out_from_there(it: Service) -> None:
     it.start(rollout={"analysis": LONG})
     (old,) = it.clusters
@@ -199,7 +199,7 @@ def test_a_change_in_the_middle_of_a_roll_is_rolled_out_from_there(it: Service) 
     assert served_at < it.routings(old)[-1].at
 
 
-@scene
+@parallel_test
 def test_a_manifest_that_goes_back_keeps_the_engines_that_run(it: Service) -> None:
     it.start(replicas=2, rollout={"analysis": LONG})
     old, pods = it.clusters, it.pods
@@ -217,7 +217,7 @@ def test_a_manifest_that_goes_back_keeps_the_engines_that_run(it: Service) -> No
     went_by_the_book(it, new, engine)
 
 
-@scene
+@parallel_test
 def test_an_engine_that_drains_already_is_taken_back(it: Service) -> None:
     it.start(drainSeconds=90)
     (old,) = it.clusters
@@ -240,7 +240,7 @@ async def _num_to_fail(traffic: Traffic, engine: Engine) -> int:
     return len(traffic.failures) + engine.num_running
 
 
-@scene
+@parallel_test
 def test_without_auto_rollback_a_failed_roll_halts_and_the_failed_engine_gets_no_requests(it: Service) -> None:
     it.start(rollout={"analysis": LONG, "autoRollback": False})
     (old,) = it.clusters
@@ -262,7 +262,7 @@ def test_without_auto_rollback_a_failed_roll_halts_and_the_failed_engine_gets_no
     assert bad not in it.clusters
 
 
-@scene
+@parallel_test
 def test_scaling_down_drains_the_least_busy_and_waits_for_their_requests(it: Service) -> None:
     it.start(drainSeconds=90)
     kubectl = Kubectl(it.world.kubeconfig)
@@ -290,7 +290,7 @@ def test_scaling_down_drains_the_least_busy_and_waits_for_their_requests(it: Ser
     assert first in (idle, some, most)
 
 
-@scene
+@parallel_test
 def test_no_replicas_suspend_the_service_and_another_number_brings_it_back(it: Service) -> None:
     it.start()
     kubectl = Kubectl(it.world.kubeconfig)
@@ -311,7 +311,7 @@ def test_no_replicas_suspend_the_service_and_another_number_brings_it_back(it: S
     assert it.num_ever == 2
 
 
-@scene
+@parallel_test
 def test_settings_of_the_operator_restart_no_engine(it: Service) -> None:
     it.start()
     pods, revision = it.pods, it.status["currentRevision"]
@@ -329,7 +329,7 @@ def test_settings_of_the_operator_restart_no_engine(it: Service) -> None:
     assert it.num_ever == 2
 
 
-@scene
+@parallel_test
 def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) -> None:
     # Enough time to create an engine on any machine.
     it.start(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
@@ -353,7 +353,7 @@ def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) ->
     assert old not in it.clusters
 
 
-@scene
+@parallel_test
 def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) -> None:
     it.start(drainSeconds=4)
     (old,) = it.clusters

@@ -1,6 +1,6 @@
 """An autoscaled LLMService on the real API server, as the tests of this folder see it.
 
-Autoscaling mostly waits, so the scenes of a module run at once (../scenes.py), each in a namespace of its own.
+The tests of a module run in parallel (../parallel_tests.py), each in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from api.namespaces import llm_service, new_namespace
-from api.scenes import Stage, staged
+from api.parallel_tests import ParallelTests, parallel_tests
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import Document
 
-# More scenes than a module has.
+# A module has fewer tests than this.
 _NUM_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The argument of a scene. All scenes share the operator."""
+    """The argument of a test. All tests of a module share the operator."""
 
     world: World
     operator: OperatorProcess
@@ -37,8 +37,8 @@ class Setting:
         return Kubectl(self.world.kubeconfig)
 
 
-def staged_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    """The fixture `stage` of a module, whose scenes have a namespace each."""
+def parallel_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
+    """The fixture `started_tests` of a module. Each test has its own namespace."""
     operator = world.operator()
     namespaces: list[str] = []
 
@@ -46,8 +46,8 @@ def staged_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[Sta
         namespaces.append(new_namespace(world, f"scaling-{number}"))
         return Setting(world, operator, namespaces[-1])
 
-    with staged(request, setting, _NUM_AT_ONCE) as stage:
-        yield stage
+    with parallel_tests(request, setting, _NUM_AT_ONCE) as tests:
+        yield tests
     for namespace in namespaces:
         world.delete(f"/api/v1/namespaces/{namespace}")
 

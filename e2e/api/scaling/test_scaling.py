@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from api.namespaces import llm_service
-from api.scaling.scaled_service import ScaledService, Setting, staged_scaling
-from api.scenes import Stage, scene
+from api.parallel_tests import ParallelTests, parallel_test
+from api.scaling.scaled_service import ScaledService, Setting, parallel_scaling
 from operator_processes.process import wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.pod_status import Release
@@ -51,18 +51,18 @@ class Scaled(ScaledService):
 
 
 @pytest.fixture(scope="module")
-def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    yield from staged_scaling(world, request)
+def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
+    yield from parallel_scaling(world, request)
 
 
-@scene
+@parallel_test
 def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     it = Scaled(at)
     # 2000 tokens take 2 s; half of the goal is 1 s. So the load is two fully used engines, which is three at 70 %.
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
-    # The operator writes the status after `replicas`. The first look that shows the load averages it with the idle one
-    # before, so there may be two engines for a moment.
+    # The operator writes the status after `replicas`. Its first sample of the load is averaged with the idle sample
+    # before it, so there may be two engines for a moment.
     says = "-> 3: the load takes 2.00 fully used engines (2000 tokens wait, 0 run;"
     it.wait(lambda: says in it.scaling["message"], "the reason")
     assert it.scaling["reason"] == "ScaledUp"
@@ -82,7 +82,7 @@ def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     assert 'rayloom_operator_scalings_total{direction="up"}' in at.operator.scrape()
 
 
-@scene
+@parallel_test
 def test_a_rollout_is_not_disturbed(at: Setting) -> None:
     at.world.ship(NEVER, Release(engine={"state": "starting"}))
     it = Scaled(at, replicas=2)
@@ -93,7 +93,7 @@ def test_a_rollout_is_not_disturbed(at: Setting) -> None:
     assert it.stays(8)
 
 
-@scene
+@parallel_test
 def test_a_paused_rollout_stops_no_scaling(at: Setting) -> None:
     at.world.ship(NEVER, Release(engine={"state": "starting"}))
     it = Scaled(at)
@@ -107,7 +107,7 @@ def test_a_paused_rollout_stops_no_scaling(at: Setting) -> None:
     assert revisions == {it.document["status"]["currentRevision"]}
 
 
-@scene
+@parallel_test
 def test_users_and_other_autoscalers_write_within_the_bounds(at: Setting) -> None:
     it = Scaled(at)
     at.kubectl("scale", "llm/chat", "--replicas=2", f"--namespace={at.namespace}")
@@ -123,7 +123,7 @@ def test_users_and_other_autoscalers_write_within_the_bounds(at: Setting) -> Non
     assert it.stays(5)
 
 
-@scene
+@parallel_test
 def test_without_autoscaling_nobody_but_the_user_writes(at: Setting) -> None:
     at.world.create(llm_service(at.namespace, "chat", replicas=1))
     at.world.wait_serving(at.namespace, "chat", 60)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from api.scaling.scaled_service import ScaledService, Setting, staged_scaling
-from api.scenes import Stage, scene
+from api.parallel_tests import ParallelTests, parallel_test
+from api.scaling.scaled_service import ScaledService, Setting, parallel_scaling
 from real_api_server.world import World
 from simulated_nodes.gateways import Gateway
 
@@ -38,11 +38,11 @@ class Idle(ScaledService):
 
 
 @pytest.fixture(scope="module")
-def stage(world: World, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    yield from staged_scaling(world, request)
+def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
+    yield from parallel_scaling(world, request)
 
 
-@scene
+@parallel_test
 def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it = Idle(at)
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
@@ -64,7 +64,7 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines", 60)
 
 
-@scene
+@parallel_test
 def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(at: Setting) -> None:
     it = Idle(at)
     it.wait_for_zero()
@@ -77,7 +77,7 @@ def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(at: Setting)
     it.wait_for_zero()
 
 
-@scene
+@parallel_test
 def test_a_service_that_a_user_suspended_is_not_woken(at: Setting) -> None:
     it = Idle(at)
     at.kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={at.namespace}")

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         from rayloom_engine.worker.job import serve_in_job
 
         if args.core is not None:
-            args.core.discard()  # the core of a job belongs to the process of rank 0
+            args.core.discard()  # in a job, only the process of rank 0 has a core
         set_up_logging(f"rank{rank}", config.log_level)
         return serve_in_job(config)
     from rayloom_engine.supervisor.supervisor import Supervisor

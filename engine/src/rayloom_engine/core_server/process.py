@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rayloom_engine.build import FoundModel, build_found_engine
-from rayloom_engine.common.orders import ordered_arguments
+from rayloom_engine.common.late_arguments import late_arguments
 from rayloom_engine.common.process import (
     EXIT_CONFIG,
     EXIT_GIVEN_UP,
@@ -167,7 +167,7 @@ def main() -> int:
     parser.add_argument("--front-fd", type=int, help="listening socket for gateways; if missing, there is no such port")
     parser.add_argument("--parent", type=int, required=True, help="id of the process with which this one ends")
     parser.add_argument("--pulse-fd", type=int, help="pipe to the supervisor, for signs of life")
-    args = parser.parse_args(ordered_arguments(sys.argv[1:]))
+    args = parser.parse_args(late_arguments(sys.argv[1:]))
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("core", config.log_level)

@@ -38,7 +38,7 @@ class KeyCheck(Protocol):
         """The number of different keys."""
 
     def knows(self, key: bytes) -> bool:
-        """True if a request with `key` may come in."""
+        """True if `key` is an accepted key, or may use a name that needs no key."""
 
 
 def no_valid_key() -> ApiError:

@@ -29,7 +29,7 @@ FORCED_EXIT_S = 0.8  # seconds after which the process exits, even if a thread s
 logger = logging.getLogger(__name__)
 
 
-class Served(Protocol):
+class ServingState(Protocol):
     """The state behind the ports of a process: a `Service`, or all models of a gateway."""
 
     lifecycle: Lifecycle
@@ -50,7 +50,7 @@ class FrontServer:
     def __init__(
         self,
         config: EngineConfig,
-        service: Served,
+        service: ServingState,
         api: tuple[ASGIApp, socket.socket],
         admin: tuple[ASGIApp, socket.socket],
     ) -> None:
@@ -109,7 +109,7 @@ class FrontServer:
     def _end_on_error(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("a task beside the servers failed, so this process ends", exc_info=error)
+            logger.error("a background task failed, so this process ends", exc_info=error)
             self._error = self._error or error
             self._stop.set()
 

@@ -24,9 +24,9 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.cpu_decoder import CpuDecoder
 from rayloom_engine.models.decoder import CausalLM, DecoderWeights
 from rayloom_engine.models.empty import empty_model, empty_weights
-from rayloom_engine.models.finishing import Finisher
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.weight_packer import WeightPacker
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 
 _INDEX = "model.safetensors.index.json"
@@ -85,7 +85,7 @@ def _fill(
     total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
     done = 0
     progress("load", done, total, "bytes")
-    with Finisher(weights.schemes) as finisher:
+    with WeightPacker(weights.schemes) as packer:
         for path in files:
             with safe_open(path, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
@@ -96,7 +96,7 @@ def _fill(
                     stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
                     num_bytes_read += stored.nbytes
                     destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
-                    finisher.read(name)
+                    packer.read(name)
                     done += destination.tensor.numel() * dtype.itemsize
                     progress("load", done, total, "bytes")
     return num_bytes_read

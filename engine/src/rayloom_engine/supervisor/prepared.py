@@ -1,7 +1,7 @@
 """PreparedProcess: a child whose imports begin before its arguments are known.
 
-`rayloom-engine serve` starts the EngineCore process ("core") in this way before it imports and reads the settings
-itself, so that the imports of both processes run beside each other. Only the first start of a core is prepared.
+`rayloom-engine serve` starts the EngineCore process ("core") in this way, and then imports its own modules and reads
+the settings. So the imports of both processes run in parallel. Restarts of a core are not prepared.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
-from rayloom_engine.common.orders import ORDERS_FLAG
+from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG
 from rayloom_engine.supervisor.spawn import spawn
 
 
 class PreparedProcess:
-    """A process `python -m module` that waits for its arguments, in one order."""
+    """A process `python -m module` that waits for one message with its arguments."""
 
     def __init__(self, module: str) -> None:
-        self._orders, theirs = socket.socketpair()
+        self._sender, theirs = socket.socketpair()
         with theirs:
-            self._process = spawn(module, [ORDERS_FLAG, str(theirs.fileno())], [theirs.fileno()])
+            self._process = spawn(module, [ARGUMENTS_FD_FLAG, str(theirs.fileno())], [theirs.fileno()])
 
     def begin(self, arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
         """Sends the process its arguments and copies of `fds`; returns None if the process has ended meanwhile.
 
         The values of flags that end in "-fd" must be in `fds`; the process replaces them by the numbers of its copies.
         """
-        order = json.dumps({"arguments": list(arguments), "fds": list(fds)}).encode()
+        message = json.dumps({"arguments": list(arguments), "fds": list(fds)}).encode()
         try:
-            socket.send_fds(self._orders, [order], fds)
+            socket.send_fds(self._sender, [message], fds)
         except OSError:
             self.discard()
             return None
-        self._orders.close()
+        self._sender.close()
         return self._process
 
     def discard(self) -> None:
         """Ends a process that has not begun. Does nothing if it has."""
-        if self._orders.fileno() < 0:
+        if self._sender.fileno() < 0:
             return
-        self._orders.close()
+        self._sender.close()
         self._process.kill()
         self._process.wait()
 

@@ -50,8 +50,8 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
 def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
     """The NetworkPolicy: everyone may reach the API port, the operator the admin port, and LLMGateways the front port.
 
-    The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. A pod of an
-    LLMGateway in the namespace reaches the front port of a service that has one, and needs the service's key there.
+    The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. The front
+    port exists if the service has `gateway`. Pods of all LLMGateways in the namespace reach it; the key protects it.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
     rules = [from_clients(), from_operator(operator_namespace), {"from": [{"podSelector": own}]}]

@@ -193,9 +193,9 @@ class AppliedDeployment(TypedDict, total=False):
 
 
 class RouteMetadata(TypedDict, total=False):
-    """Labels and annotations are included whole, because the user chooses them.
+    """Metadata of a route. All labels and annotations are included, because the user chooses them.
 
-    Those that others add make the digests differ, which costs an apply after a restart.
+    If a controller adds labels or annotations, the digests differ, and a restarted operator applies the route once.
     """
 
     name: str

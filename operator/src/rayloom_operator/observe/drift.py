@@ -88,7 +88,7 @@ class Drift:
             each.cancel()
 
     def unknown_kinds(self) -> frozenset[str]:
-        """Returns the kinds of which the API server says that it does not know them."""
+        """Returns the kinds that the API server does not know."""
         return frozenset(
             kind
             for kind, each in self._reflectors.items()

@@ -137,7 +137,7 @@ class ServingGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentReport:
-    """The answer of a controller about an HTTPRoute, for one Gateway, as parentRefs name it."""
+    """The report of a controller whether a Gateway in an HTTPRoute's parentRefs accepts the route."""
 
     name: str
     namespace: str  # empty: the namespace of the HTTPRoute

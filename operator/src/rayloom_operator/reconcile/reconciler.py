@@ -26,7 +26,7 @@ _SOON_S = 1.0
 # After a refusal, the work queue retries with a back-off. A reconcile that the decision asks for may come earlier, but
 # not before this many seconds.
 _REFUSED_S = 2.0
-# An HTTPRoute or Ingress that could not be written is tried again in each reconcile, and after so many seconds at most.
+# After a failed write of an HTTPRoute or Ingress, each reconcile tries it again. The next one comes after at most 30 s.
 _ROUTE_RETRY_S = 30.0
 # A decision that has to be stored in the status before it is carried out asks for another reconcile at once. While
 # `WritePace` delays the write, that reconcile would decide the same again. So that reconcile waits until the write may

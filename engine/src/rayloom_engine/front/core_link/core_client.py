@@ -308,13 +308,13 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        # Damaged weights, or a release with a mistake, are the fault of one engine, so a gateway asks another one. Only
-        # once, because the request itself may be the cause.
-        is_corrupt = message.reason == "corrupt" and self.rules.is_gateway and not sequence.place.was_corrupt
+        # Damaged weights or a faulty release concern one engine, so a gateway moves the sequence to another engine. It
+        # does so once, because the request itself may be the cause.
+        is_corrupt = message.reason == "corrupt" and self.rules.is_gateway and not sequence.place.had_corrupt_logits
         if message.reason != "queue_full" and not is_corrupt:
             self._placement.fail(sequence, refusal(message))
             return
-        sequence.place.was_corrupt |= is_corrupt
+        sequence.place.had_corrupt_logits |= is_corrupt
         self.pool.withdraw(sequence, is_moved=True)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None

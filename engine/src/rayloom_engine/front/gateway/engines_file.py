@@ -12,7 +12,7 @@ class EnginesFile(FileWatch[dict[str, str]]):
     """A file with an object NAME -> HOST:PORT."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _engines, "the list of engines stays")
+        super().__init__(path, _engines, "the engines stay unchanged")
 
 
 def _engines(path: Path) -> dict[str, str]:

@@ -20,11 +20,14 @@ Content = TypeVar("Content")
 class FileWatch(Generic[Content]):
     """One file. For one event loop."""
 
-    def __init__(self, path: Path, parse: Callable[[Path], Content], what: str) -> None:
-        """`parse` returns the content of the file or raises ConfigError. `what` begins the line about a broken file."""
+    def __init__(self, path: Path, parse: Callable[[Path], Content], consequence: str) -> None:
+        """`parse` returns the content of the file or raises ConfigError.
+
+        `consequence`: the effect of a broken file, as the log names it, such as "the engines stay unchanged".
+        """
         self._path = path
         self._parse = parse
-        self._what = what
+        self._consequence = consequence
         self._stamp: tuple[int, int, int] | None = None
 
     def read(self) -> Content:
@@ -44,7 +47,7 @@ class FileWatch(Generic[Content]):
             try:
                 on_change(self.read())
             except ConfigError as error:
-                logger.error("%s as before: %s", self._what, error)
+                logger.error("%s: %s", self._consequence, error)
 
     def _current_stamp(self) -> tuple[int, int, int] | None:
         try:

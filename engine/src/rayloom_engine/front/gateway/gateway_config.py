@@ -101,9 +101,12 @@ def parse_gateway_config(document: object) -> GatewayConfig:
         _check_no_single_model(document)
         return GatewayConfig(gateway=settings, front=parse_config({"model": "models_file", **front}))
     if "served_model_name" not in front:
-        raise ConfigError("GatewayConfig: served_model_name: missing; set it to the model's name in the API")
+        raise ConfigError(
+            "GatewayConfig: served_model_name: missing; set it to the model's name in the API, or give models_file for "
+            "several models"
+        )
     if settings.key_file is None:
-        raise ConfigError("GatewayConfig: key_file: missing; set --key-file")
+        raise ConfigError("GatewayConfig: key_file: missing; set --key-file to the engines' front_key_file")
     _check_engines(settings)
     # An engine's `model` names the source of its weights. A gateway has none.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
@@ -111,7 +114,7 @@ def parse_gateway_config(document: object) -> GatewayConfig:
 
 def check_place(name: str, place: object) -> str:
     """Returns `place`, the address of engine `name`. Raises ConfigError unless it is HOST:PORT."""
-    if not _is_place(place):
+    if not is_place(place):
         raise ConfigError(f"engine {name!r}: {place!r} is not an address; write HOST:PORT, such as 10.0.0.7:8002")
     return str(place)
 
@@ -133,8 +136,8 @@ def _check_no_single_model(document: dict[str, Any]) -> None:
     given = [name for name in SINGLE_MODEL_FIELDS if document.get(name)]
     if given:
         raise ConfigError(
-            f"GatewayConfig: models_file cannot be combined with {', '.join(given)}; these belong to the models in the "
-            "file"
+            f"GatewayConfig: models_file cannot be combined with {', '.join(given)}: remove them, and give each model "
+            "of the file its engines, key and api_key_file"
         )
 
 
@@ -152,14 +155,15 @@ def _check_engines(settings: GatewaySettings) -> None:
         raise ConfigError(
             "GatewayConfig: engines_dns cannot be combined with engines or engines_file; name the engines in one way"
         )
-    elif not _is_place(settings.engines_dns):
+    elif not is_place(settings.engines_dns):
         raise ConfigError(
             f"GatewayConfig: engines_dns: {settings.engines_dns!r} is not a name with a port; write HOST:PORT, such as "
             "engines.default.svc.cluster.local.:8002"
         )
 
 
-def _is_place(place: object) -> bool:
+def is_place(place: object) -> bool:
+    """Returns whether `place` has the form HOST:PORT."""
     host, _, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
     return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
 

@@ -16,9 +16,9 @@ from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.gateway.contexts import with_contexts
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
 from rayloom_engine.front.gateway.text_cache import TextCache, check_files, text_hash
 from rayloom_engine.front.gateway.text_fetch import TextFetch
-from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
 from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
@@ -40,9 +40,9 @@ class GatewayService(Service):
         cache: TextCache,
         *,
         api_url: str,
-        shelf: TokenizerShelf | None = None,
+        tokenizers: SharedTokenizers | None = None,
     ) -> None:
-        """`shelf`: the tokenizers of all models of this process."""
+        """`tokenizers`: those of all models of this process. None: this model is the only one."""
         rules = PoolRules(
             is_gateway=True,
             hold_s=config.gateway.hold_seconds,
@@ -52,7 +52,7 @@ class GatewayService(Service):
         )
         super().__init__(config.front, cores, api_url=api_url, rules=rules)
         self._cache = cache
-        self._shelf = shelf or TokenizerShelf()
+        self._tokenizers = tokenizers or SharedTokenizers()
         self._fetch = TextFetch()
         self._changing: asyncio.Task[None] | None = None  # the task that loads another text
         self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
@@ -149,7 +149,7 @@ class GatewayService(Service):
     async def _load(self, model: ServedModel) -> bool:
         """Makes a stored text the one in use. Returns False if it cannot be used."""
         try:
-            files = await TextFiles.load(Path(model.path), self.config, self._shelf.load)
+            files = await TextFiles.load(Path(model.path), self.config, self._tokenizers.load)
         except (ModelError, OSError) as error:
             self._report(f"cannot load the tokenizer in {model.path}: {error}")
             return False

@@ -39,7 +39,7 @@ class ApiKeys:
                 if not may_start_closed:
                     raise
                 self.problem = str(error)
-                logger.error("%s; nobody has a valid key until it can be used", error)
+                logger.error("%s; every API key is refused until the file can be read", error)
 
     @classmethod
     def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:

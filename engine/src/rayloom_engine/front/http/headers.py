@@ -1,10 +1,10 @@
-"""Request headers that both the API port and the admin port read: credentials and request ids."""
+"""Headers that several modules use: credentials, request ids, and the model behind an alias."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers
 
-MODEL_HEADER = "X-Rayloom-Model"  # of an answer to a request for an alias: the model that gave it
+MODEL_HEADER = "X-Rayloom-Model"  # header of an answer for an alias: the model that computed the answer
 REQUEST_ID = r"[\x21-\x7e]{1,128}"  # form of an X-Request-Id header or a request_id field: visible ASCII
 
 

@@ -22,7 +22,7 @@ from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.status import State
 
 
-class Administered(Protocol):
+class AdminState(Protocol):
     """The state that the admin port shows: a `Service`, or all models of a gateway."""
 
     lifecycle: Lifecycle
@@ -33,7 +33,7 @@ class Administered(Protocol):
     def status_json(self, *, is_minimal: bool) -> str:
         """The /status document as JSON; `is_minimal`: without the fields that have defaults."""
 
-    def of_model(self, name: str) -> Administered | None:
+    def of_model(self, name: str) -> AdminState | None:
         """The part of the state that concerns the model with this name; None if there is no such model."""
 
     def engines(self) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ def _mark(mark: Path, is_draining: bool) -> None:
         mark.touch()
 
 
-def admin_app(service: Administered, token: str | None, drain_mark: Path | None = None) -> Starlette:
+def admin_app(service: AdminState, token: str | None, drain_mark: Path | None = None) -> Starlette:
     """The ASGI application of the admin port. Without a token (loopback only) any program on the machine may use it.
 
     The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time

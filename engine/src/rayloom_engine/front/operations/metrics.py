@@ -295,25 +295,25 @@ class Metrics:
         return family
 
 
-def metrics_text(each: Sequence[Metrics]) -> str:
+def metrics_text(of_models: Sequence[Metrics]) -> str:
     """Returns the metrics of several models in Prometheus' text format. Each sample has its model's name as a label."""
     # Import at the first scrape: its 5 ms would lengthen the front's start, and so each recovery of a front.
     from prometheus_client import generate_latest
 
-    return generate_latest(_Collector(each)).decode()
+    return generate_latest(_Collector(of_models)).decode()
 
 
 class _Collector:
     """Metrics as prometheus_client reads them. All have the same families in the same order."""
 
-    def __init__(self, each: Sequence[Metrics]) -> None:
-        self._each = each
+    def __init__(self, of_models: Sequence[Metrics]) -> None:
+        self._of_models = of_models
 
     def collect(self) -> Iterator[Metric]:
         """Yields every metric, with the samples of all models."""
-        for families in zip(*(metrics.families for metrics in self._each), strict=True):
+        for families in zip(*(metrics.families for metrics in self._of_models), strict=True):
             metric = _metric(families[0])
-            for family, metrics in zip(families, self._each, strict=True):
+            for family, metrics in zip(families, self._of_models, strict=True):
                 _add_samples(metric, family, metrics.common_labels)
             yield metric
 

@@ -11,14 +11,14 @@ from rayloom_operator.api.pods import Auth
 
 MAX_WEIGHT = 1000
 _MAX_TARGETS = 16
-_NO_WEIGHT_IN_WORDS = "at least one target needs a weight above 0: raise one"
-_NO_TARGETS_IN_WORDS = "an alias without targets answers nothing: give it a service, or remove it"
+_NO_WEIGHT_IN_WORDS = "every target has weight 0; raise the weight of at least one"
+_NO_TARGETS_IN_WORDS = "an alias without targets cannot answer requests; add a target, or remove the alias"
 _WEIGHT_IN_WORDS = f"use a weight from 0 to {MAX_WEIGHT}; a target with 0 gets no requests"
 
 
 def _is_a_weight(number: int) -> int:
     if not 0 <= number <= MAX_WEIGHT:
-        raise ValueError(f"{number} is not possible: {_WEIGHT_IN_WORDS}")
+        raise ValueError(f"{number} is not allowed: {_WEIGHT_IN_WORDS}")
     return number
 
 
@@ -73,5 +73,5 @@ class Alias(Part):
         if repeated:
             raise ValueError(f"{', '.join(repeated)} is given more than once; keep one target of each service")
         if all(target.weight == 0 for target in self.targets):
-            raise ValueError(f"every target has weight 0: {_NO_WEIGHT_IN_WORDS}")
+            raise ValueError(_NO_WEIGHT_IN_WORDS)
         return self

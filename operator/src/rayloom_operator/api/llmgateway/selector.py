@@ -15,17 +15,29 @@ from rayloom_operator.api.base import Part, rules
 
 _KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-_EMPTY_IN_WORDS = "an empty selector selects nothing: give matchLabels or matchExpressions at least one label"
+_EMPTY_IN_WORDS = "an empty selector selects nothing; add a label to matchLabels or matchExpressions"
 _VALUES_IN_WORDS = "In and NotIn need values; Exists and DoesNotExist take none: add the values, or remove them"
 _WITH_VALUES = ("In", "NotIn")
+_MAX_VALUE = 63  # characters of a label's value
 
-LabelValue = Annotated[str, Field(pattern=_VALUE, max_length=63)]
+_VALUE_IN_WORDS = "use at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
+
+
+def _is_a_value(text: str) -> str:
+    if len(text) > _MAX_VALUE or re.fullmatch(_VALUE, text) is None:
+        raise ValueError(f"{text!r} is not allowed; {_VALUE_IN_WORDS}")
+    return text
+
+
+LabelValue = Annotated[
+    str, AfterValidator(_is_a_value), Field(json_schema_extra={"pattern": _VALUE, "maxLength": _MAX_VALUE})
+]
 
 
 def _are_labels(labels: dict[str, str]) -> dict[str, str]:
     wrong = sorted(key for key in labels if re.fullmatch(_KEY, key) is None)
     if wrong:
-        raise ValueError(f"{', '.join(wrong)}: this is no key of a label; write it as team or example.org/team")
+        raise ValueError(f"{', '.join(wrong)}: this is not the key of a label; write it as team or example.org/team")
     return labels
 
 

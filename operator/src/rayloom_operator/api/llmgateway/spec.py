@@ -20,13 +20,13 @@ from rayloom_operator.api.spec import NAME_RULE, Metadata, without_server_fields
 from rayloom_operator.errors import SpecError
 
 KIND = "LLMGateway"
-_REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, nobody answers at the URL"
+_REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, requests to the URL fail"
 _ROUTE_IN_WORDS = "a route leads to gateway pods: raise replicas to 1 or more, or remove route"
 
 
 def _is_a_number_of_pods(number: int) -> int:
     if not 0 <= number <= MAX_GATEWAYS:
-        raise ValueError(f"{number} is not possible: {_REPLICAS_IN_WORDS}")
+        raise ValueError(f"{number} is not allowed: {_REPLICAS_IN_WORDS}")
     return number
 
 

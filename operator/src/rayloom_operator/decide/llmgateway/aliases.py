@@ -38,8 +38,8 @@ def _state(
         return _absent(
             alias,
             Reason.NAME_CONFLICT,
-            f"The service {owners[alias.name]} has the served name {alias.name!r}, and keeps it: give the alias or the "
-            "service another name.",
+            f"The service {owners[alias.name]} has the served name {alias.name!r}, and services come before aliases: "
+            "give the alias or the service another name.",
         )
     found = {each.service: by_service[each.service] for each in alias.targets if each.service in by_service}
     reached = {service: member.entry for service, member in found.items() if member.entry is not None}
@@ -48,6 +48,8 @@ def _state(
     if not any(weights.values()):
         rest = "No target with a weight above 0 is left, so the alias is not served."
         return _absent(alias, Reason.TARGET_MISSING, f"{problem} {rest}")
+    if problem:
+        problem = f"{problem} The other targets get its requests."
     auth = alias.auth or gateway.spec.auth
     if auth is None:
         keys = {entry.auth for entry in reached.values()}
@@ -76,11 +78,11 @@ def _state(
 
 
 def _problem(service: str, found: Mapping[str, SelectedService]) -> str:
-    """Returns why a target gets no requests, as a sentence."""
+    """Returns the reason why a target gets no requests, as a sentence."""
     if service not in found:
         return (
-            f"The target {service} is no LLMService that spec.services selects: give the service the labels, or remove "
-            "the target. The other targets get its requests."
+            f"spec.services selects no LLMService {service}: add its labels to the service, or remove the target "
+            "from the alias."
         )
     return f"The target {service} gets no requests: {found[service].message}"
 

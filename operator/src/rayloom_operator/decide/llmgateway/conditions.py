@@ -12,14 +12,15 @@ from rayloom_operator.observe.observed import Verdict, refused_pod
 
 _SERVING = Verdict(reason=Reason.SERVING, message="A gateway pod takes requests, and an engine answers them.")
 _NOT_READY = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
-_HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is well, and every name is served.")
-_SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no gateway pods.")
+_HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is healthy, and no service or alias is refused.")
+_SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0, so there are no gateway pods.")
 _COMPLETE = Verdict(reason=Reason.COMPLETE, message="Every gateway pod has the present settings.")
 _NO_MODELS = Verdict(
     reason=Reason.NO_MODELS,
-    message="spec.services selects no LLMService of the namespace: give one the labels, or change spec.services.",
+    message="spec.services selects no LLMService of this namespace: add its labels to an LLMService, or change "
+    "spec.services.",
 )
-# Reasons of names that the spec of the LLMGateway or of a service has to change.
+# Reasons of refused names: the spec of the LLMGateway or of a service has to change.
 _REFUSED_NAMES = (
     Reason.NO_GATEWAY_PORT,
     Reason.NAME_CONFLICT,
@@ -57,7 +58,7 @@ def _available(situation: GatewaySituation, accepted: Verdict) -> Verdict:
         if fault is not None:
             return fault
     if gateway is None:
-        # The names are unknown while the spec cannot be read. The pods serve those of the spec before it.
+        # The operator cannot read the spec. The gateway pods still serve the names of the last valid spec.
         return accepted
     reached = [each for each in situation.members if each.entry is not None]
     if any(each.state == "Serving" for each in reached):

@@ -26,7 +26,7 @@ _NO_PORT_YET = "Its engines get the port for gateways by a rollout, which has no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedService:
-    """A selected service."""
+    """A selected service, with the state of its served name."""
 
     name: str  # served name
     service: str  # metadata.name
@@ -64,13 +64,13 @@ def _of_another(member: SelectedService, owner: str) -> SelectedService:
         state="Absent",
         reason=Reason.NAME_CONFLICT,
         message=f"The older service {owner} has the served name {member.name!r}: give {member.service} another "
-        "spec.model.servedName, or another label.",
+        "spec.model.servedName, or remove the labels by which spec.services selects it.",
     )
 
 
 def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
-    # The API server has checked the spec against the definition. The parts are read one by one, because a mistake in
-    # another part keeps the engines of the spec before it running, and their clients.
+    # The API server has checked the spec against the CRD. The parts are read one by one: after a mistake in another
+    # part of the spec, the engines of the last valid spec still run and must stay reachable.
     meta, spec = document["metadata"], document.get("spec") or {}
     service = meta["name"]
     name = str((spec.get("model") or {}).get("servedName") or service)
@@ -109,7 +109,7 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
-    """Returns state, reason and message by the service's own condition Available, which follows tokens."""
+    """Returns state, reason and message. A name is Serving if the service's own condition Available is True."""
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
     found = next((each for each in conditions if each.get("type") == "Available"), None)
     if found is None:
@@ -117,7 +117,7 @@ def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
     reason = Reason(found["reason"]) if found.get("reason") in _REASONS else Reason.ENGINE_FAILED
     message = str(found.get("message", ""))
     if reason is Reason.GATEWAY_NOT_READY:
-        # Only the gateway pods of the service itself are missing. An engine serves.
+        # Only the gateway pods of the service itself are missing. An engine generates tokens.
         return "Serving", Reason.SERVING, ""
     if found.get("status") != "True":
         return "Waiting", reason, message

@@ -1,4 +1,4 @@
-"""Decides which objects of an LLMGateway are applied or deleted, and when again. Pure."""
+"""Decides which objects of an LLMGateway are applied or deleted, and at which intervals. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rayloom_operator.objects.llmgateway.companions import (
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
 from rayloom_operator.objects.llmgateway.models_file import models_document
 
-# Secrets are not watched, so all objects are applied again at this interval: more often while a pod waits for a volume,
-# because somebody may have deleted the Secret.
+# Secrets are not watched, so all objects are applied again at this interval. While a pod waits for a volume, the
+# interval is shorter, because somebody may have deleted the Secret.
 _REAPPLY_S = 1800.0
 _REAPPLY_WHILE_MOUNTING_S = 10.0
-_REGULAR_S = 300.0
+# Without events, a reconcile still happens at this interval, so that a missed event has no lasting effect.
+_RESYNC_S = 300.0
 
 
 def gateway_plan(situation: GatewaySituation) -> Plan:
@@ -57,4 +58,4 @@ def reapply_after_s(situation: GatewaySituation) -> float:
 
 def requeue_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until the next reconcile, unless an event comes before."""
-    return min(reapply_after_s(situation), _REGULAR_S, *route_requeues(situation))
+    return min(reapply_after_s(situation), _RESYNC_S, *route_requeues(situation))

@@ -18,9 +18,10 @@ from rayloom_operator.names import Manifest
 CONFIG_ANNOTATION = "rayloom.dev/gateway-config"
 # Measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
 _REQUESTS = {"cpu": "200m", "memory": "512Mi"}
-# Seconds between the removal of a terminating pod's endpoint and SIGTERM, and those by which the grace period is longer
-# than drainSeconds: as in the head pod (`objects/ray_cluster.py`).
+# Both times are the same as for the head pod (`objects/ray_cluster.py`). A terminating pod gets SIGTERM this many
+# seconds after the removal of its endpoint.
 _UNROUTE_SECONDS = 2
+# The grace period is longer than drainSeconds by this many seconds.
 _END_SECONDS = 15
 _READINESS = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 # A gateway without a tokenizer waits for an engine and answers /health with 503 meanwhile, so /health would restart it

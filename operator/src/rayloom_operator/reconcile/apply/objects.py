@@ -27,8 +27,8 @@ _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
 _LAST = ("RayCluster", "Job")
-# Routes follow them: another owner's object, or an admission webhook of a controller, must not keep a service from its
-# engines.
+# Routes are written after RayClusters and Jobs. So a failed write of a route, for example because of an admission
+# webhook, does not prevent the creation of engines.
 _ROUTES = tuple(ROUTE_VERSIONS)
 # The objects that belong to one engine replica, in the order of their creation.
 _OF_REPLICAS = ("ConfigMap", "Secret")
@@ -97,10 +97,10 @@ class ObjectApplier:
         self._applied[key] = before._replace(hashes=frozenset(hashes))
 
     def _log(self, key: ServiceKey, new: Sequence[Manifest]) -> None:
-        # A route that was refused is tried often, and is no news.
-        news = [each for each in new if each["kind"] not in _ROUTES or not self.route_refusal(key)]
-        if news:
-            names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in news)
+        # Each reconcile tries a refused route again. A line for each try would fill the log.
+        logged = [each for each in new if each["kind"] not in _ROUTES or not self.route_refusal(key)]
+        if logged:
+            names = ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in logged)
             logger.info("%s/%s: apply %s", *key, names)
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:

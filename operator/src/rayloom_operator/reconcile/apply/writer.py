@@ -50,7 +50,8 @@ class ObjectWriter:
             # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Secret" and LLMGATEWAY_LABEL in manifest["metadata"]["labels"]:
-            # The names that an LLMGateway serves change.
+            # The content of this Secret changes with services and aliases. An update, unlike a patch, does not return
+            # content that the operator may not read.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.
@@ -119,12 +120,17 @@ class ObjectWriter:
         await self._kube.delete(object_path("v1", "ConfigMap", meta["namespace"], meta["labels"][GROUP_LABEL]))
         if now - since > _COLLECTION_S:
             raise _taken(manifest)
-        raise OperatorError(f"the Secret {meta['name']} is there already, perhaps of a {KIND} that was deleted")
+        raise OperatorError(
+            f"the Secret {meta['name']} exists already, perhaps from a deleted {KIND} of the same name; the operator "
+            "waits until Kubernetes has deleted it"
+        )
 
     async def _recreate(self, manifest: Manifest, uid: str = "") -> None:
         await self._kube.delete(path_of(manifest), uid)
         if not await self._kube.create(manifest):
-            raise OperatorError(f"{path_of(manifest)} was deleted, and somebody else has made one since")
+            raise OperatorError(
+                f"{path_of(manifest)} was deleted, but another client has created it again; the operator retries"
+            )
 
     async def _apply(self, key: ServiceKey, manifest: Manifest) -> Manifest:
         """Applies an object. Reads its owner first, unless the drift watch knows the uid of our object."""
@@ -152,7 +158,10 @@ class ObjectWriter:
             return await self._kube.apply(manifest)
         if owner is Whose.LEFT:
             what = f"the {manifest['kind']} {manifest['metadata']['name']}"
-            raise OperatorError(f"{what} of a {_owner_kind(manifest)} that was deleted is still there")
+            raise OperatorError(
+                f"{what} of a deleted {_owner_kind(manifest)} of the same name still exists; the operator waits until "
+                "Kubernetes has deleted it"
+            )
         raise _taken(manifest)
 
     async def _found(self, path: str) -> Manifest | None:

@@ -2,8 +2,8 @@
 
     event of an LLMGateway, of its objects, or of an LLMService of its namespace  ->  work queue  ->  GatewayReconciler
 
-The watch is the operator's own and not kopf's. So a cluster without this kind, as after an upgrade without CRDs, has
-no LLMGateways and everything else; and a CRD that is installed later is found within seconds.
+The operator watches LLMGateways itself, and not with kopf. So the operator also works without the CRD, for example
+after an upgrade that did not install it. It finds a CRD that is installed later within seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Events of services are collected for this many seconds: services that start at the same time cause one reconcile.
+# Delay of a reconcile after an event of a service. So services that start at the same time cause one reconcile.
 _COLLECT_S = 0.5
 _MAX_RECONCILES = 2
 _GATEWAYS = Watched(api_version=API_VERSION, kind=KIND, selector={}, key_of=own_key)
@@ -47,7 +47,7 @@ _PODS = Watched(
 
 
 class GatewayController:
-    """Reconciles LLMGateways, from the moment `run` is called: the caller calls it once this process leads.
+    """Reconciles LLMGateways while `run` runs. The caller starts `run` when this process becomes the leader.
 
     Not thread-safe: used in one event loop. `services_of`: see `ServicesOf`. The caller reports each event of an
     LLMService to `note_service`.
@@ -74,7 +74,7 @@ class GatewayController:
         )
 
     def note_service(self, key: ServiceKey) -> None:
-        """Handles an event of an LLMService: every LLMGateway of its namespace may select it, or have selected it."""
+        """Queues every LLMGateway of an LLMService's namespace: each may select the service, or have selected it."""
         for each in self._in_namespace.get(key[0], ()):
             self._queue.add_after(each, _COLLECT_S)
 
@@ -105,7 +105,7 @@ class GatewayController:
         return tuple(found)
 
     async def run(self) -> None:
-        """Runs until it is cancelled. While the cluster has no kind LLMGateway, only asks for it."""
+        """Watches and reconciles until it is cancelled. While the CRD is missing, only retries to list LLMGateways."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gateways.run())
             await self._gateways.is_synced.wait()
@@ -129,11 +129,11 @@ class GatewayController:
         return silence((self._gateways, self._pods))
 
     def _gateway_changed(self, key: ServiceKey) -> None:
-        mates = self._in_namespace.setdefault(key[0], set())
+        in_namespace = self._in_namespace.setdefault(key[0], set())
         if self._gateways.of_service(key):
-            mates.add(key)
+            in_namespace.add(key)
         else:
-            mates.discard(key)
+            in_namespace.discard(key)
         self._queue.add(key, is_changed=True)
 
     async def _reconcile(self, key: ServiceKey) -> float | None:

@@ -1,13 +1,13 @@
 """Several models behind one API port: the field `model` of a request names the one that answers.
 
-models_document  the document of `models_file`, checked
-models_file      that document, read again when the file changes
-model_names      which names there are, and what each leads to
-target_choice    which target of an alias gets a request (pure)
-model_field      the fields of a body that decide where it goes
-key_ring         which API keys may use which names
-running_model    one model: its service, its engines, its keys
-running_models   all of them, and how a new document changes them
+models_document  parses and checks the document in `models_file`
+models_file      reads the file, and reads it again when it changes
+model_names      finds the model for a name, and checks that the API key may use the name
+target_choice    chooses the target of an alias for a request (pure)
+model_field      reads `model` and the user from a body
+key_ring         finds the names that an API key may use
+running_model    one model: its service, its engines, the key of its engines
+running_models   all models, and their changes by a new document
 endpoints        the handlers of the API port
 documents        lists and status documents of all models
 process          the process

@@ -31,7 +31,7 @@ def card(name: str, alias: AliasEntry | None, models: Mapping[str, RunningModel]
 
 
 def engines_of_models(models: Mapping[str, RunningModel], leaving: Iterable[RunningModel]) -> dict[str, Any]:
-    """Returns the /engines document: that of each model, and those of models that end their last streams."""
+    """Returns the /engines documents of all models. `leaving`: removed models whose last requests still run."""
     return {
         "models": {name: engines_document(model.service.client) for name, model in models.items()},
         "leaving": [{"model": model.name, **engines_document(model.service.client)} for model in leaving],

@@ -1,4 +1,4 @@
-"""ModelEndpoints: the handlers of a gateway's API port. Most find the model of a request and let it answer.
+"""ModelEndpoints: the handlers of a gateway's API port. Most find a request's model and call the model's handler.
 
 request                         model
 a body                          its field `model`

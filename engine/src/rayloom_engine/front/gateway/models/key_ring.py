@@ -1,4 +1,4 @@
-"""KeyRing: the API keys of all names of a gateway. Finds the names that a key may use, in the same time for every key.
+"""KeyRing: the API keys of all names of a gateway. Finds the names that a key may use, in the same time for each key.
 
 A key is looked up by its hash under a secret of this process, so the time of a lookup reveals nothing about the keys.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rayloom_engine.front.http.api_keys import POLL_S, ApiKeys
 
-NOBODY: frozenset[str] = frozenset()
+NO_NAMES: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class KeyRing:
         self._secret = secrets.token_bytes(32)
         self._paths: dict[str, str | None] = {}
         self._sources: dict[str, ApiKeys] = {}
-        self._counts: dict[frozenset[str], int] = {}  # names -> number of their keys, as far as it was asked for
+        self._counts: dict[frozenset[str], int] = {}  # names -> number of their keys; a cache of `count`
         self._names_of: dict[bytes, frozenset[str]] = {}  # hash of a key -> names whose files have the key
         self.on_change: Callable[[], None] = lambda: None  # called when keys have changed, but not by `set_files`
 
     def set_files(self, paths: Mapping[str, str | None]) -> None:
-        """Changes the names with keys of their own, and their files. None: the name needs no key.
+        """Sets the key file of each name that has keys of its own. None: the name needs no key.
 
-        A name whose file cannot be used is closed to everybody until it can be.
+        Every key is refused for a name whose file cannot be used.
         """
         sources = {}
         for name, path in paths.items():
@@ -76,14 +76,14 @@ class KeyRing:
 
     def caller(self, key: bytes) -> KeyHolder:
         """Returns the sender of a request with `key`."""
-        return KeyHolder(key, self._names_of.get(self._hash(key), NOBODY))
+        return KeyHolder(key, self._names_of.get(self._hash(key), NO_NAMES))
 
     def needs_key(self, name: str) -> bool:
-        """True if requests for `name`, which has keys of its own, need one of them."""
+        """True if the file given for `name` in `set_files` restricts it: a request then needs one of its keys."""
         return not self._sources[name].is_open
 
     def accepts(self, name: str, caller: KeyHolder) -> bool:
-        """True if `caller` may use `name`, which has keys of its own."""
+        """True if `caller` may use `name`, which must be one of the names given to `set_files`."""
         return name in caller.names or not self.needs_key(name)
 
     def count(self, names: frozenset[str]) -> int:

@@ -1,4 +1,4 @@
-"""ModelNames: where the requests for each name go, who may use it, and the refusals of all other names."""
+"""ModelNames: finds the model for the name in a request, and refuses unknown names and keys."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoute:
-    """The way of one request."""
+    """The model that answers a request, and the identity of its sender."""
 
     model: str
-    alias: str | None  # the name that the client used, if it is not the model's
-    tenant: str  # as the model's engines count the sender's requests
-    owner: str  # as the model's engines keep the sender's prefixes
+    alias: str | None  # the alias in the request; None: the request has the model's name
+    tenant: str  # name of the key's owner for fair shares; empty with one key (`tenant_of_key`)
+    owner: str  # name of the key's owner for cached prefixes (`owner_of_key`)
 
 
 class ModelNames:
-    """All names of a document. Decides only; a new document makes a new object."""
+    """All names of a document. Immutable: a new document needs a new object."""
 
     def __init__(self, document: ModelsDocument, ring: KeyRing, draw: Callable[[], float] = random.random) -> None:
         """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1)."""
@@ -45,7 +45,7 @@ class ModelNames:
         return [*models, *aliases]
 
     def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
-        """Returns the way of a request. `repeat_key`: its Idempotency-Key.
+        """Returns the model for a request. `repeat_key`: its Idempotency-Key.
 
         Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
         cannot tell a name that needs a key from one that does not exist.
@@ -65,7 +65,7 @@ class ModelNames:
             raise no_valid_key()
         raise ApiError(
             404,
-            f"the model {shown(name)} does not exist; {self._listed(caller)}",
+            f"the model {shown(name)} does not exist; {self._advice(caller, 'this server has')}",
             param="model",
             code="model_not_found",
         )
@@ -78,13 +78,13 @@ class ModelNames:
         names = list(self.document.models)
         if len(names) == 1:
             return names[0]
-        raise RequestError(f"model is missing; {self._listed(caller)}", "model")
+        raise RequestError(f"model is missing; {self._advice(caller, 'set it to one of')}", "model")
 
-    def _listed(self, caller: KeyHolder) -> str:
+    def _advice(self, caller: KeyHolder, before_names: str) -> str:
         names = [shown(name) for name in self.usable(caller)]
         if not names:
-            return "this server has no model for this API key"
-        return f"this server has {', '.join(names)}"
+            return "no model may be used with this API key; ask the operator of this server for another key"
+        return f"{before_names} {', '.join(names)}"
 
     def _target(self, name: str, alias: AliasEntry, user: str | None, repeat_key: str | None) -> str:
         # The name of the alias is no part of the key, so a user has the same model behind aliases with equal targets.

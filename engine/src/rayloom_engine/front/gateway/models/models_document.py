@@ -6,14 +6,17 @@ The document's JSON schema is `schemas/gateway-models.v1.json`, written by `make
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.front.gateway.gateway_config import check_place
+from rayloom_engine.front.gateway.gateway_config import is_place
+from rayloom_engine.front.gateway.models.document_problems import explain
 from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
 
 # The settings of `rayloom-engine serve` that each model may have for itself. The others are the gateway's.
@@ -108,7 +111,7 @@ def parse_models(document: object) -> ModelsDocument:
     try:
         parsed = ModelsDocument.model_validate(document)
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentences(error))) from None  # the chained error would show keys
+        raise ConfigError("; ".join(explain(error, _fields_at))) from None  # the chained error would show keys
     problems = [problem for name, entry in parsed.models.items() for problem in _model_problems(name, entry)]
     problems += [problem for name, alias in parsed.aliases.items() for problem in _alias_problems(name, alias, parsed)]
     if problems:
@@ -121,13 +124,16 @@ def _model_problems(name: str, entry: ModelEntry) -> list[str]:
     problems = _name_problems(field, name)
     if (entry.engines_dns is None) == (not entry.engines):
         problems.append(f"{field}: give either engines_dns or engines, and at least one engine")
-    places = {"of engines_dns": entry.engines_dns} if entry.engines_dns is not None else entry.engines or {}
-    for engine, place in places.items():
-        try:
-            check_place(engine, place)
-        except ConfigError as error:
-            problems.append(f"{field}: {error}")
+    if entry.engines_dns is not None and not is_place(entry.engines_dns):
+        problems.append(_no_place(f"{field}.engines_dns", entry.engines_dns, "chat-engines:8003"))
+    for engine, place in (entry.engines or {}).items():
+        if not is_place(place):
+            problems.append(_no_place(f"{field}.engines.{engine}", place, "10.0.0.7:8003"))
     return problems
+
+
+def _no_place(field: str, place: str, example: str) -> str:
+    return f"{field}: {place!r} is not an address; write HOST:PORT, such as {example}"
 
 
 def _alias_problems(name: str, alias: AliasEntry, document: ModelsDocument) -> list[str]:
@@ -151,25 +157,17 @@ def _name_problems(field: str, name: str) -> list[str]:
     return [f"{field}: {shown(name)} is no name of a model; write 1 to 256 visible ASCII characters without blanks"]
 
 
-def _sentences(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors(include_url=False):
-        path = [str(part) for part in item["loc"]]
-        field = ".".join(path) or "the document"
-        if item["type"] == "missing":
-            lines.append(f"{field}: missing")
-        elif item["type"] == "extra_forbidden":
-            lines.append(f"{field}: {_unknown(path)}")
-        elif path and path[-1] in ("key", "previous_key"):  # the value is a secret
-            lines.append(f"{field}: must be a string with at least {MIN_KEY_CHARS} characters")
-        elif len(path) < 3 or (path[0] == "models" and path[2] != "settings" and isinstance(item["input"], dict)):
-            lines.append(f"{field}: {item['msg']}")  # the value may have keys inside
-        else:
-            lines.append(f"{field}: {item['msg']}, given {shown(item['input'])}")
-    return lines
-
-
-def _unknown(path: list[str]) -> str:
-    if len(path) > 3 and path[2] == "settings" and path[3] in EngineConfig.model_fields:
-        return f"not a setting of one model; a model may have {', '.join(MODEL_SETTINGS)}"
-    return "there is no such field (remove it, or check its spelling)"
+def _fields_at(path: tuple[str, ...]) -> Mapping[str, FieldInfo]:
+    """Returns the fields of the object at `path`; empty if the object has free keys or no fields."""
+    match path:
+        case ():
+            return ModelsDocument.model_fields
+        case ("models", _):
+            return ModelEntry.model_fields
+        case ("models", _, "settings"):
+            return _fields()
+        case ("aliases", _):
+            return AliasEntry.model_fields
+        case ("aliases", _, "targets", _):
+            return TargetEntry.model_fields
+    return {}

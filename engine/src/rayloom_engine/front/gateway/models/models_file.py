@@ -14,7 +14,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
     """A file with a ModelsDocument."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, load_models, "the models stay")
+        super().__init__(path, load_models, "the models stay unchanged")
 
 
 def load_models(path: Path) -> ModelsDocument:

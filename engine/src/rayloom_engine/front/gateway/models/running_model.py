@@ -20,8 +20,8 @@ from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.models.model_names import ModelRoute
 from rayloom_engine.front.gateway.models.models_document import ModelEntry
+from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
 from rayloom_engine.front.gateway.text_cache import TextCache
-from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
 from rayloom_engine.front.http.body_budget import HeldBody
 from rayloom_engine.front.model_api import ModelApi
 from rayloom_engine.front.operations.lifecycle import Lifecycle
@@ -32,36 +32,36 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """The parts that all models of a process share."""
+class SharedParts:
+    """The objects that all models of a process share."""
 
     config: GatewayConfig
     lifecycle: Lifecycle
-    shelf: TokenizerShelf
+    tokenizers: SharedTokenizers
     api_url: str
     on_ready: Callable[[], None]  # called when a model accepts requests for the first time
 
 
 class RunningModel:
-    """One model. Nothing happens until `run` is called. For one event loop."""
+    """One model. Connects to no engine until `run` is called. For one event loop."""
 
-    def __init__(self, name: str, entry: ModelEntry, host: Host) -> None:
+    def __init__(self, name: str, entry: ModelEntry, shared: SharedParts) -> None:
         """Raises ConfigError if the folder for tokenizers cannot be written."""
         self.name = name
         self.entry = entry
         names = {"model": name, "served_model_name": name}
-        front = host.config.front.model_copy(update={**names, **entry.given_settings})
+        front = shared.config.front.model_copy(update={**names, **entry.given_settings})
         self._front_id = f"gateway-{secrets.token_hex(8)}"
         self._engines: Mapping[str, str] = entry.engines or {}
         self.service = GatewayService(
-            GatewayConfig(gateway=host.config.gateway, front=front),
+            GatewayConfig(gateway=shared.config.gateway, front=front),
             self._addresses(),
-            TextCache(Path(host.config.gateway.cache_dir), name),
-            api_url=host.api_url,
-            shelf=host.shelf,
+            TextCache(Path(shared.config.gateway.cache_dir), name),
+            api_url=shared.api_url,
+            tokenizers=shared.tokenizers,
         )
-        self.service.lifecycle.process = host.lifecycle
-        self.service.lifecycle.on_ready = host.on_ready
+        self.service.lifecycle.process = shared.lifecycle
+        self.service.lifecycle.on_ready = shared.on_ready
         self.api = ModelApi(self.service)
         self._num_handled = 0  # requests whose handler has not returned yet
         self._group: asyncio.TaskGroup | None = None
@@ -79,16 +79,16 @@ class RunningModel:
             await self.service.run()
 
     def change(self, entry: ModelEntry) -> None:
-        """Uses other engines or another key from now on. The settings must be the same.
+        """Changes the engines or their key. The settings must be the same.
 
-        Sequences at an engine that has another address or key move as after a loss.
+        Sequences on an engine whose address or key has changed move to another engine, as after a loss.
         """
-        has_other_name = entry.engines_dns != self.entry.engines_dns
+        has_other_dns_name = entry.engines_dns != self.entry.engines_dns
         self.entry = entry
         if entry.engines is not None:
             self._engines = entry.engines
         self.service.client.set_engines(self._addresses())
-        if has_other_name:
+        if has_other_dns_name:
             self._look_up()
 
     async def answer(
@@ -109,7 +109,7 @@ class RunningModel:
         handler = self.api.handlers[endpoint]
         self._num_handled += 1
         try:
-            return await handler(request if body is None else Request(scope, _Replay(request, body).receive))
+            return await handler(request if body is None else Request(scope, _BodyAgain(request, body).receive))
         finally:
             self._num_handled -= 1
             if body is not None:
@@ -139,8 +139,8 @@ class RunningModel:
         }
 
 
-class _Replay:
-    """Gives a handler the body that was read before it, then the events of the connection."""
+class _BodyAgain:
+    """Gives a handler the body, which was read already, and then the further messages of the connection."""
 
     def __init__(self, request: Request, body: HeldBody) -> None:
         self._request = request

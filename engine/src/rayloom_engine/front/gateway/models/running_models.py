@@ -14,19 +14,21 @@ from rayloom_engine.front.gateway.models.documents import engines_of_models, sta
 from rayloom_engine.front.gateway.models.key_ring import KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
 from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument
-from rayloom_engine.front.gateway.models.running_model import Host, RunningModel
-from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
+from rayloom_engine.front.gateway.models.running_model import RunningModel, SharedParts
+from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.metrics import metrics_text
 from rayloom_engine.status import State
 
 logger = logging.getLogger(__name__)
 
+_RESTARTED = "model %s: restarted with other settings; running requests finish with the old ones"
+
 
 class RunningModels:
-    """The state of a gateway process with several models. Nothing happens until `run` is called.
+    """The state of a gateway process with several models. Connects to no engine until `run` is called.
 
-    Its lifecycle accepts requests as soon as one model does. A drain is that of all models.
+    Its lifecycle accepts requests as soon as one model does. A drain of the process drains every model.
     """
 
     def __init__(self, config: GatewayConfig, document: ModelsDocument, *, api_url: str) -> None:
@@ -37,13 +39,13 @@ class RunningModels:
         self.ring = KeyRing()
         self.ring.on_change = self._observe_keys
         self.models: dict[str, RunningModel] = {}
-        self.leaving: list[RunningModel] = []  # models that end their last streams
-        self._host = Host(
+        self.leaving: list[RunningModel] = []  # removed or restarted models whose last requests still run
+        self._shared = SharedParts(
             config=config,
             lifecycle=self.lifecycle,
-            shelf=TokenizerShelf(),
+            tokenizers=SharedTokenizers(),
             api_url=api_url,
-            on_ready=self._update,
+            on_ready=self._update_readiness,
         )
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
@@ -65,7 +67,7 @@ class RunningModels:
         model's entry keep its streams. Raises ConfigError, and changes nothing then, if a model cannot be made.
         """
         new = {
-            name: RunningModel(name, entry, self._host)
+            name: RunningModel(name, entry, self._shared)
             for name, entry in document.models.items()
             if self._needs_new(name, entry)
         }
@@ -74,17 +76,19 @@ class RunningModels:
         self.ring.set_files(key_files(document))
         self.names = ModelNames(document, self.ring)
         for name, model in before.items():
+            if name not in self.models:
+                logger.info("model %s: removed; its running requests finish", name)
             if self.models.get(name) is not model:
                 self._let_leave(model)
         for name, entry in document.models.items():
             if name in new:
-                logger.info("model %s is new in the list", name)
+                logger.info(_RESTARTED if name in before else "model %s: started", name)
                 self._start(new[name])
             elif entry != before[name].entry:
-                logger.info("model %s has another entry in the list", name)
+                logger.info("model %s: has other engines or keys; its streams continue", name)
                 before[name].change(entry)
         self._observe_keys()
-        self._update()
+        self._update_readiness()
 
     @property
     def max_body_bytes(self) -> int:
@@ -98,7 +102,7 @@ class RunningModels:
             model.service.fail_all(error)
 
     async def wait_for_gateways(self, timeout_s: float) -> int:
-        """Returns 0: no gateway has sequences in a gateway."""
+        """Returns 0, because no gateway connects to this process."""
         return 0
 
     def state(self) -> tuple[State, str]:
@@ -144,7 +148,6 @@ class RunningModels:
             self._tasks[model] = self._group.create_task(model.run())
 
     def _let_leave(self, model: RunningModel) -> None:
-        logger.info("model %s is no longer in the list, or has other settings", model.name)
         self.leaving.append(model)
         if self._group is not None:
             self._group.create_task(self._end(model))
@@ -154,14 +157,14 @@ class RunningModels:
         await model.wait_unused()
         self._tasks.pop(model).cancel()
         self.leaving.remove(model)
-        logger.info("model %s has ended its last request", model.name)
+        logger.info("model %s: the last request of the removed or restarted model has ended", model.name)
 
     def _observe_keys(self) -> None:
         for name, model in self.models.items():
             model.service.metrics.observe_api_keys(self.names.num_keys(name), self.ring.problem(name))
 
-    def _update(self) -> None:
+    def _update_readiness(self) -> None:
         lifecycle = self.lifecycle
         lifecycle.was_ready = any(model.service.lifecycle.was_ready for model in self.models.values())
         lifecycle.was_loaded = lifecycle.was_loaded or lifecycle.was_ready
-        lifecycle.waiting_for = "no model has a tokenizer yet" if self.models else "the list of models is empty"
+        lifecycle.waiting_for = "no model has a tokenizer yet" if self.models else "models_file has no models"

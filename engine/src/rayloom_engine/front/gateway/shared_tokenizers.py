@@ -1,4 +1,4 @@
-"""TokenizerShelf: one tokenizer in memory for all models that have the same tokenizer files."""
+"""SharedTokenizers: one tokenizer in memory for all models with the same tokenizer files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from weakref import WeakValueDictionary
 
 from rayloom_engine.text.tokenizer import Tokenizer
 
-_FILES = ("tokenizer.json", "tokenizer_config.json")  # what Tokenizer.load reads
+_FILES = ("tokenizer.json", "tokenizer_config.json")  # the files that Tokenizer.load reads
 
 
-class TokenizerShelf:
+class SharedTokenizers:
     """Tokenizers by the hash of their files, as long as a model uses them. For one event loop."""
 
     def __init__(self) -> None:
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
-        self._turn = asyncio.Lock()  # reading a tokenizer takes twice the memory that it keeps, so read one at a time
+        # Reading a tokenizer takes twice the memory that it keeps, so only one is read at a time.
+        self._reading = asyncio.Lock()
 
     async def load(self, folder: Path) -> Tokenizer:
         """Returns the tokenizer in a model folder. Raises ModelError or OSError."""
-        async with self._turn:
+        async with self._reading:
             key = await asyncio.to_thread(_hash, folder)
             found = self._tokenizers.get(key)
             if found is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayloom_engine.layers.destination import Destination
-from rayloom_engine.models.finishing import Finisher
+from rayloom_engine.models.weight_packer import WeightPacker
 
 WAIT_S = 30.0
 
@@ -39,27 +39,27 @@ class Recorded:
 
 def test_a_matrix_is_finished_once_when_its_last_tensor_is_read() -> None:
     fused, other, tied = Recorded("q", "k"), Recorded("o"), Recorded()
-    with Finisher([fused, other, tied]) as finisher:
+    with WeightPacker([fused, other, tied]) as packer:
         assert tied.finished.wait(WAIT_S), "a scheme without tensors is complete from the start"
-        finisher.read("q")
-        finisher.read("norm")
-        finisher.read("o")
+        packer.read("q")
+        packer.read("norm")
+        packer.read("o")
         assert other.finished.wait(WAIT_S)
         assert fused.num_finished == 0
-        finisher.read("k")
+        packer.read("k")
     assert [each.num_finished for each in (fused, other, tied)] == [1, 1, 1]
 
 
 def test_an_error_while_packing_reaches_the_loader() -> None:
     with (
         pytest.raises(MemoryError, match="no room"),
-        Finisher([Recorded("o", error=MemoryError("no room"))]) as finisher,
+        WeightPacker([Recorded("o", error=MemoryError("no room"))]) as packer,
     ):
-        finisher.read("o")
+        packer.read("o")
 
 
 def test_an_error_while_reading_is_not_hidden_by_matrices_that_were_not_read() -> None:
     missing = Recorded("o")
-    with pytest.raises(OSError, match="the disk"), Finisher([missing]):
+    with pytest.raises(OSError, match="the disk"), WeightPacker([missing]):
         raise OSError("the disk")
     assert missing.num_finished == 0

@@ -1,7 +1,7 @@
-"""Finisher: packs each matrix as soon as its tensors are read, in a thread beside the loader's.
+"""WeightPacker: packs each weight scheme in a thread once all of its tensors are read.
 
-The loader copies the next tensors meanwhile: both are calls that release the interpreter's lock. A plain matrix is
-freed when it is packed, so a load never holds all matrices twice.
+The loader copies the next tensors in parallel: both calls release the interpreter's lock. A plain matrix is freed when
+it is packed, so a load never holds all matrices twice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import TracebackType
 from rayloom_engine.layers.schemes import WeightScheme
 
 
-class Finisher:
-    """A context in which the schemes of a model are finished, each once, in the order in which they become complete."""
+class WeightPacker:
+    """Context manager that finishes each scheme of a model once, in the order in which their last tensors are read."""
 
     def __init__(self, schemes: Iterable[WeightScheme]) -> None:
-        # One thread: the C library packs one matrix at a time, and its memory is handed out by one thread at a time.
+        # One thread, because neither the packing of the C library nor the allocation of its memory is thread-safe.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, WeightScheme] = {}  # by tensor name
         self._missing: dict[WeightScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
@@ -29,13 +29,13 @@ class Finisher:
             if not names:
                 self._finish(scheme)
 
-    def __enter__(self) -> Finisher:
+    def __enter__(self) -> WeightPacker:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits until every complete scheme is finished. After an error, waits only for the present one."""
+        """Waits until every complete scheme is finished. After an error, waits only for the running one."""
         self._thread.shutdown(wait=True, cancel_futures=error is not None)
         if error is None:
             assert not self._missing, "tensors of these schemes were not read"

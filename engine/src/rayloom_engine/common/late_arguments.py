@@ -1,0 +1,33 @@
+"""The arguments of a process that was started before its arguments were known (supervisor/prepared.py)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+ARGUMENTS_FD_FLAG = "--arguments-fd"  # socket from which the process reads its arguments; always the first flag
+_MOST_FDS = 16
+_PART_BYTES = 65536
+
+
+def late_arguments(arguments: list[str]) -> list[str]:
+    """Returns the arguments with which the process shall run: `arguments`, unless they begin with ARGUMENTS_FD_FLAG.
+
+    With that flag, waits for the message with the arguments. Exits if the socket closes, because the sender has ended.
+    """
+    if arguments[:1] != [ARGUMENTS_FD_FLAG]:
+        return arguments
+    with socket.socket(fileno=int(arguments[1])) as receiver:
+        data, fds, _, _ = socket.recv_fds(receiver, _PART_BYTES, _MOST_FDS)
+        while part := receiver.recv(_PART_BYTES):
+            data += part
+    if not data:
+        sys.exit(0)
+    message = json.loads(data)
+    copies = {str(theirs): str(ours) for theirs, ours in zip(message["fds"], fds, strict=True)}
+    flags = ["", *message["arguments"]]
+    return [
+        copies[value] if flag.endswith("-fd") else value
+        for flag, value in zip(flags, message["arguments"], strict=False)
+    ]
