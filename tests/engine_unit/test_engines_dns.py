@@ -112,5 +112,5 @@ def test_an_unexpected_error_of_the_watch_ends_the_gateway_so_that_it_is_restart
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60.0, check=False)
     assert ended.returncode == 1
-    assert "a task beside the servers failed, so this process ends" in ended.stderr
+    assert "a background task failed, so this process ends" in ended.stderr
     assert "TypeError: 'NoneType' object is not callable" in ended.stderr

@@ -179,9 +179,11 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
             await until(lambda: service.text is not None and client.is_core_serving)
             client.submit([sequence(f"s{number}") for number in range(100)])
             check_room(service.config, client, 1, "")  # 100 run: more than two, and than an engine's max_num_seqs
-            assert sample(service, "rayloom:num_requests_") == [
-                'rayloom:num_requests_running{model_name="m"} 100.0',
-                'rayloom:num_requests_waiting{model_name="m"} 0.0',
+            assert sample(service, "rayloom:num_requests_running{") == [
+                'rayloom:num_requests_running{model_name="m"} 100.0'
+            ]
+            assert sample(service, "rayloom:num_requests_waiting{") == [
+                'rayloom:num_requests_waiting{model_name="m"} 0.0'
             ]
             core.is_draining = True
             core.send_status()
@@ -194,7 +196,7 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
                 check_room(service.config, client, 1, "")
             with pytest.raises(QueueFull, match="2 sequences wait for one"):
                 client.submit([sequence("held 3")])
-            assert sample(service, "rayloom:num_requests_waiting") == [
+            assert sample(service, "rayloom:num_requests_waiting{") == [
                 'rayloom:num_requests_waiting{model_name="m"} 2.0'
             ]
             requests = service.status().requests
