@@ -7,8 +7,17 @@ import socket
 import sys
 
 ORDERS_FLAG = "--orders-fd"  # socket from which the process reads its arguments; always the first flag
+SENDER_FLAG = "--parent"  # process id of the sender; always the second flag
 _MOST_FDS = 16
 _PART_BYTES = 65536
+
+
+def sender_of(arguments: list[str]) -> int | None:
+    """Returns the process id of the sender of the order; None if no order will come, because the arguments are whole.
+
+    The process ends with its sender from the beginning: the order, which is read after the imports, comes too late.
+    """
+    return int(arguments[3]) if arguments[:1] == [ORDERS_FLAG] and arguments[2:3] == [SENDER_FLAG] else None
 
 
 def ordered_arguments(arguments: list[str]) -> list[str]:

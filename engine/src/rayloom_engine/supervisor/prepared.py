@@ -7,21 +7,26 @@ itself, so that the imports of both processes run beside each other. Only the fi
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
 
-from rayloom_engine.common.orders import ORDERS_FLAG
+from rayloom_engine.common.orders import ORDERS_FLAG, SENDER_FLAG
 from rayloom_engine.supervisor.spawn import spawn
 
 
 class PreparedProcess:
-    """A process `python -m module` that waits for its arguments, in one order."""
+    """A process `python -m module` that waits for its arguments, in one order.
+
+    Its command line names this process for as long as it runs, and the process ends with this one.
+    """
 
     def __init__(self, module: str) -> None:
         self._orders, theirs = socket.socketpair()
         with theirs:
-            self._process = spawn(module, [ORDERS_FLAG, str(theirs.fileno())], [theirs.fileno()])
+            flags = [ORDERS_FLAG, str(theirs.fileno()), SENDER_FLAG, str(os.getpid())]
+            self._process = spawn(module, flags, [theirs.fileno()])
 
     def begin(self, arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
         """Sends the process its arguments and copies of `fds`; returns None if the process has ended meanwhile.
