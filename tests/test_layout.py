@@ -6,6 +6,7 @@ Import directions inside the products are contracts of import-linter, in pyproje
 import ast
 import functools
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,14 @@ def test_no_source_file_is_longer_than_400_lines():
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in our_files()}
 
     assert {str(path.relative_to(ROOT)): size for path, size in sizes.items() if size > 400} == {}
+
+
+def test_make_sanitize_names_every_file_with_tests_for_sanitizers():
+    (command,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pytest -m sanitizers" in line]
+    named = {word for word in command.split() if word.endswith(".py")}
+    marked = {path for path in our_files() if re.search(r"\bmark\.sanitizers\b", path.read_text(encoding="utf-8"))}
+
+    assert {str(path.relative_to(ROOT)) for path in marked} == named
 
 
 def test_lines_of_code_are_those_without_blanks_comments_and_docstrings():

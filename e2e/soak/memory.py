@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from clients.gateways import GatewayedService
 from clients.service import OPERATOR_NAMESPACE, is_ready
 from local_kubernetes.machine.shell import ClusterError
@@ -10,29 +13,58 @@ from local_kubernetes.machine.shell import ClusterError
 _CONTAINERS = {"head": "engine", "worker": "ray-worker"}
 _SUM = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/ {sum += $2} END {print sum}'"
 
+Size = float | str  # MiB, or why there is none
 
-def memory(service: GatewayedService) -> dict[str, float]:
-    """The mean of the ready pods of each role: engine, gateway, operator. A role without a ready pod is left out."""
+
+def memory(service: GatewayedService) -> dict[str, Size]:
+    """The mean of the ready members of each role: engine, gateway, operator."""
     kubectl, namespace = service.kubectl, service.namespace
-    by_group: dict[str, list[float]] = {}
+    by_group: dict[str, list[Size]] = {}
     for kind, container in _CONTAINERS.items():
         for pod in filter(is_ready, service.pods(kind)):
             group = by_group.setdefault(pod["metadata"]["labels"]["rayloom.dev/group"], [])
             group.append(_pss(service, namespace, pod["metadata"]["name"], container))
-    # An engine with a pod that is not ready is left out, because the sum would lack the memory of that pod.
-    whole = [sum(parts) for parts in by_group.values() if len(parts) == len(_CONTAINERS) and min(parts) > 0]
-    gateways = [_pss(service, namespace, pod["metadata"]["name"]) for pod in service.gateways() if is_ready(pod)]
+    gateways = [[_pss(service, namespace, pod["metadata"]["name"])] for pod in service.gateways() if is_ready(pod)]
     pods = kubectl.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
-    operators = [_pss(service, OPERATOR_NAMESPACE, pod["metadata"]["name"]) for pod in pods if is_ready(pod)]
-    found = {"engine": whole, "gateway": gateways, "operator": operators}
-    return {role: sum(sizes) / len(sizes) for role, sizes in found.items() if sizes and min(sizes) > 0}
+    operators = [[_pss(service, OPERATOR_NAMESPACE, pod["metadata"]["name"])] for pod in pods if is_ready(pod)]
+    return {
+        "engine": mean_size(list(by_group.values()), len(_CONTAINERS)),
+        "gateway": mean_size(gateways),
+        "operator": mean_size(operators),
+    }
 
 
-def _pss(service: GatewayedService, namespace: str, pod: str, container: str = "") -> float:
-    """MiB of all processes of a container; 0 if the container has ended."""
+def mean_size(members: Sequence[Sequence[Size]], num_pods: int = 1) -> Size:
+    """The mean of the members whose pods are all ready and measured; each is the sum of its pods. Pure.
+
+    A member with fewer pods would count as a small one, so it is left out.
+    """
+    sums: list[float] = []
+    reasons: list[str] = []
+    for pods in members:
+        sizes = [size for size in pods if isinstance(size, float)]
+        if len(sizes) == num_pods:
+            sums.append(sum(sizes))
+        else:
+            failed = [size for size in pods if isinstance(size, str)]
+            reasons.append(failed[0] if failed else f"{len(pods)} of its {num_pods} pods are ready")
+    if sums:
+        return statistics.fmean(sums)
+    return reasons[0] if reasons else "no pod is ready"
+
+
+def _pss(service: GatewayedService, namespace: str, pod: str, container: str = "") -> Size:
+    """MiB of all processes of a container. A container that ends meanwhile has none."""
     chosen = ("--container", container) if container else ()
     try:
         output = service.kubectl("exec", "--namespace", namespace, pod, *chosen, "--", "sh", "-c", _SUM).strip()
-    except ClusterError:
-        return 0.0
-    return float(output or 0) / 1024
+    except ClusterError as error:
+        return f"{pod}: {last_line(error)}"
+    mib = float(output or 0) / 1024
+    return mib if mib > 0 else f"{pod}: its processes cannot be read"
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error, at most 120 characters; its type if it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[-1][:120] if lines else type(error).__name__

@@ -1,8 +1,9 @@
 """`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
 
 If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
-Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine
-or gateway is not ready at the end.
+Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, an engine or
+gateway is not ready at the end, no fault happened, or memory was not measured: each role once, and often enough
+for a trend in 10 minutes.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.shell import ClusterError
 from soak.fault_plan import FaultPlan
-from soak.memory import memory
-from soak.memory_trend import trend
+from soak.memory import Size, last_line, memory
 from soak.requests import arrival_times, soak_requests
 from soak.strikes import Strikes
+from soak.verdict import LONG_S, ROLES, SAMPLE_S, shortcomings, trends
 
-_MEMORY_S, _REPORT_S, _LOOK_S = 20.0, 60.0, 2.0
+_REPORT_S, _LOOK_S = 60.0, 2.0
 _START_S, _WHOLE_S = 300.0, 300.0
-_WARM_S = 120.0  # caches fill: memory counts from here on
-ROLES = ("engine", "gateway", "operator")
+_LEAST_MINUTES = 1.0  # the first fault happens after half a minute
 
 
 class Soak:
@@ -44,6 +44,7 @@ class Soak:
     def __init__(self, service: GatewayedService, strikes: Strikes, seed: int) -> None:
         self.faults: dict[str, int] = {}
         self.samples: dict[str, list[tuple[float, float]]] = {role: [] for role in ROLES}
+        self.gaps: dict[str, list[str]] = {role: [] for role in ROLES}  # why a sample is missing
         self.progress: dict[str, Any] = {"sent": 0, "ended": 0, "failed": 0, "repeated": 0, "last_failure": ""}
         self.records: dict[str, Any] = {}
         self._service = service
@@ -81,7 +82,7 @@ class Soak:
                 what = self._strikes.strike(fault)
                 self.faults[what] = self.faults.get(what, 0) + 1
                 print(f"{now_s:7.0f} s  {what}", flush=True)
-            if now_s - sampled >= _MEMORY_S:
+            if now_s - sampled >= SAMPLE_S:
                 sampled = now_s
                 self._sample(now_s)
             if now_s - reported >= _REPORT_S:
@@ -97,12 +98,16 @@ class Soak:
         return is_so and not self._strikes.is_node_lost.is_set()
 
     def _sample(self, now_s: float) -> None:
+        found: dict[str, Size]
         try:
             found = memory(self._service)
-        except ClusterError:
-            return
-        for role, mib in found.items():
-            self.samples[role].append((now_s, mib))
+        except ClusterError as error:
+            found = dict.fromkeys(ROLES, last_line(error))
+        for role, size in found.items():
+            if isinstance(size, str):
+                self.gaps[role].append(size)
+            else:
+                self.samples[role].append((now_s, size))
 
     def _line(self, is_whole: bool) -> str:
         sizes = ", ".join(f"{role} {samples[-1][1]:.0f} MiB" for role, samples in self.samples.items() if samples)
@@ -118,8 +123,8 @@ class Soak:
                 self.records = message
 
 
-def report(soak: Soak, expected: list[list[str]]) -> bool:
-    """Prints the tables. Returns True if no request failed, no answer changed and no memory grows."""
+def report(soak: Soak, expected: list[list[str]], seconds: float) -> bool:
+    """Prints the tables of a run of so many seconds. Returns True if it passed."""
     streams = soak.records.get("streams", [])
     failures = [each["failure"] for each in streams if each["failure"]]
     changed = [each for each in streams if not each["failure"] and each["tokens"] != expected[each["index"]]]
@@ -129,26 +134,35 @@ def report(soak: Soak, expected: list[list[str]]) -> bool:
         print(f"| {what} | {number} |")
     print("\n| requests | failed | answers changed | repeated after a gateway ended |\n|---|---|---|---|")
     print(f"| {len(streams)} | {len(failures)} | {len(changed)} | {repeated} |")
-    print("\n| memory (PSS) | mean, MiB | slope, MiB/h | error | samples | verdict |\n|---|---|---|---|---|---|")
-    verdicts = []
-    for role, samples in soak.samples.items():
-        line = trend([each for each in samples if each[0] >= _WARM_S])
-        verdicts.append(line.verdict)
+    print("\n| memory (PSS) | mean, MiB | slope, MiB/h | error | samples | missing | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    for role, line in trends(soak.samples).items():
         slopes = f"{line.mib_per_hour:+.1f} | {line.error_mib_per_hour:.1f}"
-        print(f"| {role} | {line.mean_mib:.0f} | {slopes} | {line.num_samples} | {line.verdict} |")
+        numbers = f"{line.num_samples} | {len(soak.gaps[role])}"
+        print(f"| {role} | {line.mean_mib:.0f} | {slopes} | {numbers} | {line.verdict} |")
+    for role, reasons in soak.gaps.items():
+        if reasons:
+            print(f"no sample of the {role}, most recently: {reasons[-1]}")
+    wrong = shortcomings(seconds, soak.faults, soak.samples)
+    for each in wrong:
+        print(f"WRONG: {each}")
+    if seconds < LONG_S:
+        print(f"a run of less than {LONG_S / 60:.0f} minutes may have too few samples for a verdict on memory")
     for failure in failures[:20]:
         print(f"FAILED: {failure[:500]}")
     for each in changed[:5]:
         print(f"CHANGED: request {each['index']}: {each['tokens']} instead of {expected[each['index']]}")
-    return bool(streams) and not failures and not changed and "GROWS" not in verdicts
+    return bool(streams) and not failures and not changed and not wrong
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=60.0, help=f"at least {_LEAST_MINUTES:g} (default 60)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=0.5, help="requests a second (default 0.5)")
     asked = parser.parse_args(arguments)
+    if not asked.minutes >= _LEAST_MINUTES:
+        parser.error(f"--minutes is {asked.minutes:g}, and must be at least {_LEAST_MINUTES:g}: faults take time")
     cluster = chosen_cluster(os.environ)
     kubectl = Kubectl(cluster.kubeconfig)
     with new_namespace(kubectl, "soak") as namespace:
@@ -160,7 +174,7 @@ def main(arguments: list[str]) -> int:
         seconds = 60 * asked.minutes
         # Requests arrive until the service is whole again.
         soak.run(requests, arrival_times(asked.seed, asked.rate, seconds + _WHOLE_S), seconds)
-    return 0 if report(soak, expected) else 1
+    return 0 if report(soak, expected, seconds) else 1
 
 
 def _whole_service(kubectl: Kubectl, namespace: str) -> GatewayedService:

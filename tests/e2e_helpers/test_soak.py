@@ -1,14 +1,22 @@
-"""The plan of faults and the trend of memory of `make soak`."""
+"""The plan of faults, the trend of memory and the verdict of `make soak`."""
 
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from local_kubernetes.machine.shell import ClusterError
+from soak import run
 from soak.fault_plan import NODE_S, POD_S, PROCESS_S, FaultPlan
+from soak.memory import mean_size
 from soak.memory_trend import trend
+from soak.run import Soak, report
+from soak.verdict import ROLES, shortcomings
 
 
 @settings(deadline=None)
@@ -44,3 +52,79 @@ def test_memory_that_grows_is_told_from_memory_that_is_noisy() -> None:
     noisy = trend([(60.0 * minute, 100.0 + 20.0 * (minute % 2)) for minute in range(60)])
     assert noisy.verdict == "flat"
     assert trend([(0.0, 100.0)]).verdict == "too few samples"
+
+
+FAULT = {"a rank is killed": 3}
+ENOUGH = {role: [(20.0 * number, 100.0) for number in range(1, 31)] for role in ROLES}
+
+
+def test_a_run_with_a_fault_and_enough_samples_has_no_shortcoming() -> None:
+    assert shortcomings(600.0, FAULT, ENOUGH) == []
+
+
+@pytest.mark.parametrize("faults", [{}, {"a rank is killed: no victim (no pod)": 3}])
+def test_a_run_without_a_fault_that_had_a_victim_fails(faults: dict[str, int]) -> None:
+    assert shortcomings(600.0, faults, ENOUGH) == ["no fault happened"]
+
+
+@pytest.mark.parametrize("seconds", [60.0, 3600.0])
+def test_a_role_that_was_never_measured_fails_runs_of_any_length(seconds: float) -> None:
+    found = shortcomings(seconds, FAULT, {"engine": ENOUGH["engine"], "operator": ENOUGH["operator"], "gateway": []})
+    assert found == ["the memory of the gateway was never measured"]
+    assert len(shortcomings(seconds, FAULT, {})) == 3
+
+
+def test_too_few_samples_fail_a_run_of_ten_minutes_and_no_shorter_one() -> None:
+    # Of 12 samples, 7 are at 120 s or later.
+    samples = {**ENOUGH, "operator": ENOUGH["operator"][:12]}
+    assert shortcomings(600.0, FAULT, samples) == [
+        "the memory of the operator has 7 samples after 120 s; a run of 10 minutes or more needs 8"
+    ]
+    assert shortcomings(599.0, FAULT, samples) == []
+    assert shortcomings(600.0, FAULT, {**ENOUGH, "operator": ENOUGH["operator"][:13]}) == []
+
+
+def test_memory_that_grows_fails() -> None:
+    grows = [(20.0 * number, 100.0 + number) for number in range(1, 31)]
+    assert shortcomings(600.0, FAULT, {**ENOUGH, "engine": grows}) == ["the memory of the engine grows"]
+
+
+def test_the_size_of_a_role_leaves_out_members_that_are_not_whole_and_says_why_there_is_none() -> None:
+    assert mean_size([[100.0, 50.0], [300.0, 50.0]], 2) == 250.0
+    assert mean_size([[100.0, 50.0], [300.0], [300.0, "pod b: gone"]], 2) == 150.0
+    assert mean_size([[300.0, "pod b: gone"]], 2) == "pod b: gone"
+    assert mean_size([[300.0]], 2) == "1 of its 2 pods are ready"
+    assert mean_size([]) == "no pod is ready"
+
+
+class _Refusing:
+    """A service whose cluster refuses every command."""
+
+    namespace = "soak"
+
+    def __getattr__(self, name: str) -> Any:
+        raise ClusterError("kubectl get pods\nForbidden: no right to list pods")
+
+
+def test_a_soak_whose_memory_cannot_be_measured_says_why_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    service: Any = _Refusing()
+    nothing: Any = SimpleNamespace()
+    soak = Soak(service, nothing, 0)
+    soak._sample(20.0)
+    soak.faults = FAULT
+    soak.said = {"streams": [{"failure": "", "tokens": ["a"], "index": 0, "broken": []}]}
+    assert not report(soak, [["a"]], 600.0)
+    printed = capsys.readouterr().out
+    assert "no sample of the engine, most recently: Forbidden: no right to list pods" in printed
+    assert "WRONG: the memory of the operator was never measured" in printed
+
+    soak.samples = {role: list(samples) for role, samples in ENOUGH.items()}
+    assert report(soak, [["a"]], 600.0)
+    soak.faults = {}
+    assert not report(soak, [["a"]], 600.0)
+
+
+def test_a_run_too_short_for_a_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--minutes", "0.5"])
+    assert "--minutes is 0.5, and must be at least 1" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ import pytest
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.front.operations.service import Waits
 from rayloom_engine.text.tokenizer import Tokenizer
+from rt_forks import forking_context
 from rt_front import MODEL, running_front, text_of
 from rt_front_process import front_process, start, wait_until
 from rt_readable import is_readable
@@ -341,3 +343,23 @@ def test_a_lost_core_runs_nothing(tmp_path: Path) -> None:
         front.wait_until(lambda: not front.service.client.is_connected, "the connection is gone")
         status = front.admin.get("/status").json()
         assert (status["ranks"], status["requests"]["running"]) == ([], 0)
+
+
+def seen_by_a_fork(folder: Path) -> str:
+    """The variable RAYLOOM_MARK of a new fork of the process from which the fronts here are forks."""
+    seen = folder / "seen"
+    command = f'printf %s "${{RAYLOOM_MARK-unset}}" > {seen}'
+    process = forking_context().Process(target=os.execlp, args=("sh", "sh", "-c", command))
+    process.start()
+    process.join(60.0)
+    assert process.exitcode == 0
+    return seen.read_text()
+
+
+def test_each_fork_has_the_environment_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYLOOM_MARK", "first")
+    assert seen_by_a_fork(tmp_path) == "first"
+    monkeypatch.setenv("RAYLOOM_MARK", "second")
+    assert seen_by_a_fork(tmp_path) == "second"
+    monkeypatch.delenv("RAYLOOM_MARK")
+    assert seen_by_a_fork(tmp_path) == "unset"

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
-from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG, late_arguments
+from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG, late_arguments, sender_of
 from rayloom_engine.supervisor.child import Child
 from rayloom_engine.supervisor.prepared import PreparedProcess, prepared_core
 
 CORE = "rayloom_engine.core_server.process"
+
+# In place of a module that both processes import: their imports do not end.
+ENDLESS_IMPORT = f"""
+import os, signal, sys
+if "{CORE}" in sys.orig_argv:
+    reached = open(os.environ["REACHED"], "w")
+    print(os.getpid(), file=reached, flush=True)
+signal.pause()
+"""
 
 
 def test_the_message_has_the_arguments_and_copies_of_the_open_files() -> None:
@@ -46,6 +61,34 @@ def test_a_process_without_a_message_ends_with_its_sender() -> None:
 
 def test_other_arguments_stay_as_they_are() -> None:
     assert late_arguments(["--run-dir", "x"]) == ["--run-dir", "x"]
+    assert sender_of(["--run-dir", "x", "--parent", "7"]) is None
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_core_that_still_imports_names_its_server_and_ends_with_it(how: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "pydantic.py").write_text(ENDLESS_IMPORT)
+    os.mkfifo(tmp_path / "reached")
+    reached = os.open(tmp_path / "reached", os.O_RDONLY | os.O_NONBLOCK)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "REACHED": str(tmp_path / "reached")}
+    server = subprocess.Popen([sys.executable, "-m", "rayloom_engine", "serve"], env=environ)
+    core = None
+    try:
+        assert select.select([reached], [], [], 60.0)[0], "the core does not import"
+        core = psutil.Process(int(os.read(reached, 20)))
+        assert core.cmdline()[-2:] == ["--parent", str(server.pid)]
+
+        server.send_signal(how)
+
+        assert server.wait(60) == -how
+        assert select.select([reached], [], [], 20.0)[0], "the core imports on without its server"
+        assert os.read(reached, 20) == b"", "the core's end of the pipe is closed"
+    finally:
+        server.kill()
+        server.wait()
+        os.close(reached)
+        if core is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                core.kill()
 
 
 def test_only_a_server_that_will_start_has_a_prepared_core() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -56,6 +57,20 @@ def test_an_error_while_packing_reaches_the_loader() -> None:
         WeightPacker([Recorded("o", error=MemoryError("no room"))]) as packer,
     ):
         packer.read("o")
+
+
+def test_an_error_while_packing_ends_the_load_before_its_last_tensor() -> None:
+    late = Recorded("k")
+    with (
+        pytest.raises(MemoryError, match="no room"),
+        WeightPacker([Recorded("o", error=MemoryError("no room")), late]) as packer,
+    ):
+        packer.read("o")
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            packer.read("norm")
+        pytest.fail("the loader reads on")
+    assert late.num_finished == 0
 
 
 def test_an_error_while_reading_is_not_hidden_by_matrices_that_were_not_read() -> None:

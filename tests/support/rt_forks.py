@@ -1,11 +1,11 @@
 """Processes of tests that start as forks of one process, which has imported what they need.
 
-The imports of a rank or of a front take a second of CPU time, longer than most tests.
+The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
+test that starts it; only what the imports themselves read from it is that of the first test.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,9 +18,26 @@ from typing import Any
 _PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank", "rayloom_engine.front.process"]
 
 
+class _Fork(ForkServerProcess):
+    """A fork with the environment of its caller. Its server has that of the test which started the server."""
+
+    def start(self) -> None:
+        self._environ = dict(os.environ)
+        super().start()
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environ)
+        super().run()
+
+
+class _ForkingContext(ForkServerContext):
+    Process = _Fork
+
+
 def forking_context() -> ForkServerContext:
     """A context whose processes have the modules of ranks and fronts. All contexts share one server of forks."""
-    context = multiprocessing.get_context("forkserver")
+    context = _ForkingContext()
     context.set_forkserver_preload(_PRELOAD)
     return context
 

@@ -7,8 +7,18 @@ import socket
 import sys
 
 ARGUMENTS_FD_FLAG = "--arguments-fd"  # socket from which the process reads its arguments; always the first flag
+SENDER_FLAG = "--parent"  # process id of the sender; always the second flag
 _MOST_FDS = 16
 _PART_BYTES = 65536
+
+
+def sender_of(arguments: list[str]) -> int | None:
+    """Returns the process id of the sender of the message; None if no message will come.
+
+    The process ends with its sender from the beginning: the message, which is read after the imports, comes too late.
+    """
+    is_late = arguments[:1] == [ARGUMENTS_FD_FLAG] and arguments[2:3] == [SENDER_FLAG]
+    return int(arguments[3]) if is_late else None
 
 
 def late_arguments(arguments: list[str]) -> list[str]:

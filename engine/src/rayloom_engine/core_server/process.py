@@ -7,29 +7,35 @@ CoreState (attributes that the main thread writes) and the sockets of the fronts
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import logging
-import os
-import socket
 import sys
-import threading
-from collections import deque
-from pathlib import Path
-from typing import NoReturn
 
-from rayloom_engine.build import FoundModel, build_found_engine
-from rayloom_engine.common.late_arguments import late_arguments
+from rayloom_engine.common.late_arguments import late_arguments, sender_of
 from rayloom_engine.common.process import (
     EXIT_CONFIG,
     EXIT_GIVEN_UP,
     PULSE_SECONDS,
+    die_with_parent,
     end_with_parent,
     set_up_logging,
     start_pulse,
     thread_cpu_clock,
     write_failure,
 )
+
+if __name__ == "__main__" and (sender := sender_of(sys.argv[1:])) is not None:
+    die_with_parent(sender)  # before the other imports, which take a second in which the sender may be killed
+
+import argparse
+import faulthandler
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from pathlib import Path
+from typing import NoReturn
+
+from rayloom_engine.build import FoundModel, build_found_engine
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.context import CoreContext

@@ -6,6 +6,7 @@ it is packed, so a load never holds all matrices twice.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -21,7 +22,7 @@ class WeightPacker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, WeightScheme] = {}  # by tensor name
         self._missing: dict[WeightScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
-        self._finished: list[Future[None]] = []
+        self._finishing: deque[Future[None]] = deque()  # in their order, without those that are known to be packed
         for scheme in schemes:
             names = scheme.destinations().keys()
             self._schemes.update(dict.fromkeys(names, scheme))
@@ -39,11 +40,16 @@ class WeightPacker:
         self._thread.shutdown(wait=True, cancel_futures=error is not None)
         if error is None:
             assert not self._missing, "tensors of these schemes were not read"
-            for finished in self._finished:
-                finished.result()
+            for finishing in self._finishing:
+                finishing.result()
 
     def read(self, name: str) -> None:
-        """Records that the tensor `name` is in place, once. The caller then drops its references to the tensor."""
+        """Records that the tensor `name` is in place, once. The caller then drops its references to the tensor.
+
+        Raises the error of a scheme that could not be finished meanwhile: the rest of a load takes minutes.
+        """
+        while self._finishing and self._finishing[0].done():
+            self._finishing.popleft().result()
         scheme = self._schemes.get(name)
         if scheme is None:  # a tensor outside the linear layers
             return
@@ -54,4 +60,4 @@ class WeightPacker:
 
     def _finish(self, scheme: WeightScheme) -> None:
         del self._missing[scheme]
-        self._finished.append(self._thread.submit(scheme.finish))
+        self._finishing.append(self._thread.submit(scheme.finish))

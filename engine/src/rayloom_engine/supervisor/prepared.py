@@ -7,21 +7,26 @@ the settings. So the imports of both processes run in parallel. Restarts of a co
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Sequence
 
-from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG
+from rayloom_engine.common.late_arguments import ARGUMENTS_FD_FLAG, SENDER_FLAG
 from rayloom_engine.supervisor.spawn import spawn
 
 
 class PreparedProcess:
-    """A process `python -m module` that waits for one message with its arguments."""
+    """A process `python -m module` that waits for one message with its arguments.
+
+    Its command line names this process for as long as it runs, and the process ends with this one.
+    """
 
     def __init__(self, module: str) -> None:
         self._sender, theirs = socket.socketpair()
         with theirs:
-            self._process = spawn(module, [ARGUMENTS_FD_FLAG, str(theirs.fileno())], [theirs.fileno()])
+            flags = [ARGUMENTS_FD_FLAG, str(theirs.fileno()), SENDER_FLAG, str(os.getpid())]
+            self._process = spawn(module, flags, [theirs.fileno()])
 
     def begin(self, arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
         """Sends the process its arguments and copies of `fds`; returns None if the process has ended meanwhile.

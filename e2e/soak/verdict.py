@@ -1,0 +1,43 @@
+"""Whether a soak has tested what it is for. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from soak.fault_plan import FAULTS
+from soak.memory_trend import LEAST_SAMPLES, Trend, trend
+
+ROLES = ("engine", "gateway", "operator")
+SAMPLE_S = 20.0  # between two samples of memory
+WARM_S = 120.0  # caches fill: memory counts from here on
+# A run that is shorter cannot be blamed for too few samples. While pods are replaced, a role has none.
+LONG_S = WARM_S + 3 * LEAST_SAMPLES * SAMPLE_S
+
+Samples = Mapping[str, Sequence[tuple[float, float]]]  # by role: (second of the run, MiB)
+
+
+def trends(samples: Samples) -> dict[str, Trend]:
+    """The trend of each role's memory, once it is warm."""
+    return {role: trend([each for each in samples.get(role, ()) if each[0] >= WARM_S]) for role in ROLES}
+
+
+def shortcomings(seconds: float, faults: Mapping[str, int], samples: Samples) -> list[str]:
+    """What is wrong with memory, and what a run of so many seconds did not test; empty if nothing is.
+
+    `faults`: their number by the words of Strikes.strike, among them those that had no victim.
+    """
+    found = []
+    if not any(faults.get(what) for what in itertools.chain(*FAULTS.values())):
+        found.append("no fault happened")
+    for role, line in trends(samples).items():
+        if not samples.get(role):
+            found.append(f"the memory of the {role} was never measured")
+        elif line.num_samples < LEAST_SAMPLES and seconds >= LONG_S:
+            found.append(
+                f"the memory of the {role} has {line.num_samples} samples after {WARM_S:.0f} s; "
+                f"a run of {LONG_S / 60:.0f} minutes or more needs {LEAST_SAMPLES}"
+            )
+        elif line.verdict == "GROWS":
+            found.append(f"the memory of the {role} grows")
+    return found
