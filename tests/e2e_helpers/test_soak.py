@@ -112,7 +112,7 @@ def test_a_soak_whose_memory_cannot_be_measured_says_why_and_fails(capsys: pytes
     soak = Soak(service, nothing, 0)
     soak._sample(20.0)
     soak.faults = FAULT
-    soak.said = {"streams": [{"failure": "", "tokens": ["a"], "index": 0, "broken": []}]}
+    soak.records = {"streams": [{"failure": "", "tokens": ["a"], "index": 0, "broken": []}]}
     assert not report(soak, [["a"]], 600.0)
     printed = capsys.readouterr().out
     assert "no sample of the engine, most recently: Forbidden: no right to list pods" in printed
