@@ -232,6 +232,14 @@ def test_privileges_of_pod_templates_are_allowed_by_a_value():
     assert taken.allowed_in_pod_templates == {"hostNetwork", "IPC_LOCK"}
 
 
+@pytest.mark.parametrize("allow", [True, False])
+def test_routes_are_switched_off_by_a_value(allow):
+    value = f"routes.allow={str(allow).lower()}"
+    found = rendered("--set", value)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+    assert _parser().parse_args(found["command"][1:]).routes is allow
+
+
 def test_the_schema_has_every_privilege_of_the_operator():
     words = ",".join(PRIVILEGES)
     found = rendered("--set", f"podTemplate.allow={{{words}}}")["Deployment"]["spec"]["template"]["spec"]

@@ -73,7 +73,7 @@ def test_services_that_come_and_go_change_the_models_file_and_no_pod():
         world.remove_service("chat-next")
         await serves(world, [])
         assert DEPLOYMENT not in world.kube.calls
-        await world.until(lambda: world.condition("Available").get("reason") == "GatewayNotReady")
+        await world.until(lambda: world.condition("Available").get("reason") == "NoModels")
 
     with_gateways(story, prepare=put(), services=[CHAT])
 

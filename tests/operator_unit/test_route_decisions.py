@@ -13,7 +13,7 @@ from rayloom_operator.observe.observed import ParentReport, SeenRoute
 from rayloom_operator.observe.pods import pod
 from rayloom_operator.observe.routes import seen_route
 from rayloom_operator.times import stamp
-from rt_operator import CLOCK, conditions, make_pod_document, make_resolved, make_serving, turn
+from rt_operator import CLOCK, SETTINGS, conditions, make_pod_document, make_resolved, make_serving, turn
 
 HTTP = {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}
 INGRESS = {"host": "llm.example.com"}
@@ -92,12 +92,30 @@ def test_routes_that_are_not_wanted_are_deleted():
     assert deleted(gone) == [("httproutes", "uid-HTTPRoute")]
 
 
+def test_an_operator_without_routes_closes_them_and_keeps_the_service():
+    closed = replace(SETTINGS, permissions=replace(SETTINGS.permissions, routes=False))
+    open_ = settled(BY_HTTP, routes=seen(parents=(report(),)))
+    found = decide(replace(open_.situation, settings=closed))
+    document = status(replace(open_.situation, settings=closed)).model_dump(mode="json", by_alias=True)
+
+    kinds = [each["kind"] for each in found.plan.wanted]
+    assert "HTTPRoute" not in kinds
+    assert set(kinds) == {each["kind"] for each in open_.plan.wanted} - {"HTTPRoute"}
+    assert [each.uid for each in found.plan.deletions] == ["uid-HTTPRoute"]
+    route = document["gateway"]["route"]
+    assert (route["accepted"], route["reason"]) == (False, "NotAllowed")
+    assert "remove the route, or let whoever runs the operator set routes.allow" in route["message"]
+    assert conditions(document)["Degraded"] == ("True", "NotAllowed")
+    assert conditions(document)["Available"] == ("True", "Serving")
+    assert conditions(document)["Accepted"] == ("True", "Valid")
+
+
 def test_the_status_has_the_url_and_the_endpoint_stays_inside_the_cluster():
     found = settled(BY_HTTP, routes=seen(parents=(report(),)))
 
     assert found.document["gateway"]["route"] == {
         "kind": "HTTPRoute",
-        "url": "https://llm.example.com",
+        "url": "https://llm.example.com/v1",
         "accepted": True,
         "reason": "Accepted",
         "message": "Every Gateway has accepted the HTTPRoute.",

@@ -29,13 +29,15 @@ def to(*ports):
 @pytest.mark.parametrize(
     ("gateway", "url"),
     [
-        (http(), "https://llm.example.com"),
-        (http(path="/v1", hostnames=["a.example.com", "b.example.com"]), "https://a.example.com/v1"),
-        (http(parentRefs=to(80)), "http://llm.example.com"),
-        (http(parentRefs=to(80, 443)), "https://llm.example.com"),
-        (http(parentRefs=to(8443)), "https://llm.example.com:8443"),
+        (http(), "https://llm.example.com/v1"),
+        (http(path="/"), "https://llm.example.com"),
+        (http(hostnames=["a.example.com", "b.example.com"]), "https://a.example.com/v1"),
+        (http(parentRefs=to(80)), "http://llm.example.com/v1"),
+        (http(parentRefs=to(80, 443)), "https://llm.example.com/v1"),
+        (http(parentRefs=to(8443)), "https://llm.example.com:8443/v1"),
         (ingress(path="/llm/chat"), "http://llm.example.com/llm/chat"),
-        (ingress(tlsSecretName="llm-tls"), "https://llm.example.com"),
+        (ingress(tlsSecretName="llm-tls"), "https://llm.example.com/v1"),
+        (ingress(path="/"), "http://llm.example.com"),
     ],
 )
 def test_the_url_has_the_first_host_and_tls_where_it_is_known(gateway, url):

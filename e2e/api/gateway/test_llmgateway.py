@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from api.gateway.route_answer import answer
 from api.namespaces import llm_service
+from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import MERGE, ApiError, Document
@@ -24,6 +26,8 @@ _KINDS = {
 }
 _LABELS = {"public": "yes"}
 _SELECTOR = {"matchLabels": _LABELS}
+_HTTP = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
+_INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "tlsSecretName": "llm-tls"}}
 
 
 class Front:
@@ -55,6 +59,11 @@ class Front:
     @property
     def status(self) -> Document:
         found: Document = self.world.request("GET", self.path).get("status", {})
+        return found
+
+    @property
+    def route(self) -> Document:
+        found: Document = self.status.get("route", {})
         return found
 
     def condition(self, kind: str) -> tuple[str, str]:
@@ -134,6 +143,36 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60, lambda: "")
 
 
+def test_a_route_leads_to_the_url_and_ends_with_it(
+    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
+) -> None:
+    it = Front(world, namespace)
+    name = f"namespaces/{namespace}"
+    http = f"/apis/gateway.networking.k8s.io/v1/{name}/httproutes/public-llmgateway"
+    entry = f"/apis/networking.k8s.io/v1/{name}/ingresses/public-llmgateway"
+    it.apply(services=_SELECTOR, replicas=1, route=_HTTP)
+    it.wait(lambda: it.condition("Degraded") == ("True", "GatewayApiMissing"), "a cluster without the kind")
+    kubectl("apply", "--server-side", "--filename", definition)
+    it.wait(lambda: it.route.get("reason") == "Pending" and world.get(http), "the HTTPRoute")
+    made = world.request("GET", http)
+    assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "public-llmgateway"
+    answer(world, http, "False", "NotAllowedByListeners", "no listener allows this namespace")
+    it.wait(lambda: it.condition("Degraded") == ("True", "RouteNotAccepted"), "the refusal")
+    answer(world, http, "True", "Accepted")
+    it.wait(lambda: it.route.get("accepted") is True, "the answer")
+    assert it.condition("Degraded") == ("False", "Healthy")
+    world.request("PATCH", http, {"spec": {"hostnames": ["other.example.com"]}}, content_type=MERGE)
+    it.wait(lambda: world.request("GET", http)["spec"] == made["spec"], "the host name", 15)
+
+    it.apply(services=_SELECTOR, replicas=1, route=_INGRESS)
+    it.wait(lambda: world.get(entry) and not world.get(http), "the Ingress alone")
+    assert world.request("GET", entry)["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
+    it.wait(lambda: it.route.get("kind") == "Ingress", "the Ingress in the status")
+    assert it.route["url"] == "https://llm.example.com/v1"
+    world.request("DELETE", it.path, {"propagationPolicy": "Background"})
+    wait_until(lambda: not world.get(entry), f"{namespace}: the end of the Ingress", 60, lambda: "")
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
@@ -141,10 +180,11 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
         ({"services": {}}, "an empty selector selects nothing"),
         ({"services": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "In and NotIn need values"),
         ({"services": _SELECTOR, "replicas": 17}, "use 0 to 16 gateway pods"),
-        ({"services": _SELECTOR, "route": {}}, "route"),
+        ({"services": _SELECTOR, "route": {}}, "give exactly one of httpRoute and ingress"),
+        ({"services": _SELECTOR, "route": _HTTP, "replicas": 0}, "raise replicas to 1 or more, or remove route"),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": []}]},
-            r"aliases\[0\].targets: Required value",
+            "an alias without targets answers nothing",
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},

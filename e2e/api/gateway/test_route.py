@@ -6,19 +6,15 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
+from api.gateway.route_answer import answer
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
-from local_kubernetes.parts.build import gateway_crds
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import World
 from simulated_nodes.api_client import MERGE, Document
 
-_DEFINITION = "gateway.networking.k8s.io_httproutes.yaml"
 _HTTP = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
 _INGRESS = {
     "ingress": {
@@ -68,25 +64,6 @@ class Routed:
     def wait_gone(self, path: str) -> None:
         wait_until(lambda: self.world.get(path) is None, f"the end of {path}", 60, lambda: str(self.status))
 
-    def answer(self, holds: str, reason: str, message: str) -> None:
-        """Writes into the HTTPRoute what a controller of its Gateway reports."""
-        route = self.world.request("GET", self.http)
-        common = {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": route["metadata"]["generation"]}
-        accepted = common | {"type": "Accepted", "status": holds, "reason": reason, "message": message}
-        resolved = common | {"type": "ResolvedRefs", "status": "True", "reason": "ResolvedRefs", "message": ""}
-        report = {"controllerName": "example.com/controller", "conditions": [accepted, resolved]}
-        parents = [report | {"parentRef": route["spec"]["parentRefs"][0]}]
-        self.world.request("PATCH", f"{self.http}/status", {"status": {"parents": parents}}, content_type=MERGE)
-
-
-@pytest.fixture
-def definition(kubectl: Kubectl) -> Iterator[str]:
-    """The path of the CRD of HTTPRoutes, which the cluster does not have before and after the test."""
-    path = str(gateway_crds() / _DEFINITION)
-    kubectl("delete", "--ignore-not-found", "--filename", path, "--timeout=30s")
-    yield path
-    kubectl("delete", "--ignore-not-found", "--filename", path, "--wait=false")
-
 
 def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spec(
     world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
@@ -103,12 +80,12 @@ def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spe
     made = it.wait_for(it.http, hostnames=["llm.example.com"])
     assert made["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
     assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "chat-gateway"
-    assert it.status["url"] == "https://llm.example.com"
+    assert it.status["url"] == "https://llm.example.com/v1"
 
-    it.answer("True", "Accepted", "")
+    answer(world, it.http, "True", "Accepted")
     it.wait_reason("Accepted")
     world.wait(namespace, "chat", "Degraded", "Healthy")
-    it.answer("False", "NotAllowedByListeners", "no listener allows this namespace")
+    answer(world, it.http, "False", "NotAllowedByListeners", "no listener allows this namespace")
     found = world.wait(namespace, "chat", "Degraded", "RouteNotAccepted")
     assert "Gateway public in namespace edge does not accept the HTTPRoute: NotAllowedByListeners" in found["message"]
     assert world.condition(namespace, "chat", "Available")["status"] == "True"

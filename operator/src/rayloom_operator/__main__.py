@@ -127,6 +127,8 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     )
     endpoint_help = "let HF_ENDPOINT in a manifest choose the server to which the manifest's hub token is sent"
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
+    routes_help = "make no HTTPRoutes and Ingresses, and delete those that exist"
+    run.add_argument("--no-routes", dest="routes", action="store_false", help=routes_help)
     pods_help = "privileges of pod templates, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
     run.add_argument(
         "--allow-in-pod-templates",

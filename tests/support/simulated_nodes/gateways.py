@@ -1,14 +1,39 @@
 """Simulated gateways: their answers to `/status`, and the tokenizer that each pod takes from an engine.
 
 As in the real gateway, the tokenizer is in the pod's own volume. So a recreated pod is not ready before an engine of
-the service serves.
+its services serves.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+_SERVICE_LABEL = "rayloom.dev/service"
+_LABELS = ("rayloom.dev/gateway", "rayloom.dev/llmgateway")
+
+
+def is_gateway(pod: dict[str, Any]) -> bool:
+    """Returns whether this is a gateway pod, of an LLMService or of an LLMGateway."""
+    return any(label in pod["metadata"].get("labels", {}) for label in _LABELS)
+
+
+def secret_name(pod: dict[str, Any]) -> str:
+    """Returns the name of the Secret in the folder of the configuration."""
+    sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
+    return str(next(each["secret"]["name"] for each in sources if "secret" in each))
+
+
+def services_of(pod: dict[str, Any], secret: dict[str, Any]) -> list[str]:
+    """Returns the LLMServices that a gateway pod reaches: its own one, or those of the models file in its Secret."""
+    labels = pod["metadata"].get("labels", {})
+    if _SERVICE_LABEL in labels:
+        return [labels[_SERVICE_LABEL]]
+    models = json.loads(base64.b64decode(secret["data"]["models.json"]))["models"]
+    return [each["engines_dns"].partition(":")[0].removesuffix("-engines") for each in models.values()]
 
 
 @dataclass(slots=True, kw_only=True)

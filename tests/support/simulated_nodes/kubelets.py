@@ -16,12 +16,11 @@ from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
-from simulated_nodes.gateways import Gateway
+from simulated_nodes.gateways import Gateway, is_gateway, secret_name, services_of
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
 SERVICE_LABEL = "rayloom.dev/service"
-_GATEWAY_LABEL = "rayloom.dev/gateway"
 _LABEL = "rayloom.dev/standin"
 # The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0
@@ -189,7 +188,7 @@ class Kubelets:
         elif missing := await self._missing(uid, pod):
             # A kubelet retries the mount and reports the failure in an Event.
             play, delay = Play(mount_failure=missing), _RETRY_S
-        if play.runs_engine and _GATEWAY_LABEL in meta.get("labels", {}):
+        if play.runs_engine and is_gateway(pod):
             # The pod is looked at again until the gateway has a tokenizer.
             delay = delay or await self._start_gateway(ip, pod)
         engine = self._engines.by_ip.get(ip) or self._engines.gateways.get(ip)
@@ -216,21 +215,20 @@ class Kubelets:
         return delay
 
     async def _start_gateway(self, ip: str, pod: Document) -> float:
-        """Starts the gateway of a pod, which takes the tokenizer of any engine that serves.
+        """Starts the gateway of a pod, which takes the tokenizer of any engine of its services that serves.
 
         Returns the seconds until the next attempt; 0 once the gateway has a tokenizer.
         """
         meta = pod["metadata"]
         gateway = self._engines.gateways.get(ip)
-        if gateway is None:
-            sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
-            name = next(each["secret"]["name"] for each in sources if "secret" in each)
-            secret = await self._api.request("GET", f"/api/v1/namespaces/{meta['namespace']}/secrets/{name}")
-            token = base64.b64decode(secret["data"]["token"]).decode()
-            gateway = self._engines.gateways[ip] = Gateway(token=token)
-        if not gateway.has_text:
-            engines = self.engines(*_service_of(pod)).values()
-            gateway.has_text = any(each.said_state == "serving" for each in engines)
+        if gateway is None or not gateway.has_text:
+            path = f"/api/v1/namespaces/{meta['namespace']}/secrets/{secret_name(pod)}"
+            secret = await self._api.request("GET", path)
+            if gateway is None:
+                token = base64.b64decode(secret["data"]["token"]).decode()
+                gateway = self._engines.gateways[ip] = Gateway(token=token)
+            fleets = [self.engines(meta["namespace"], each) for each in services_of(pod, secret)]
+            gateway.has_text = any(each.said_state == "serving" for fleet in fleets for each in fleet.values())
         return 0.0 if gateway.has_text else _RETRY_S
 
     def gateways(self, namespace: str, service: str) -> dict[str, Gateway]:
@@ -245,9 +243,7 @@ class Kubelets:
         meta = pod["metadata"]
         labels = meta.get("labels", {})
         kinds = {owner["kind"] for owner in meta.get("ownerReferences", ())}
-        role = (
-            "job" if "Job" in kinds else "gateway" if _GATEWAY_LABEL in labels else labels.get("ray.io/node-type", "")
-        )
+        role = "job" if "Job" in kinds else "gateway" if is_gateway(pod) else labels.get("ray.io/node-type", "")
         otherwise = self._release_of(pod).play if role == "head" else RUN
         return self._plays.get((meta["namespace"], labels.get(SERVICE_LABEL, ""), role), otherwise)
 
@@ -260,7 +256,7 @@ class Kubelets:
         labels = meta.get("labels", {})
         is_head = labels.get("ray.io/node-type") == "head"
         has_started = self._ips.get(uid) in self._engines.by_ip if is_head else uid in self._well
-        if not (is_head or _GATEWAY_LABEL in labels) or has_started:
+        if not (is_head or is_gateway(pod)) or has_started:
             return ""
         base = f"/api/v1/namespaces/{meta['namespace']}"
         sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]

@@ -24,7 +24,9 @@ class Reason(StrEnum):
     VALID = "Valid"  # condition Accepted
     INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
-    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part of the spec; conditions as for InvalidSpec
+    NOT_ALLOWED = (
+        "NotAllowed"  # the operator's settings forbid a part of it; conditions as for InvalidSpec, or Degraded
+    )
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # KubeRay is missing in the cluster or too old; condition Accepted
     LOADED = "Loaded"  # condition ModelReady

@@ -47,6 +47,7 @@ class RunFlags:
     host_paths: tuple[str, ...]
     hub_endpoints: bool
     allowed_in_pod_templates: frozenset[str]
+    routes: bool
 
 
 def run_operator(flags: RunFlags) -> None:
@@ -82,6 +83,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         host_paths=flags.host_paths,
         hub_endpoints=flags.hub_endpoints,
         allowed_in_pod_templates=flags.allowed_in_pod_templates,
+        routes=flags.routes,
     )
     settings = Settings(
         engine_image=flags.engine_image,

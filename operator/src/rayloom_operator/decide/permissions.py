@@ -21,6 +21,11 @@ _HOST_PATHS = (
     "allowHostPaths"
 )
 
+NO_ROUTES = (
+    "This operator makes no HTTPRoutes and Ingresses: remove the route, or let whoever runs the operator set "
+    "routes.allow."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
@@ -30,6 +35,9 @@ class Permissions:
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
     # What spec.podTemplate may ask for: members of `pod_template.privileges.PRIVILEGES`, and Linux capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
+    # HTTPRoutes and Ingresses may lead to gateways. `check` does not look at it: a route that is not allowed must keep
+    # no service from its engines, so `decide.route` refuses the route alone.
+    routes: bool = True
 
     def check(self, service: LLMService) -> None:
         """Raises NotAllowed, which lists every field that is not allowed, and what to change."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rayloom_operator.api.gateway.route import GatewayRoute, HttpRoute, ParentRef
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Reason, stored_gateway
+from rayloom_operator.decide.permissions import NO_ROUTES
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.gateway.route import HTTP_ROUTE
 from rayloom_operator.observe.observed import MAX_MESSAGE, ParentReport, SeenRoute, Verdict
@@ -20,18 +21,19 @@ from rayloom_operator.texts import head, plain
 
 ACCEPTED = "Accepted"
 PENDING = "Pending"
-_FAULTS = (Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING)
+_FAULTS = (Reason.NOT_ALLOWED, Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING)
 # A Gateway that does not exist has no controller that could say so. The silence counts as a fault after this time.
 _SILENCE_S = 60.0
 # The seconds after which the operator looks again for the kind HTTPRoute.
 _MISSING_KIND_S = 10.0
 _MISSING = (
     "The cluster does not know HTTPRoutes. Install the CustomResourceDefinition httproutes.gateway.networking.k8s.io "
-    "of the Gateway API, version 1.2 or newer (standard channel), and its controller, or use gateway.route.ingress."
+    "of the Gateway API, version 1.2 or newer (standard channel), and its controller, or give the route `ingress` in "
+    "place of `httpRoute`."
 )
 _NO_ADDRESS = (
     "No controller has written an address into the Ingress. Some controllers never do; if the URL does not work, check "
-    "gateway.route.ingress.className."
+    "`ingress.className` of the route."
 )
 
 
@@ -40,6 +42,7 @@ class RouteSight:
     """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while it does not exist
+    is_allowed: bool = True  # by the operator's settings
     knows_kind: bool = True  # the API server has its kind
     refusal: str = ""  # why it could not be written; empty if it could
     now: datetime
@@ -71,19 +74,22 @@ def route_problem(situation: Situation) -> Verdict | None:
 def route_requeues(situation: Situation) -> Iterator[float]:
     """Yields the seconds until the state of the route may change without an event."""
     found = route_status(situation)
-    if found is None or situation.resolved is None:
-        return
-    if found.reason == Reason.GATEWAY_API_MISSING:
-        yield _MISSING_KIND_S
-    seen = situation.observed.routes.get(found.kind)
-    if found.reason == PENDING and found.kind == HTTP_ROUTE and seen is not None:
-        yield (_late_at(seen) - situation.now.wall).total_seconds()
+    if found is not None and situation.resolved is not None:
+        yield from next_looks(found, situation.observed.routes.get(found.kind), situation.now.wall)
 
 
 def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> RouteStatus:
     """Returns the status of a route whose object is in this namespace."""
     accepted, reason, message = _judgement(route, namespace, sight)
     return RouteStatus(kind=route.kind, url=route.url, accepted=accepted, reason=reason, message=message)
+
+
+def next_looks(status: RouteStatus, seen: SeenRoute | None, now: datetime) -> Iterator[float]:
+    """Yields the seconds until this status of a route may change without an event. `seen`: the route's object."""
+    if status.reason == Reason.GATEWAY_API_MISSING:
+        yield _MISSING_KIND_S
+    if status.reason == PENDING and status.kind == HTTP_ROUTE and seen is not None:
+        yield (_late_at(seen) - now).total_seconds()
 
 
 def route_fault(status: RouteStatus | None) -> Verdict | None:
@@ -96,6 +102,7 @@ def route_fault(status: RouteStatus | None) -> Verdict | None:
 def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
     return RouteSight(
         seen=situation.observed.routes.get(route.kind),
+        is_allowed=situation.settings.permissions.routes,
         knows_kind=route.kind not in situation.observed.unknown_kinds,
         refusal=situation.route_refusal,
         now=situation.now.wall,
@@ -103,6 +110,8 @@ def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
 
 
 def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judgement:
+    if not sight.is_allowed:
+        return _Judgement(False, Reason.NOT_ALLOWED, NO_ROUTES)
     if not sight.knows_kind:
         return _Judgement(False, Reason.GATEWAY_API_MISSING, _MISSING)
     if sight.refusal:

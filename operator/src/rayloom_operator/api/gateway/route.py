@@ -18,6 +18,8 @@ _HOST_IN_WORDS = "use a DNS name in lower case, without port, path and '*', such
 # Both APIs refuse addresses as host names.
 _ADDRESS = "[0-9.]*"
 _HOST_RULE = f"self.matches('^{_HOST}$') && !self.matches('^{_ADDRESS}$')"
+# Every endpoint that generates is below it.
+DEFAULT_PATH = "/v1"
 _PATH = "/|(/[A-Za-z0-9._~-]+)+"
 _PATH_IN_WORDS = "a path begins with '/' and does not end with one, such as /v1; '/' alone is every path"
 _PATH_RULE = f"self.matches('^({_PATH})$')"
@@ -91,11 +93,11 @@ class _Exposed(Part):
     """The fields that both kinds of routes have."""
 
     path: Path = Field(
-        "/",
+        DEFAULT_PATH,
         max_length=1024,
-        description="Beginning of the paths that are routed, in whole segments. The path is not changed on the way: "
-        "below a path other than / and /v1, set engine.args.rootPath to the same path. /v1 keeps /metrics and the "
-        "built-in page inside the cluster.",
+        description="Beginning of the paths that are routed, in whole segments. /v1 leaves out the paths beside the "
+        "API, some of which need no key, such as /metrics. / publishes every path. The path is not changed on the way: "
+        "below another path, set engine.args.rootPath of the service to it.",
         json_schema_extra=rules((_PATH_RULE, _PATH_IN_WORDS)),
     )
     annotations: Annotated[dict[str, Value], AfterValidator(_have_no_snippets)] = Field(

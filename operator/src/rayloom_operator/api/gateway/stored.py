@@ -30,8 +30,8 @@ class RouteStatus(BaseModel):
     reason: str = Field(
         "",
         max_length=64,
-        description="Cause of `accepted`, as one word: Accepted, Pending, RouteNotAccepted, RouteRefused, or "
-        "GatewayApiMissing.",
+        description="Cause of `accepted`, as one word: Accepted, Pending, RouteNotAccepted, RouteRefused, NotAllowed, "
+        "or GatewayApiMissing.",
     )
     message: Message = Field(
         "", description="Cause of `accepted`, with the controller's own message if it refuses the route."

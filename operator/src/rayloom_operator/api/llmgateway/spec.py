@@ -1,16 +1,16 @@
 """The spec of LLMGateway v1alpha1: one URL for several LLMServices of a namespace.
 
-The CRD's schema is generated from these classes, as for LLMService (`api/spec.py`). A later field `route` may describe
-the HTTPRoute or Ingress in front of the gateway pods.
+The CRD's schema is generated from these classes, as for LLMService (`api/spec.py`).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
+from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.api.gateway.spec import MAX_GATEWAYS, GatewayResources
 from rayloom_operator.api.llmgateway.alias import Alias
 from rayloom_operator.api.llmgateway.selector import ServiceSelector
@@ -21,6 +21,7 @@ from rayloom_operator.errors import SpecError
 
 KIND = "LLMGateway"
 _REPLICAS_IN_WORDS = f"use 0 to {MAX_GATEWAYS} gateway pods; with 0, nobody answers at the URL"
+_ROUTE_IN_WORDS = "a route leads to gateway pods: raise replicas to 1 or more, or remove route"
 
 
 def _is_a_number_of_pods(number: int) -> int:
@@ -30,6 +31,8 @@ def _is_a_number_of_pods(number: int) -> int:
 
 
 class GatewaySpec(Part):
+    model_config = ConfigDict(json_schema_extra=rules(("!has(self.route) || self.replicas > 0", _ROUTE_IN_WORDS)))
+
     services: ServiceSelector = Field(
         description="LLMServices of the namespace that clients reach, each by its served name. A service needs "
         "spec.gateway for this; replicas 0 is enough."
@@ -69,6 +72,11 @@ class GatewaySpec(Part):
         description="Further names, each for one or several services.",
         json_schema_extra=MAP_BY_NAME,
     )
+    route: GatewayRoute | None = Field(
+        None,
+        description="An HTTPRoute or an Ingress that leads from outside of the cluster to the gateway pods. Left out: "
+        "there is none. A change replaces no pod.",
+    )
 
     @field_validator("aliases")
     @classmethod
@@ -78,6 +86,12 @@ class GatewaySpec(Part):
         if repeated:
             raise ValueError(f"{', '.join(repeated)} is given more than once; keep one alias of each name")
         return aliases
+
+    @model_validator(mode="after")
+    def _route_leads_to_pods(self) -> GatewaySpec:
+        if self.route is not None and self.replicas == 0:
+            raise ValueError(_ROUTE_IN_WORDS)
+        return self
 
 
 class LLMGateway(Part):

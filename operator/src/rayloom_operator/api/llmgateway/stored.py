@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, ValidationError
 
 from rayloom_operator.api.base import MAP_BY_NAME, Message
+from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Condition, ReasonText, StatusPart
 
 # Names beyond this number are served, but not listed in the status.
@@ -49,6 +50,7 @@ class LLMGatewayStatus(StatusPart):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     endpoint: str = Field("", description="URL of the API inside the cluster.")
+    route: RouteStatus | None = Field(None, description="The route to the gateway pods. Absent without spec.route.")
     ready: str = Field("", description="Gateway pods that take requests, of the number in spec.replicas, such as 2/2.")
     replicas: int = Field(0, description="Number of gateway pods that the spec asks for.")
     ready_replicas: int = Field(0, description="Gateway pods that take requests.")

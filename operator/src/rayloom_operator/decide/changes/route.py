@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import Manifest, gateway_name, metadata, object_path
@@ -17,18 +18,23 @@ from rayloom_operator.resolve.resolved import Resolved
 def route_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
     """Yields the route to apply; none while the API server does not know its kind."""
     service = resolved.service
-    gateway = service.spec.gateway
-    if gateway is None or gateway.route is None or gateway.route.kind in situation.observed.unknown_kinds:
+    route = _wanted_route(situation, resolved)
+    if route is None or route.kind in situation.observed.unknown_kinds:
         return
     name = gateway_name(service.metadata.name)
-    yield route_object(gateway.route, metadata(service, name), name)
+    yield route_object(route, metadata(service, name), name)
 
 
 def route_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deletion]:
-    """Yields the routes that exist and are not wanted any more."""
-    meta, gateway = resolved.service.metadata, resolved.service.spec.gateway
-    wanted = gateway.route.kind if gateway is not None and gateway.route is not None else ""
+    """Yields the routes that exist and are not wanted any more, or not allowed any more."""
+    meta = resolved.service.metadata
+    route = _wanted_route(situation, resolved)
     for kind, seen in situation.observed.routes.items():
-        if kind != wanted:
+        if route is None or kind != route.kind:
             path = object_path(ROUTE_VERSIONS[kind], kind, meta.namespace, gateway_name(meta.name))
             yield Deletion(path, seen.uid, owner_uid=meta.uid)
+
+
+def _wanted_route(situation: Situation, resolved: Resolved) -> GatewayRoute | None:
+    gateway = resolved.service.spec.gateway
+    return gateway.route if gateway is not None and situation.settings.permissions.routes else None

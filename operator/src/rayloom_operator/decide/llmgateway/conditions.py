@@ -6,10 +6,12 @@ from rayloom_operator.api.status import Condition, Reason
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.conditions.evidence import Finding
 from rayloom_operator.decide.conditions.report import condition
+from rayloom_operator.decide.llmgateway.route import route_problem
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.observe.observed import Verdict, refused_pod
 
 _SERVING = Verdict(reason=Reason.SERVING, message="A gateway pod takes requests, and an engine answers them.")
+_NOT_READY = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
 _HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is well, and every name is served.")
 _SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0: there are no gateway pods.")
 _COMPLETE = Verdict(reason=Reason.COMPLETE, message="Every gateway pod has the present settings.")
@@ -51,14 +53,15 @@ def _available(situation: GatewaySituation, accepted: Verdict) -> Verdict:
             return accepted
         if gateway is not None and gateway.spec.replicas == 0:
             return _SUSPENDED
-        waiting = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
-        return _pod_fault(situation) or waiting
+        fault = _pod_fault(situation)
+        if fault is not None:
+            return fault
     if gateway is None:
         # The names are unknown while the spec cannot be read. The pods serve those of the spec before it.
         return accepted
     reached = [each for each in situation.members if each.entry is not None]
     if any(each.state == "Serving" for each in reached):
-        return _SERVING
+        return _SERVING if situation.num_ready > 0 else _NOT_READY
     if reached:
         first = reached[0]
         return Verdict(reason=first.reason, message=f"No selected service serves. {first.service}: {first.message}")
@@ -70,12 +73,15 @@ def _degraded(situation: GatewaySituation) -> Verdict:
     fault = _pod_fault(situation)
     if fault is not None:
         return fault
-    names = [(each.reason, each.message) for each in situation.members]
-    names += [(each.reason, each.message) for each in situation.aliases]
-    refused = [(reason, message) for reason, message in names if reason in _REFUSED_NAMES]
-    if not refused:
+    faults = [(each.reason, each.message) for each in situation.members]
+    faults += [(each.reason, each.message) for each in situation.aliases]
+    faults = [(reason, message) for reason, message in faults if reason in _REFUSED_NAMES]
+    route = route_problem(situation)
+    if route is not None:
+        faults.insert(0, (route.reason, route.message))
+    if not faults:
         return _HEALTHY
-    return Verdict(reason=refused[0][0], message=" ".join(message for _, message in refused))
+    return Verdict(reason=faults[0][0], message=" ".join(message for _, message in faults))
 
 
 def _progressing(situation: GatewaySituation) -> Verdict:

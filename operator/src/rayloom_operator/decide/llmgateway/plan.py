@@ -1,7 +1,9 @@
-"""Decides which objects of an LLMGateway are applied, and when again. Pure."""
+"""Decides which objects of an LLMGateway are applied or deleted, and when again. Pure."""
 
 from __future__ import annotations
 
+from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.llmgateway.route import route_deletions, route_objects, route_requeues
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.llmgateway.companions import (
@@ -21,6 +23,11 @@ _REAPPLY_WHILE_MOUNTING_S = 10.0
 _REGULAR_S = 300.0
 
 
+def gateway_plan(situation: GatewaySituation) -> Plan:
+    """Returns the changes to make now; none while the spec cannot be read, so that existing objects stay."""
+    return Plan(wanted=wanted_objects(situation), deletions=tuple(route_deletions(situation)))
+
+
 def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
     """Returns the objects to apply; none while the spec cannot be read, so that existing ones stay."""
     gateway = situation.gateway
@@ -38,6 +45,7 @@ def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
         gateway_budget(gateway),
         gateway_policy(gateway, settings.namespace),
         gateway_deployment(gateway, settings.engine_image, [each for each in keys if each is not None]),
+        *route_objects(situation),
     )
 
 
@@ -49,4 +57,4 @@ def reapply_after_s(situation: GatewaySituation) -> float:
 
 def requeue_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until the next reconcile, unless an event comes before."""
-    return min(reapply_after_s(situation), _REGULAR_S)
+    return min(reapply_after_s(situation), _REGULAR_S, *route_requeues(situation))

@@ -11,7 +11,7 @@ from rayloom_operator.decide.llmgateway.aliases import AliasState, alias_states
 from rayloom_operator.decide.llmgateway.members import SelectedService, members
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.names import Manifest
-from rayloom_operator.observe.observed import DeploymentProgress, Pod, Verdict
+from rayloom_operator.observe.observed import DeploymentProgress, Pod, SeenRoute, Verdict
 from rayloom_operator.times import Now
 
 
@@ -29,6 +29,9 @@ class GatewaySituation:
     aliases: tuple[AliasState, ...] = ()
     pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     progress: DeploymentProgress | None = field(default=None)  # None if the Deployment is not known
+    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateway pods that exists
+    unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
+    route_refusal: str = ""  # why the HTTPRoute or Ingress could not be written; known after the attempt
 
     @property
     def num_ready(self) -> int:

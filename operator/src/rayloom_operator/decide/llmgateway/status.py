@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayloom_operator.api.llmgateway.stored import MAX_LISTED, AliasStatus, LLMGatewayStatus, ModelStatus, stored_status
 from rayloom_operator.decide.llmgateway.conditions import gateway_conditions
+from rayloom_operator.decide.llmgateway.route import route_status
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.objects.llmgateway.identity import endpoint
 
@@ -23,6 +24,7 @@ def gateway_status(situation: GatewaySituation, refusal: str = "") -> LLMGateway
         observed_generation=situation.generation,
         conditions=conditions,
         endpoint=endpoint(gateway),
+        route=route_status(situation),
         ready=f"{ready}/{wanted}",
         replicas=wanted,
         ready_replicas=ready,

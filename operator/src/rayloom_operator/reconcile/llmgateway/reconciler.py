@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway, parse_gateway
 from rayloom_operator.api.status import Reason
-from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.conditions.accepted import VALID
-from rayloom_operator.decide.llmgateway.plan import reapply_after_s, requeue_after_s, wanted_objects
+from rayloom_operator.decide.llmgateway.plan import gateway_plan, reapply_after_s, requeue_after_s
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
 from rayloom_operator.decide.llmgateway.status import gateway_status
 from rayloom_operator.decide.settings import Settings
@@ -27,6 +27,8 @@ from rayloom_operator.times import Now
 
 # The requeue delay while the LLMServices of the namespace are not all known, and while an Event is not created yet.
 _SOON_S = 1.0
+# A route that could not be written is tried again in each reconcile, and after so many seconds at most.
+_ROUTE_RETRY_S = 30.0
 
 # Returns the LLMServices of a namespace; None while they are not all known.
 ServicesOf = Callable[[str], Sequence[Manifest] | None]
@@ -64,12 +66,14 @@ class GatewayReconciler:
             return _SOON_S
         situation = self._situation(key, document, services)
         refused: Refused | None = None
-        planned = Plan(wanted=wanted_objects(situation))
         try:
-            await self._applier.carry_out(key, planned, reapply_after_s(situation))
+            await self._applier.carry_out(key, gateway_plan(situation), reapply_after_s(situation))
         except Refused as error:
             refused = error
+        situation = replace(situation, route_refusal=self._applier.route_refusal(key))
         after_s = [requeue_after_s(situation)]
+        if situation.route_refusal:
+            after_s.append(_ROUTE_RETRY_S)
         unwritten_s = await self._statuses.write(key, document, gateway_status(situation, str(refused or "")))
         if unwritten_s is not None:
             after_s.append(unwritten_s)
@@ -99,4 +103,6 @@ class GatewayReconciler:
             aliases=aliases,
             pods=tuple(pod(each) for each in pods),
             progress=self._drift.deployments.of(key, object_name(key[1])),
+            routes=self._drift.routes.of(key, object_name(key[1])),
+            unknown_kinds=self._drift.unknown_kinds(),
         )

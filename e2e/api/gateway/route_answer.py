@@ -1,0 +1,17 @@
+"""What a controller of the Gateway API writes into an HTTPRoute."""
+
+from __future__ import annotations
+
+from real_api_server.world import World
+from simulated_nodes.api_client import MERGE
+
+
+def answer(world: World, path: str, holds: str, reason: str, message: str = "") -> None:
+    """Writes the report of the first Gateway's controller into the HTTPRoute at `path`."""
+    route = world.request("GET", path)
+    common = {"lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": route["metadata"]["generation"]}
+    accepted = common | {"type": "Accepted", "status": holds, "reason": reason, "message": message}
+    resolved = common | {"type": "ResolvedRefs", "status": "True", "reason": "ResolvedRefs", "message": ""}
+    report = {"controllerName": "example.com/controller", "conditions": [accepted, resolved]}
+    parents = [report | {"parentRef": route["spec"]["parentRefs"][0]}]
+    world.request("PATCH", f"{path}/status", {"status": {"parents": parents}}, content_type=MERGE)
