@@ -11,6 +11,7 @@ import yaml
 
 from rayloom_operator.__main__ import _parser
 from rayloom_operator.api.pod_template.privileges import PRIVILEGES
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.names import NODE_TYPE_LABEL
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
 from rayloom_operator.objects.guards import network_policy
@@ -238,6 +239,20 @@ def test_routes_are_switched_off_by_a_value(allow):
     found = rendered("--set", value)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
 
     assert _parser().parse_args(found["command"][1:]).routes is allow
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ((), Permissions().route_annotations),
+        (("--set", "routes.annotations={example.com/*,a.b/c}"), ("example.com/*", "a.b/c")),
+        (("--set-json", "routes.annotations=[]"), ()),
+    ],
+)
+def test_annotations_of_routes_are_allowed_by_a_value(flags, keys):
+    command = rendered(*flags)["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+    assert _parser().parse_args(command[1:]).route_annotations == keys
 
 
 def test_the_schema_has_every_privilege_of_the_operator():

@@ -4,7 +4,7 @@ from rayloom_operator.kube.client import NOT_FOUND, KubeError
 from rt_world import service, with_world
 
 HTTP = {"httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}}
-INGRESS = {"ingress": {"host": "llm.example.com", "annotations": {"example.com/note": "x"}}}
+INGRESS = {"ingress": {"host": "llm.example.com", "annotations": {"cert-manager.io/issuer": "x"}}}
 ENTRY = "/apis/networking.k8s.io/v1/namespaces/team/ingresses/chat-gateway"
 ROUTE = "/apis/gateway.networking.k8s.io/v1/namespaces/team/httproutes/chat-gateway"
 
@@ -45,8 +45,8 @@ def test_an_edited_or_deleted_route_is_as_before():
         await world.until(lambda: ENTRY in kube.objects)
         await world.rest()
         before = kube.objects[ENTRY]
-        kube.put(before | {"metadata": before["metadata"] | {"annotations": {"example.com/note": "other"}}})
-        await world.until(lambda: kube.objects[ENTRY]["metadata"]["annotations"] == {"example.com/note": "x"})
+        kube.put(before | {"metadata": before["metadata"] | {"annotations": {"cert-manager.io/issuer": "other"}}})
+        await world.until(lambda: kube.objects[ENTRY]["metadata"]["annotations"] == {"cert-manager.io/issuer": "x"})
         kube.put(kube.objects[ENTRY] | {"spec": {"rules": []}})
         await world.until(lambda: kube.objects[ENTRY]["spec"] == before["spec"])
         kube.remove(ENTRY)

@@ -1,5 +1,6 @@
 """LLMGateways at work on a cluster that is a dictionary: events, writes, the models file, crashes, a missing CRD."""
 
+import asyncio
 import copy
 
 import pytest
@@ -53,6 +54,11 @@ def test_one_url_is_made_for_the_selected_services():
             "Degraded": ("False", "Healthy"),
             "Progressing": ("False", "Complete"),
         }
+        # The pods were asked nothing, so the message claims no more than what is known.
+        assert world.condition("Available")["message"] == (
+            "A gateway pod is ready, and a selected service is available. Pods read a changed list of names within two "
+            "minutes."
+        )
         assert world.status["aliases"] == [
             {"name": "assistant", "state": "Serving", "reason": "Serving", "message": ""}
         ]
@@ -277,3 +283,45 @@ def test_service_events_are_collected():
         assert [verb for verb, path in world.kube.calls if "/secrets/" in path] == ["update"]
 
     with_gateways(story, prepare=put(), services=[CHAT])
+
+
+class Held(FakeKube):
+    """Replaces a Secret only while `may_replace` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_replace = asyncio.Event()
+        self.may_replace.set()
+        self.is_held = False
+
+    async def replace(self, manifest):
+        self.is_held = not self.may_replace.is_set()
+        await self.may_replace.wait()
+        return await super().replace(manifest)
+
+
+def limited(name, created, tokens):
+    return make_service_document(name, created=created, engine={"args": {"maxOutputTokens": tokens}})
+
+
+def test_a_service_event_during_a_reconcile_is_not_lost_with_the_timer_of_the_event_before_it():
+    async def story(world):
+        await serves(world, ["chat", "chat-next"])
+        world.show_pods(1)
+        await world.until(lambda: world.status.get("readyReplicas") == 1)
+        await world.rest()
+        world.kube.may_replace.clear()
+        # None of the changes shows in the status, whose write would be an event of its own.
+        world.set_service(limited("chat", "2026-01-01T00:00:00Z", 100))
+        world.kube.put(world.kube.objects[world.kube.path("Pod")])
+        await world.until(lambda: world.kube.is_held)
+        world.set_service(limited("chat-next", "2026-01-02T00:00:00Z", 200))
+        world.kube.may_replace.set()
+        async with asyncio.timeout(1):
+            await world.until(lambda: world.models_file["models"]["chat-next"]["settings"])
+        assert [each["settings"] for each in world.models_file["models"].values()] == [
+            {"max_output_tokens": 100},
+            {"max_output_tokens": 200},
+        ]
+
+    with_gateways(story, prepare=put(), kube=Held(), services=[CHAT, NEXT])

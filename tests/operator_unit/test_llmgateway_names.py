@@ -68,6 +68,25 @@ def test_a_service_without_the_port_is_told_what_to_add():
     assert "add `gateway: {replicas: 0}` to the spec of the LLMService" in member.message
 
 
+@pytest.mark.parametrize("name", ["my chat", "tschüss", "chat\n", "a" * 257])
+def test_a_name_that_gateway_pods_cannot_serve_is_absent_alone(name):
+    odd = make_service_document("odd", model={"source": "builtin://smollm2-135m", "servedName": name})
+    found = names(odd, CHAT)[0]
+
+    assert [(each.name, each.state) for each in found] == [("chat", "Serving"), (name, "Absent")]
+    absent = found[1]
+    assert (absent.entry, str(absent.reason)) == (None, "InvalidSpec")
+    assert "use 1 to 256 letters, digits and signs of ASCII, without spaces" in absent.message
+    assert "Change spec.model.servedName of the service." in absent.message
+
+
+@pytest.mark.parametrize("name", ["acme/Chat-7B:v2", "a" * 256, "!~"])
+def test_a_name_of_visible_ascii_is_served(name):
+    assert models(make_service_document(model={"source": "builtin://smollm2-135m", "servedName": name})) == [
+        (name, "chat", "Serving", "Serving")
+    ]
+
+
 def test_only_selected_services_are_listed_and_the_oldest_is_first():
     others = make_service_document("private", labels={"public": "no"})
 

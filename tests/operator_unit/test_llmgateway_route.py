@@ -18,7 +18,7 @@ from rt_llmgateway import make_gateway_document, make_service_document, with_gat
 from rt_operator import CLOCK, SETTINGS
 
 HTTP = {"httpRoute": {"parentRefs": [{"name": "edge"}], "hostnames": ["llm.example.com"], "path": "/v1"}}
-INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "annotations": {"example.com/note": "x"}}}
+INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "annotations": {"cert-manager.io/issuer": "x"}}}
 ENTRY = "/apis/networking.k8s.io/v1/namespaces/team/ingresses/public-llmgateway"
 ROUTE = "/apis/gateway.networking.k8s.io/v1/namespaces/team/httproutes/public-llmgateway"
 CHAT = make_service_document()
@@ -81,6 +81,17 @@ def test_the_route_leads_to_the_service_of_the_gateway_pods():
     (entry,) = made(situation(INGRESS))
     assert entry["kind"] == "Ingress"
     assert made(situation()) == []
+
+
+def test_an_annotation_that_the_operator_does_not_list_closes_the_route():
+    key = "nginx.ingress.kubernetes.io/auth-secret"
+    ingress = {"host": "llm.example.com", "annotations": {key: "other/keys"}}
+    found = situation({"ingress": ingress}, routes=seen("Ingress"))
+
+    route = gateway_status(found).route
+    assert (made(found), deleted(found)) == ([], [(ENTRY, "uid-Ingress", "uid-public")])
+    assert (route.accepted, route.reason) == (False, "NotAllowed")
+    assert f"this operator does not allow {key}, " in route.message
 
 
 def test_only_the_wanted_kind_stays():
@@ -184,8 +195,8 @@ def test_a_route_is_created_mended_replaced_by_the_other_kind_and_removed():
         await world.until(lambda: world.status.get("route", {}).get("kind") == "Ingress")
         await world.rest()
         entry = kube.objects[ENTRY]
-        kube.put(entry | {"metadata": entry["metadata"] | {"annotations": {"example.com/note": "other"}}})
-        await world.until(lambda: kube.objects[ENTRY]["metadata"]["annotations"] == {"example.com/note": "x"})
+        kube.put(entry | {"metadata": entry["metadata"] | {"annotations": {"cert-manager.io/issuer": "other"}}})
+        await world.until(lambda: kube.objects[ENTRY]["metadata"]["annotations"] == {"cert-manager.io/issuer": "x"})
         await world.rest()
         ask(world, 3)
         await world.until(lambda: ENTRY not in kube.objects and "route" not in world.status)

@@ -107,6 +107,12 @@ BAD = {
         {"aliases": [{"targets": [{"service": "chat"}]}]},
         "aliases[0].name: is missing; add it",
     ),
+    "an alias with a space": (
+        alias(name="my chat"),
+        "'my chat' is not possible: use 1 to 256 letters, digits and signs",
+    ),
+    "an alias with a line": (alias(name="chat\n"), "'chat\\n' is not possible: use 1 to 256 letters, digits and signs"),
+    "an alias beyond ASCII": (alias(name="tschüss"), "'tschüss' is not possible: use 1 to 256 letters, digits and"),
     "a negative weight": (
         alias(targets=[{"service": "chat", "weight": -1}]),
         "-1 is not allowed: use a weight from 0 to 1000",

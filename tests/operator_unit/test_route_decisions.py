@@ -110,6 +110,65 @@ def test_an_operator_without_routes_closes_them_and_keeps_the_service():
     assert conditions(document)["Accepted"] == ("True", "Valid")
 
 
+def annotated(kind, **annotations):
+    parts = {"ingress": INGRESS, "httpRoute": HTTP}[kind]
+    return make_resolved(gateway={"replicas": 1, "route": {kind: parts | {"annotations": annotations}}})
+
+
+def allowing(*keys):
+    return replace(SETTINGS, permissions=replace(SETTINGS.permissions, route_annotations=keys))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "haproxy-ingress.github.io/config-backend",
+        "nginx.ingress.kubernetes.io/auth-secret",
+        "nginx.ingress.kubernetes.io/auth-tls-secret",
+        "nginx.ingress.kubernetes.io/proxy-ssl-secret",
+        "nginx.ingress.kubernetes.io/server-alias",
+        "zalando.org/skipper-routes",
+        "example.com/of-a-new-controller",
+    ],
+)
+def test_an_annotation_that_the_operator_does_not_list_closes_the_route_alone(key):
+    resolved = annotated("ingress", **{key: "x"})
+    found = settled(resolved, routes=seen("Ingress", address="192.0.2.1"))
+
+    assert (made(found), deleted(found)) == ([], [("ingresses", "uid-Ingress")])
+    assert shown(found) == (False, "NotAllowed")
+    assert f"this operator does not allow {key}, " in found.status.gateway.route.message
+    assert "let whoever runs the operator add the keys to routes.annotations" in found.status.gateway.route.message
+    assert conditions(found.document)["Degraded"] == ("True", "NotAllowed")
+    assert conditions(found.document)["Available"] == ("True", "Serving")
+    listed = decide(replace(found.situation, settings=allowing(key)))
+    assert "Ingress" in [each["kind"] for each in listed.plan.wanted]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "key", "kinds"),
+    [
+        (("example.com/*",), "example.com/a", ["Ingress"]),
+        (("example.com/*",), "example.comma/a", []),
+        (("example.com/a",), "example.com/ab", []),
+        (("*",), "example.com/a", ["Ingress"]),
+        ((), "nginx.ingress.kubernetes.io/proxy-body-size", []),
+    ],
+)
+def test_a_listed_key_is_whole_unless_it_ends_with_a_star(allowed, key, kinds):
+    found = settled(annotated("ingress", **{key: "x"}))
+    wanted = decide(replace(found.situation, settings=allowing(*allowed))).plan.wanted
+
+    assert [each["kind"] for each in wanted if each["kind"] == "Ingress"] == kinds
+
+
+def test_the_annotations_for_streams_are_allowed_by_default_and_those_of_an_httproute_always():
+    nginx = {f"nginx.ingress.kubernetes.io/proxy-{each}": "1" for each in ("buffering", "read-timeout", "body-size")}
+
+    assert made(settled(annotated("ingress", **nginx))) == ["Ingress"]
+    assert made(settled(annotated("httpRoute", **{"example.com/any": "x"}))) == ["HTTPRoute"]
+
+
 def test_the_status_has_the_url_and_the_endpoint_stays_inside_the_cluster():
     found = settled(BY_HTTP, routes=seen(parents=(report(),)))
 

@@ -308,3 +308,29 @@ def test_a_successful_reconcile_replaces_earlier_requeues_and_a_failed_one_does_
         await stop([worker])
 
     asyncio.run(run())
+
+
+def test_a_requeue_asked_for_during_a_reconcile_survives_its_end_though_an_earlier_one_was_pending():
+    async def run():
+        queue, version, begun, seen, may_end = WorkQueue(), [1], [], [], asyncio.Event()
+
+        async def handle(key):
+            read = version[0]
+            begun.append(read)
+            await may_end.wait()
+            seen.append(read)
+            return 300.0
+
+        worker = asyncio.create_task(queue.work(handle))
+        queue.add_after("a", 0.2)
+        queue.add("a")
+        await until(lambda: begun)
+        version[0] = 2
+        queue.add_after("a", 0.4)
+        may_end.set()
+        await until(lambda: seen == [1, 2] and is_at_rest(queue))
+        # The second reconcile began with no requeue pending but the one that brought it.
+        assert queue._timers["a"].when() - asyncio.get_running_loop().time() > 250
+        await stop([worker])
+
+    asyncio.run(run())

@@ -22,7 +22,7 @@ _INGRESS = {
         "host": "llm.example.com",
         "path": "/v1",
         "tlsSecretName": "llm-tls",
-        "annotations": {"example.com/note": "x"},
+        "annotations": {"cert-manager.io/issuer": "x"},
     }
 }
 _COMES_BACK_S = 15.0
@@ -117,9 +117,9 @@ def test_an_ingress_is_kept_restored_and_left_to_its_controller(
     it.wait_reason("Accepted")
     assert "192.0.2.7" in it.status["message"]
     # Another program's annotation stays, and that of the manifest comes back.
-    marks = {"metadata": {"annotations": {"example.com/note": "edited", "example.com/theirs": "y"}}}
+    marks = {"metadata": {"annotations": {"cert-manager.io/issuer": "edited", "example.com/theirs": "y"}}}
     world.request("PATCH", it.ingress, marks, content_type=MERGE)
-    wanted = {"example.com/note": "x", "example.com/theirs": "y"}
+    wanted = {"cert-manager.io/issuer": "x", "example.com/theirs": "y"}
     wait_until(
         lambda: world.request("GET", it.ingress)["metadata"]["annotations"] == wanted, "the annotations", _COMES_BACK_S
     )

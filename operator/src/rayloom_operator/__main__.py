@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rayloom_operator import __version__
 from rayloom_operator.api.pod_template.privileges import PRIVILEGES
+from rayloom_operator.decide.permissions import SAFE_ANNOTATIONS
 from rayloom_operator.errors import OperatorError, SpecError
 from rayloom_operator.local.serve import serve_local
 
@@ -129,6 +130,9 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--allow-hub-endpoints", dest="hub_endpoints", action="store_true", help=endpoint_help)
     routes_help = "make no HTTPRoutes and Ingresses, and delete those that exist"
     run.add_argument("--no-routes", dest="routes", action="store_false", help=routes_help)
+    keys_help = "keys of annotations that an Ingress may have, separated by commas; one may end with * (default: those "
+    keys_help += "that docs/operator.md lists)"
+    run.add_argument("--route-annotations", metavar="KEYS", type=_annotations, default=SAFE_ANNOTATIONS, help=keys_help)
     pods_help = "privileges of pod templates, separated by commas: " + ", ".join((*PRIVILEGES, "or a capability"))
     run.add_argument(
         "--allow-in-pod-templates",
@@ -177,6 +181,15 @@ def _paths(text: str) -> tuple[str, ...]:
             f"{bad[0]!r} is no folder of a node; write whole paths, without .., with commas between: /models,/data"
         )
     return paths
+
+
+def _annotations(text: str) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in text.split(",") if key.strip())
+    if bad := [key for key in keys if not re.fullmatch(r"[-A-Za-z0-9_./]+[*]?|[*]", key)]:
+        raise argparse.ArgumentTypeError(
+            f"{bad[0]!r} is no key of an annotation; write keys with commas between, each whole or with * at its end"
+        )
+    return keys
 
 
 def _privileges(text: str) -> frozenset[str]:

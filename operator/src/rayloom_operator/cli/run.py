@@ -48,6 +48,7 @@ class RunFlags:
     hub_endpoints: bool
     allowed_in_pod_templates: frozenset[str]
     routes: bool
+    route_annotations: tuple[str, ...]
 
 
 def run_operator(flags: RunFlags) -> None:
@@ -84,6 +85,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         hub_endpoints=flags.hub_endpoints,
         allowed_in_pod_templates=flags.allowed_in_pod_templates,
         routes=flags.routes,
+        route_annotations=flags.route_annotations,
     )
     settings = Settings(
         engine_image=flags.engine_image,

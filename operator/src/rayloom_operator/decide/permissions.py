@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges, variables
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.errors import NotAllowed
@@ -25,6 +26,22 @@ NO_ROUTES = (
     "This operator makes no HTTPRoutes and Ingresses: remove the route, or let whoever runs the operator set "
     "routes.allow."
 )
+_NGINX = "nginx.ingress.kubernetes.io/"
+# Annotations with which no Ingress reads a Secret, takes over another host, or writes into the proxy's configuration.
+# So `proxy-*` is not among them: proxy-ssl-secret names a Secret of any namespace.
+SAFE_ANNOTATIONS = (
+    "cert-manager.io/cluster-issuer",
+    "cert-manager.io/issuer",
+    f"{_NGINX}force-ssl-redirect",
+    f"{_NGINX}proxy-body-size",
+    f"{_NGINX}proxy-buffer-size",
+    f"{_NGINX}proxy-buffering",
+    f"{_NGINX}proxy-connect-timeout",
+    f"{_NGINX}proxy-read-timeout",
+    f"{_NGINX}proxy-request-buffering",
+    f"{_NGINX}proxy-send-timeout",
+    f"{_NGINX}ssl-redirect",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +52,32 @@ class Permissions:
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
     # What spec.podTemplate may ask for: members of `pod_template.privileges.PRIVILEGES`, and Linux capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
-    # HTTPRoutes and Ingresses may lead to gateways. `check` does not look at it: a route that is not allowed must keep
+    # HTTPRoutes and Ingresses may lead to gateways. `check` looks at no routes: a route that is not allowed must keep
     # no service from its engines, so `decide.route` refuses the route alone.
     routes: bool = True
+    # Keys of annotations that an Ingress may have; one that ends with * is the beginning of keys.
+    route_annotations: tuple[str, ...] = SAFE_ANNOTATIONS
 
     def check(self, service: LLMService) -> None:
         """Raises NotAllowed, which lists every field that is not allowed, and what to change."""
         found = (*self._host_path_problems(service), *self._hub_problems(service), *self._privilege_problems(service))
         if found:
             raise NotAllowed(found)
+
+    def route_problem(self, route: GatewayRoute) -> str:
+        """Returns what of a route is not allowed, and what to change; empty if the whole route is allowed."""
+        if not self.routes:
+            return NO_ROUTES
+        # Controllers of the Gateway API are configured by objects of their own, and not by annotations of HTTPRoutes.
+        given = {} if route.ingress is None else route.ingress.annotations
+        refused = sorted(key for key in given if not any(_matches(key, each) for each in self.route_annotations))
+        if not refused:
+            return ""
+        return (
+            f"route.ingress.annotations: this operator does not allow {', '.join(refused)}, because annotations may "
+            "change the proxy for other hosts: remove them, write an Ingress of your own, or let whoever runs the "
+            "operator add the keys to routes.annotations."
+        )
 
     def _host_path_problems(self, service: LLMService) -> Iterator[str]:
         model = service.spec.model
@@ -88,6 +122,10 @@ class Permissions:
                     f"{field}: this needs {privilege}, and this operator allows {allowed}: remove it, or let whoever "
                     f"runs the operator add {privilege} to podTemplate.allow"
                 )
+
+
+def _matches(key: str, allowed: str) -> bool:
+    return key.startswith(allowed[:-1]) if allowed.endswith("*") else key == allowed
 
 
 def _is_below(path: str, folder: str) -> bool:

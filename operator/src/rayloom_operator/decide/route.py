@@ -13,7 +13,6 @@ from typing import NamedTuple
 from rayloom_operator.api.gateway.route import GatewayRoute, HttpRoute, ParentRef
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Reason, stored_gateway
-from rayloom_operator.decide.permissions import NO_ROUTES
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.gateway.route import HTTP_ROUTE
 from rayloom_operator.observe.observed import MAX_MESSAGE, ParentReport, SeenRoute, Verdict
@@ -42,7 +41,7 @@ class RouteSight:
     """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while it does not exist
-    is_allowed: bool = True  # by the operator's settings
+    not_allowed: str = ""  # why the operator's settings forbid it; empty if they allow it
     knows_kind: bool = True  # the API server has its kind
     refusal: str = ""  # why it could not be written; empty if it could
     now: datetime
@@ -102,7 +101,7 @@ def route_fault(status: RouteStatus | None) -> Verdict | None:
 def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
     return RouteSight(
         seen=situation.observed.routes.get(route.kind),
-        is_allowed=situation.settings.permissions.routes,
+        not_allowed=situation.settings.permissions.route_problem(route),
         knows_kind=route.kind not in situation.observed.unknown_kinds,
         refusal=situation.route_refusal,
         now=situation.now.wall,
@@ -110,8 +109,8 @@ def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
 
 
 def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judgement:
-    if not sight.is_allowed:
-        return _Judgement(False, Reason.NOT_ALLOWED, NO_ROUTES)
+    if sight.not_allowed:
+        return _Judgement(False, Reason.NOT_ALLOWED, sight.not_allowed)
     if not sight.knows_kind:
         return _Judgement(False, Reason.GATEWAY_API_MISSING, _MISSING)
     if sight.refusal:

@@ -64,6 +64,9 @@ class WorkQueue:
         self._working: set[ServiceKey] = set()
         self._again: set[ServiceKey] = set()  # keys that were added during their reconcile
         self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
+        # Keys for which `add_after` kept a pending timer during their reconcile. The timer stays after the reconcile,
+        # which may have read its input before the event.
+        self._relied_on: set[ServiceKey] = set()
         self._num_failures: dict[ServiceKey, int] = {}
         self._failed_at: dict[ServiceKey, float] = {}  # loop time of the failure, for keys whose last reconcile failed
         self._is_closed = False
@@ -113,11 +116,16 @@ class WorkQueue:
             self._changed.set()
 
     def add_after(self, key: ServiceKey, seconds: float) -> None:
-        """Requeues the key after `seconds`. If the key has a requeue that is due earlier, that requeue stays."""
+        """Requeues the key after `seconds`. If the key has a requeue that is due earlier, that requeue stays.
+
+        A requeue that is asked for during a reconcile of the key comes after that reconcile.
+        """
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
             if timer.when() <= loop.time() + seconds:
+                if key in self._working:
+                    self._relied_on.add(key)
                 return
             timer.cancel()
         priority = _EVENT if seconds < REGULAR_S else _KNOWN
@@ -156,8 +164,9 @@ class WorkQueue:
         timer = self._timers.get(key)
         try:
             delay = await reconcile(key)
-            # After a success, only the delay that this reconcile returned counts: an older requeue is cancelled.
-            if timer is not None and self._timers.get(key) is timer:
+            # After a success, the delay that this reconcile returned counts, and what was asked for during it: an
+            # older requeue is cancelled.
+            if timer is not None and self._timers.get(key) is timer and key not in self._relied_on:
                 timer.cancel()
                 del self._timers[key]
             self._num_failures.pop(key, None)
@@ -169,6 +178,7 @@ class WorkQueue:
             delay = min(_FIRST_RETRY_S * 2 ** min(num_failures, _MAX_DOUBLINGS), _MAX_RETRY_S)
         finally:
             self._working.discard(key)
+            self._relied_on.discard(key)
             self._changed.set()
         if delay is not None:
             self.add_after(key, delay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
@@ -13,6 +14,11 @@ MAX_WEIGHT = 1000
 _MAX_TARGETS = 16
 _NO_WEIGHT_IN_WORDS = "every target has weight 0; raise the weight of at least one"
 _NO_TARGETS_IN_WORDS = "an alias without targets cannot answer requests; add a target, or remove the alias"
+# The gateway pods write the name into an HTTP header, and read no other names.
+MAX_NAME = 256
+_NAME = "[!-~]+"
+NAME_IN_WORDS = f"use 1 to {MAX_NAME} letters, digits and signs of ASCII, without spaces"
+_NAME_RULE = f"self.matches('^{_NAME}$')"
 _WEIGHT_IN_WORDS = f"use a weight from 0 to {MAX_WEIGHT}; a target with 0 gets no requests"
 
 
@@ -20,6 +26,17 @@ def _is_a_weight(number: int) -> int:
     if not 0 <= number <= MAX_WEIGHT:
         raise ValueError(f"{number} is not allowed: {_WEIGHT_IN_WORDS}")
     return number
+
+
+def is_name(text: str) -> bool:
+    """Returns whether gateway pods can serve a model by this name."""
+    return len(text) <= MAX_NAME and re.fullmatch(_NAME, text) is not None
+
+
+def _is_a_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text!r} is not possible: {NAME_IN_WORDS}")
+    return text
 
 
 class AliasTarget(Part):
@@ -38,10 +55,12 @@ class Alias(Part):
         json_schema_extra=rules(("self.targets.exists(target, target.weight > 0)", _NO_WEIGHT_IN_WORDS))
     )
 
-    name: str = Field(
+    name: Annotated[str, AfterValidator(_is_a_name)] = Field(
         min_length=1,
-        max_length=253,
-        description="Name that clients put into `model`. It differs from the served name of every selected service.",
+        max_length=MAX_NAME,
+        description="Name that clients put into `model`: visible ASCII characters. It differs from the served name of "
+        "every selected service.",
+        json_schema_extra=rules((_NAME_RULE, NAME_IN_WORDS)),
     )
     targets: tuple[AliasTarget, ...] = Field(
         strict=False,

@@ -15,8 +15,9 @@ from rayloom_operator.api.status import Condition, ReasonText, StatusPart
 MAX_LISTED = 512
 NameState: TypeAlias = Literal["Serving", "Waiting", "Absent"]
 _STATE_IN_WORDS = (
-    "Serving: requests are answered. Waiting: requests wait, at most spec.holdSeconds. Absent: the gateway pods do not "
-    "know the name."
+    "Serving: the service is available by its own status. Waiting: it is not, and requests wait, at most "
+    "spec.holdSeconds. Absent: the name is not given to the gateway pods. Running gateway pods read a change within "
+    "two minutes, and the state does not wait for that."
 )
 
 
@@ -45,8 +46,8 @@ class LLMGatewayStatus(StatusPart):
     observed_generation: int = Field(0, description="metadata.generation of the spec that the status is about.")
     conditions: tuple[Condition, ...] = Field(
         (),
-        description="The conditions Accepted, Available, Degraded and Progressing. Available: a gateway pod takes "
-        "requests, and at least one selected service is available.",
+        description="The conditions Accepted, Available, Degraded and Progressing. Available: a gateway pod is "
+        "ready, and at least one selected service is available.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     endpoint: str = Field("", description="URL of the API inside the cluster.")

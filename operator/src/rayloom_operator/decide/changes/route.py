@@ -37,4 +37,5 @@ def route_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deleti
 
 def _wanted_route(situation: Situation, resolved: Resolved) -> GatewayRoute | None:
     gateway = resolved.service.spec.gateway
-    return gateway.route if gateway is not None and situation.settings.permissions.routes else None
+    route = None if gateway is None else gateway.route
+    return None if route is None or situation.settings.permissions.route_problem(route) else route

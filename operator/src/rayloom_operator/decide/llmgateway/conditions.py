@@ -10,7 +10,12 @@ from rayloom_operator.decide.llmgateway.route import route_problem
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.observe.observed import Verdict, refused_pod
 
-_SERVING = Verdict(reason=Reason.SERVING, message="A gateway pod takes requests, and an engine answers them.")
+# The gateway pods are not asked which names they have read and which engines they reach.
+_SERVING = Verdict(
+    reason=Reason.SERVING,
+    message="A gateway pod is ready, and a selected service is available. Pods read a changed list of names within two "
+    "minutes.",
+)
 _NOT_READY = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
 _HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is healthy, and no service or alias is refused.")
 _SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0, so there are no gateway pods.")

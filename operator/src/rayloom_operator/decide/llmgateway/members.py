@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.llmgateway.alias import NAME_IN_WORDS, is_name
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.api.llmgateway.stored import NameState
 from rayloom_operator.api.pods import Auth
@@ -74,6 +75,12 @@ def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
     meta, spec = document["metadata"], document.get("spec") or {}
     service = meta["name"]
     name = str((spec.get("model") or {}).get("servedName") or service)
+    if not is_name(name):
+        message = (
+            f"Gateway pods cannot serve {service} by its name {name!r}: {NAME_IN_WORDS}. Change spec.model.servedName "
+            "of the service."
+        )
+        return SelectedService(name=name, service=service, state="Absent", reason=Reason.INVALID_SPEC, message=message)
     if spec.get("gateway") is None:
         message = f"{service} cannot be reached, because {_NO_PORT}."
         return SelectedService(

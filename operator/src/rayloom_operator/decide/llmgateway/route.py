@@ -48,7 +48,7 @@ def route_status(situation: GatewaySituation) -> RouteStatus | None:
         return None
     sight = RouteSight(
         seen=situation.routes.get(route.kind),
-        is_allowed=situation.settings.permissions.routes,
+        not_allowed=situation.settings.permissions.route_problem(route),
         knows_kind=route.kind not in situation.unknown_kinds,
         refusal=situation.route_refusal,
         now=situation.now.wall,
@@ -70,4 +70,5 @@ def route_requeues(situation: GatewaySituation) -> Iterator[float]:
 
 def _wanted_route(situation: GatewaySituation) -> GatewayRoute | None:
     gateway = situation.gateway
-    return gateway.spec.route if gateway is not None and situation.settings.permissions.routes else None
+    route = None if gateway is None else gateway.spec.route
+    return None if route is None or situation.settings.permissions.route_problem(route) else route
