@@ -54,7 +54,9 @@ class World:
     def document(self, aliases: dict[str, Any] | None = None, **entries: dict[str, Any]) -> ModelsDocument:
         """The models in `entries`, which have further fields of each."""
         models = {name: {"engines": {"e": self.places[name]}, "key": KEY, **entry} for name, entry in entries.items()}
-        return parse_models({"version": "v1", "models": models, "aliases": aliases or {}})
+        found = parse_models({"version": "v1", "models": models, "aliases": aliases or {}})
+        assert not found.problems
+        return found.document
 
     def keys(self, name: str, *keys: str) -> str:
         path = self.folder / f"{name}.keys"
