@@ -10,7 +10,7 @@ from typing import Any
 
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
-from rayloom_engine.front.gateway.models.key_ring import KeyRing
+from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
 from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument
 from rayloom_engine.front.gateway.models.running_model import Host, RunningModel
@@ -45,6 +45,7 @@ class RunningModels:
             on_ready=self._update,
         )
         self._group: asyncio.TaskGroup | None = None
+        self._body_limits: dict[frozenset[str], int] = {}  # names that a key may use -> most bytes of a body
         self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
         self.names = ModelNames(document, self.ring)
         self.apply(document)
@@ -69,9 +70,13 @@ class RunningModels:
             if self._needs_new(name, entry)
         }
         before = self.models
+        for name, model in new.items():
+            if name in before:
+                model.continue_from(before[name])
         self.models = {name: new.get(name) or before[name] for name in document.models}
         self.ring.set_files(key_files(document))
         self.names = ModelNames(document, self.ring)
+        self._body_limits.clear()
         for name, model in before.items():
             if self.models.get(name) is not model:
                 self._let_leave(model)
@@ -85,11 +90,13 @@ class RunningModels:
         self._observe_keys()
         self._update()
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The longest body that a model takes."""
-        limits = (model.max_body_bytes for model in self.models.values())
-        return max(limits, default=self.config.front.max_body_bytes)
+    def max_body_bytes(self, caller: KeyHolder) -> int:
+        """Returns the longest body that a model takes which requests of `caller` may reach."""
+        known = self._body_limits.get(caller.names)
+        if known is None:
+            limits = (self.models[name].max_body_bytes for name in self.names.reachable(caller))
+            known = self._body_limits[caller.names] = max(limits, default=self.config.front.max_body_bytes)
+        return known
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""
@@ -152,7 +159,7 @@ class RunningModels:
 
     def _observe_keys(self) -> None:
         for name, model in self.models.items():
-            model.service.metrics.observe_api_keys(self.names.num_keys(name), self.ring.problem(name))
+            model.service.metrics.observe_api_keys(self.names.num_keys(name), self.names.key_problem(name))
 
     def _update(self) -> None:
         lifecycle = self.lifecycle
