@@ -96,6 +96,27 @@ def test_a_list_that_could_not_be_applied_is_tried_again_and_logged_once(
     assert caplog.text.count("models.a b: ") == 1
 
 
+def test_a_model_that_cannot_be_made_keeps_no_other_model_open(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one two", lambda world: world.document(one={})) as w:
+            await w.ready("one")
+            texts = tmp_path / "cache" / "texts"
+            texts.rename(tmp_path / "moved")
+            texts.write_text("no folder")
+            document = w.document({"both": UNIFORM}, one={"api_key_file": w.keys("one", "k1")}, two={})
+            with pytest.raises(ConfigError, match=r"models\.two: cache_dir: cannot write"):
+                w.models.apply(document)
+            assert refusal(await w.chat("one"))[0] == 401
+            assert said(await w.chat("both", "k1")) == "I am one."
+            assert refusal(await w.chat("two", "k1"))[1] == "model_not_found"
+            texts.unlink()
+            w.models.apply(document)
+            await w.ready("two")
+            assert said(await w.chat("two")) == "I am two."
+
+    run(story)
+
+
 def test_other_settings_refuse_no_request_and_keep_answers(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, "one", lambda world: world.document(one={})) as w:

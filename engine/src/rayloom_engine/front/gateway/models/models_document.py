@@ -6,6 +6,7 @@ The document's JSON schema is `schemas/gateway-models.v1.json`, written by `make
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -96,6 +97,17 @@ class ModelsDocument(_Part):
     version: Literal["v1"] = Field(description="Version of this document.")
     models: dict[str, ModelEntry] = Field(description="The models by the names that clients use.")
     aliases: dict[str, AliasEntry] = Field(default_factory=dict, description="Further names.")
+
+
+def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDocument:
+    """Returns a document without these models. An alias is left out if no other target has a weight above 0."""
+    models = {name: entry for name, entry in document.models.items() if name not in names}
+    aliases = {}
+    for name, alias in document.aliases.items():
+        targets = tuple(target for target in alias.targets if target.model in models)
+        if any(target.weight for target in targets):
+            aliases[name] = alias.model_copy(update={"targets": targets})
+    return document.model_copy(update={"models": models, "aliases": aliases})
 
 
 class _Outline(BaseModel):

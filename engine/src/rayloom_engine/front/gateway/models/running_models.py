@@ -8,11 +8,12 @@ import logging
 import time
 from typing import Any
 
+from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
 from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
-from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument
+from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument, without_models
 from rayloom_engine.front.gateway.models.running_model import Host, RunningModel
 from rayloom_engine.front.gateway.tokenizer_shelf import TokenizerShelf
 from rayloom_engine.front.operations.lifecycle import Lifecycle
@@ -62,13 +63,11 @@ class RunningModels:
         """Changes the models and names to those of `document`.
 
         A model with other settings is replaced by a new one; the old one finishes its requests. Other changes of a
-        model's entry keep its streams. Raises ConfigError, and changes nothing then, if a model cannot be made.
+        model's entry keep its streams. Raises ConfigError if a model cannot be made. It is then not served, but all
+        other changes are made, so that no model stays open that was to be closed.
         """
-        new = {
-            name: RunningModel(name, entry, self._host)
-            for name, entry in document.models.items()
-            if self._needs_new(name, entry)
-        }
+        new, problems = self._new_models(document)
+        document = without_models(document, problems) if problems else document
         before = self.models
         for name, model in new.items():
             if name in before:
@@ -89,6 +88,8 @@ class RunningModels:
                 before[name].change(entry)
         self._observe_keys()
         self._update()
+        if problems:
+            raise ConfigError("; ".join(f"models.{name}: {problem}" for name, problem in problems.items()))
 
     def max_body_bytes(self, caller: KeyHolder) -> int:
         """Returns the longest body that a model takes which requests of `caller` may reach."""
@@ -135,6 +136,17 @@ class RunningModels:
                 "models": status_of_models(self.models, is_minimal=is_minimal),
             }
         )
+
+    def _new_models(self, document: ModelsDocument) -> tuple[dict[str, RunningModel], dict[str, str]]:
+        """Returns the models that must be made for `document`, and why others cannot be made; both by name."""
+        new, problems = {}, {}
+        for name, entry in document.models.items():
+            if self._needs_new(name, entry):
+                try:
+                    new[name] = RunningModel(name, entry, self._host)
+                except ConfigError as error:
+                    problems[name] = str(error)
+        return new, problems
 
     def _needs_new(self, name: str, entry: ModelEntry) -> bool:
         known = self.models.get(name)
