@@ -53,6 +53,69 @@ def test_a_sequence_whose_logits_no_two_engines_can_compute_fails(tmp_path: Path
     run(tmp_path, story)
 
 
+def test_three_engines_are_asked_for_finite_logits_and_then_the_sequence_fails(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for core in world.cores.values():
+            core.refusal = ("corrupt", "not finite")
+        one = sequence()
+        world.client.submit([one])
+        with pytest.raises(CorruptLogits, match="not finite"):
+            await ids_of(one)
+        assert sorted(len(core.submits) for core in world.cores.values()) == [0, 1, 1, 1]
+
+    run(tmp_path, story, engines=("a", "b", "c", "d"))
+
+
+def test_two_broken_engines_of_four_fail_no_sequence(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for name in ("a", "b"):
+            world.cores[name].refusal = ("corrupt", "not finite")
+        made = [sequence(str(number)) for number in range(20)]
+        for one in made:
+            world.client.submit([one])
+        assert [await ids_of(one) for one in made] == [IDS] * 20
+        assert world.cores["a"].submits or world.cores["b"].submits
+
+    run(tmp_path, story, engines=("a", "b", "c", "d"))
+
+
+def test_after_a_broken_release_the_engines_of_another_release_are_asked(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        broken = ("a", "b", "c")
+        for name in broken:
+            world.cores[name].refusal = ("corrupt", "not finite")
+            world.change_model(name, engine_version="9.0")
+        links = world.client.pool.links
+        await until(lambda: all(links[name].fingerprint != FINGERPRINT for name in broken))
+        made = [sequence(str(number)) for number in range(12)]
+        for one in made:
+            world.client.submit([one])
+        assert [await ids_of(one) for one in made] == [IDS] * 12
+        assert sum(len(world.cores[name].submits) for name in broken) + len(world.cores["d"].submits) <= 24
+        assert len(world.cores["d"].submits) == 12, "each sequence was asked of one broken engine at most"
+
+    run(tmp_path, story, engines=("a", "b", "c", "d"))
+
+
+def test_a_sequence_never_returns_to_an_engine_whose_logits_were_not_finite(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        first = sequence("first")
+        world.client.submit([first])
+        corrupt = world.place_of(first)
+        other = {"a": "b", "b": "a"}[corrupt]
+        await until(lambda: len(first.generated_ids) == 4)
+        world.cores[corrupt].refuse("first", "corrupt", "not finite")
+        await until(lambda: first.place.engine == other)
+        world.cores[other].die()
+        await until(lambda: not world.client.pool.links[other].is_connected)
+        assert first.place.refused_by == set()
+        assert (first.place.engine, set(first.place.corrupt_by)) == (None, {corrupt})
+        world.client.abort("first")
+
+    run(tmp_path, story)
+
+
 def test_a_sequence_whose_logits_the_only_engine_cannot_compute_fails_at_once(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.cores["a"].refusal = ("corrupt", "not finite")

@@ -45,18 +45,18 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_whole_document_is_read() -> None:
-    parsed = parse_models(WHOLE)
+    found = parse_models(WHOLE)
+    assert found.problems == ()
+    parsed = found.document
     assert parsed.models["chat"].given_settings == {"tool_parser": "hermes"}
     assert parsed.models["next"].given_settings == {}
     assert parsed.aliases["assistant"].weights == (("chat", 90), ("next", 10))
-    assert parse_models({"version": "v1", "models": {}}).models == {}
+    assert parse_models({"version": "v1", "models": {}}).document.models == {}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("version", None, 'version: missing; set it to "v1"'),
-        ("version", "v2", 'version: "v2" is not allowed; use "v1"'),
         ("modells", {}, "the document: there is no field modells; the fields are version, models, aliases"),
         ("models/chat/engine_dns", "h:1", "models.chat: there is no field engine_dns; the fields are engines_dns"),
         ("models/chat/key", None, "models.chat.key: missing; copy the content of the engines' front_key_file"),
@@ -103,8 +103,48 @@ def test_a_whole_document_is_read() -> None:
     ],
 )
 def test_a_wrong_field_is_named(path: str, value: Any, sentence: str) -> None:
+    found = parse_models(changed(path, value))
+    assert any(sentence in problem for problem in found.problems)
+    assert "secret-" not in str(found.problems)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "models", "targets"),
+    [
+        ("modells", {}, "chat next", ["chat", "next"]),
+        ("models/chat/key", "short", "next", ["next"]),
+        ("models/chat/engines_dns", "h", "next", ["next"]),
+        ("models/chat/settings/port", 1, "next", ["next"]),
+        ("models/a b", {"engines_dns": "h:1", "key": KEY}, "chat next", ["chat", "next"]),
+        ("models/assistant", {"engines_dns": "h", "key": KEY}, "chat next", None),
+        ("aliases/assistant/targets", [], "chat next", None),
+        ("aliases/assistant/targets/1/model", "chat", "chat next", None),
+        ("aliases/assistant/targets/1/model", "none", "chat next", ["chat"]),
+        ("aliases/assistant/targets", [{"model": "none", "weight": 1}], "chat next", None),
+        ("aliases", [], "chat next", None),
+    ],
+)
+def test_only_the_wrong_entries_are_left_out(path: str, value: Any, models: str, targets: list[str] | None) -> None:
+    found = parse_models(changed(path, value))
+    assert list(found.document.models) == models.split()
+    alias = found.document.aliases.get("assistant")
+    assert (None if alias is None else [target.model for target in alias.targets]) == targets
+    assert found.problems
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ([], "the document: Input should be"),
+        (changed("version", None), "version: missing"),
+        (changed("version", "v2"), "version: Input should be 'v1'"),
+        (changed("models", None), "models: missing"),
+        (changed("models", [KEY]), "models: Input should be a valid dictionary"),
+    ],
+)
+def test_a_document_of_another_kind_is_refused_as_a_whole(document: Any, sentence: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_models(changed(path, value))
+        parse_models(document)
     assert sentence in str(caught.value)
     assert "secret-" not in str(caught.value)
 
@@ -128,10 +168,11 @@ PATHS += ["aliases", "aliases/assistant", "aliases/assistant/targets", "aliases/
 @given(st.sampled_from(PATHS), json_values.filter(lambda value: value is not None))
 def test_any_value_is_accepted_or_refused_without_the_keys(path: str, value: Any) -> None:
     try:
-        parse_models(changed(path, value))
+        sentences = str(parse_models(changed(path, value)).problems)
     except ConfigError as error:
-        assert KEY not in str(error)
-        assert "secret-1" not in str(error) or not path.endswith("key")
+        sentences = str(error)
+    assert KEY not in sentences
+    assert "secret-1" not in sentences or not path.endswith("key")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ IDS = [*TEXT.encode(), 257]
 class World:
     """A client and its engines, by name; all in one event loop."""
 
-    def __init__(self, folder: Path, hold_s: float) -> None:
+    def __init__(self, folder: Path, hold_s: float, names: tuple[str, ...] = ("a", "b")) -> None:
         self.folder = folder
-        self.cores = {name: FakeCore(folder) for name in ("a", "b")}
+        self.cores = {name: FakeCore(folder) for name in names}
         for core in self.cores.values():
             assert core.model is not None
             core.model = msgspec.structs.replace(core.model, fingerprint=FINGERPRINT)
@@ -74,7 +74,7 @@ def run(
     """Runs a story with these engines up and connected."""
 
     async def play() -> None:
-        world = World(folder, hold_s)
+        world = World(folder, hold_s, tuple(sorted({"a", "b", *engines})))
         tasks = [asyncio.create_task(world.cores[name].serve(folder / f"{name}.sock")) for name in engines]
         tasks.append(asyncio.create_task(world.client.run()))
         await until(lambda: all(world.is_known(name) for name in engines))

@@ -33,9 +33,8 @@ class KeyCheck(Protocol):
     def is_open(self) -> bool:
         """True if requests need no key."""
 
-    @property
-    def num_keys(self) -> int:
-        """The number of different keys."""
+    def num_keys_beside(self, key: bytes) -> int:
+        """The number of different keys if `key`, with which a request may come in, is one of them; otherwise 0."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is an accepted key, or may use a name that needs no key."""
@@ -85,7 +84,7 @@ class Gate:
             refusal = no_valid_key()
             await refusal.response(scope["path"])(scope, body.receive, send_with_id)
             return
-        num_keys = self._api_keys.num_keys
+        num_keys = self._api_keys.num_keys_beside(api_key(headers))
         state["tenant"] = tenant_of_key(api_key(headers), num_keys)
         state["owner"] = owner_of_key(api_key(headers), num_keys)
         await self._app(scope, body.receive, send_with_id)

@@ -32,6 +32,13 @@ class ModelApi:
         }
         self.handlers[UI_STATUS] = ui_status
 
+    def continue_answers(self, before: ModelApi) -> None:
+        """Uses the kept answers of `before`, the handlers of the same model with other settings."""
+        service = self.state.service
+        config = service.config
+        self.kept_answers = before.kept_answers
+        self.kept_answers.change(keep_limits(config), config.max_body_bytes, service.lifecycle, service.metrics)
+
     def _repeatable(self, handler: Handler) -> Handler:
         """Returns the handler for clients that may repeat their requests after a broken connection."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rayloom_engine.common.process import return_free_memory
@@ -43,12 +43,15 @@ class TextFiles:
         """
         tokenizer = await (load_tokenizer(folder) if load_tokenizer else asyncio.to_thread(Tokenizer.load, folder))
         template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
-        formats = await asyncio.to_thread(
-            model_formats, template, tokenizer, config.tool_parser, config.reasoning_parser
-        )
-        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
+        files = await asyncio.to_thread(cls(tokenizer=tokenizer, template=template).with_settings, folder, config)
         await asyncio.to_thread(return_free_memory)  # reading a tokenizer takes twice the memory that it keeps
-        return cls(tokenizer=tokenizer, template=template, formats=formats, defaults=defaults)
+        return files
+
+    def with_settings(self, folder: Path, config: EngineConfig) -> TextFiles:
+        """Returns the same tokenizer and template with what follows from `config`. Raises ModelError or OSError."""
+        formats = model_formats(self.template, self.tokenizer, config.tool_parser, config.reasoning_parser)
+        defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
+        return replace(self, formats=formats, defaults=defaults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

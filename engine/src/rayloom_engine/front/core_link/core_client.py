@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rayloom_engine.common.process import node_name
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
+    MOST_CORRUPT,
     REBUILD_PATIENCE_S,
     PoolRules,
     is_current,
@@ -308,13 +309,15 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        # Damaged weights or a faulty release concern one engine, so a gateway moves the sequence to another engine. It
-        # does so once, because the request itself may be the cause.
-        is_corrupt = message.reason == "corrupt" and self.rules.is_gateway and not sequence.place.had_corrupt_logits
+        # Damaged weights, or a release with a mistake, are the fault of some engines, so a gateway asks others. Only a
+        # few, because the request itself may be the cause.
+        if message.reason == "corrupt":
+            sequence.place.corrupt_by[link.name] = link.fingerprint
+        may_ask = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
+        is_corrupt = message.reason == "corrupt" and may_ask
         if message.reason != "queue_full" and not is_corrupt:
             self._placement.fail(sequence, refusal(message))
             return
-        sequence.place.had_corrupt_logits |= is_corrupt
         self.pool.withdraw(sequence, is_moved=True)
         sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None

@@ -18,6 +18,7 @@ SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 LOSSES_UNTIL_PINNED = 2
 PINNED_S = 30.0  # after this time the engine is not coming back soon
 MOST_LOSSES = 6
+MOST_CORRUPT = 3  # engines that compute a NaN or an infinity for a sequence; then its request may be the cause
 # An engine that rebuilds lost ranks keeps its sequences for so many seconds. Then other engines get the sequences, at
 # the price of a replay, because a rank that has to start as a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
@@ -48,7 +49,7 @@ def is_usable(link: EngineLink, rules: PoolRules) -> bool:
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
     """True if a usable engine of a gateway may be given this sequence. `model`: that of the prompt's tokenizer."""
     place = sequence.place
-    if link.name in place.refused_by:
+    if link.name in place.refused_by or link.name in place.corrupt_by:
         return False
     is_pinned = place.num_losses >= LOSSES_UNTIL_PINNED and now_s - place.last_loss_s < PINNED_S
     if is_pinned and link.name != place.last_engine:
@@ -56,6 +57,15 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
     if continuation(place.fingerprint or model, link.fingerprint) == "other model":
         return False
     return link.max_model_len is None or sequence.most_tokens <= link.max_model_len
+
+
+def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
+    """Returns the engines whose fingerprint none of those has that computed a NaN or an infinity for `sequence`.
+
+    Returns all `links` if there is none: a release with a mistake breaks all of its engines, damaged weights only one.
+    """
+    corrupt = sequence.place.corrupt_by.values()
+    return [link for link in links if link.fingerprint not in corrupt] or links
 
 
 def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:

@@ -7,7 +7,13 @@ import logging
 import time
 from collections.abc import Mapping
 
-from rayloom_engine.front.core_link.engine_choice import PoolRules, can_compute, chosen_engine, is_usable
+from rayloom_engine.front.core_link.engine_choice import (
+    PoolRules,
+    can_compute,
+    chosen_engine,
+    is_usable,
+    unlike_corrupt,
+)
 from rayloom_engine.front.core_link.engine_link import EngineLink, LinkListener
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.core_link.sequences import ClientSequence
@@ -70,6 +76,8 @@ class EnginePool:
         if self.rules.is_gateway:
             now_s = time.monotonic()
             links = [link for link in links if can_compute(link, sequence, self.model, now_s)]
+            if sequence.place.corrupt_by:
+                links = unlike_corrupt(links, sequence)
         elif sequence.place.refused_by:
             return None
         if len(links) <= 1:

@@ -83,7 +83,7 @@ class Place:
     waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
     held_s: float = 0.0  # earlier waits before the first token, in seconds
     refused_by: set[str] = field(default_factory=set)  # engines whose queue was full, or whose logits were not finite
-    had_corrupt_logits: bool = False  # an engine has computed logits of the sequence that were not finite
+    corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)  # engines whose logits were not finite
     num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
     last_engine: str = ""
     last_loss_s: float = 0.0

@@ -38,16 +38,23 @@ class FileWatch(Generic[Content]):
     async def watch(self, on_change: Callable[[Content], None]) -> None:
         """Calls `on_change` with the content whenever the file has changed. A broken file changes nothing.
 
-        `on_change` may raise ConfigError for content that cannot be used.
+        `on_change` may raise ConfigError for content that cannot be used now, for example because a disk is full. The
+        file is then read again at every check until it can be used; its problem is logged once.
         """
+        logged: tuple[object, str] | None = None
         while True:
             await asyncio.sleep(CHECK_S)
-            if self._current_stamp() == self._stamp:
+            stamp = self._current_stamp()
+            if stamp == self._stamp:
+                logged = None
                 continue
             try:
-                on_change(self.read())
+                on_change(self._parse(self._path))
+                self._stamp = stamp  # only now, and as it was before the file was read
             except ConfigError as error:
-                logger.error("%s: %s", self._consequence, error)
+                if logged != (stamp, str(error)):
+                    logger.error("%s: %s", self._consequence, error)
+                logged = (stamp, str(error))
 
     def _current_stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -61,10 +61,29 @@ class GatewayService(Service):
         self._stored_context = 0  # context length of the model that came with the text
         self.client.on_file_part = self._fetch.receive
 
+    def continue_text(self, before: GatewayService) -> None:
+        """Uses the text of `before`, the service of the same model with other settings, so it is ready at once.
+
+        Call it before `run`. Without a text that can be used, this service loads one as any other.
+        """
+        text, files = before.text, before.files
+        if text is None or files is None:
+            return
+        try:
+            files = files.with_settings(Path(text.model.path), self.config)
+        except (ModelError, OSError) as error:
+            self._report(f"cannot load the tokenizer in {text.model.path}: {error}")
+            return
+        self.client.pool.model = before.client.pool.model
+        self._text_hash = before._text_hash
+        self._stored_context = text.model.max_model_len  # until the engines are connected here as well
+        self.text = ModelText.of(text.model, files)
+        self._use_files(files)
+
     async def run(self) -> None:
         """Loads the text that the service used last, then keeps the connections to all engines until cancelled."""
         try:
-            last = await asyncio.to_thread(self._cache.last)
+            last = None if self.text is not None else await asyncio.to_thread(self._cache.last)
             if last is not None:
                 await self._load(last)
             await super().run()

@@ -59,6 +59,17 @@ class KeptAnswers:
     def __len__(self) -> int:
         return len(self._book)
 
+    def change(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        """Serves a port with these settings from now on. Answers that are kept stay; their readers count where they
+        began.
+        """
+        self._limits = self._book.limits = limits
+        self._max_body_bytes = max_body_bytes
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._observe()
+        self._watch_idle()
+
     async def answer(self, request: Request, handler: Handler) -> Response:
         """Returns the response of `handler`, or for a repeat the response to the first request of its name.
 
@@ -95,9 +106,10 @@ class KeptAnswers:
     async def _read(self, request: Request, entry: KeptEntry, *, is_repeat: bool) -> AnswerReader:
         """Returns a response that reads the entry's answer, once the answer has begun."""
         kept = entry.answer
-        self._lifecycle.begin_read()
+        lifecycle = self._lifecycle
+        lifecycle.begin_read()
         reader = AnswerReader(
-            kept, request.receive, lambda is_whole: self._left(entry, is_whole=is_whole), is_repeat=is_repeat
+            kept, request.receive, lambda is_whole: self._left(entry, lifecycle, is_whole=is_whole), is_repeat=is_repeat
         )
         try:
             await reader.until_begun()
@@ -142,9 +154,9 @@ class KeptAnswers:
             released += self._book.release([entry])
         self._release(released)
 
-    def _left(self, entry: KeptEntry, *, is_whole: bool) -> None:
+    def _left(self, entry: KeptEntry, lifecycle: Lifecycle, *, is_whole: bool) -> None:
         _measure(entry)
-        self._lifecycle.end_read()
+        lifecycle.end_read()
         self._release(self._book.leave(entry, time.monotonic(), is_whole=is_whole))
         if entry.is_kept and entry.is_detached and self._lifecycle.drains:
             self._release(self._book.release([entry]))

@@ -39,12 +39,13 @@ _ADVICE_IF_MISSING = {
 }
 
 
-def explain(error: ValidationError, fields_at: FieldsAt) -> list[str]:
+def explain(error: ValidationError, fields_at: FieldsAt, place: Path = ()) -> list[str]:
     """Returns one line for each wrong field. `fields_at` returns the fields of the object at a path.
+    `place`: the path of the value that was validated.
 
     An error of an object or list that has a wrong field inside is left out, because it is a consequence.
     """
-    items = [(tuple(str(part) for part in item["loc"]), item) for item in error.errors(include_url=False)]
+    items = [((*place, *(str(part) for part in item["loc"])), item) for item in error.errors(include_url=False)]
     paths = [path for path, _ in items]
     return [
         _line(path, item, fields_at)

@@ -48,10 +48,8 @@ class ModelEndpoints:
         async def answer(request: Request) -> Response:
             models = self._models
             models.lifecycle.check_accepts()
-            repeat_key = request.headers.get(IDEMPOTENCY_KEY)
-            if repeat_key is not None:
-                repeat_key = checked_key(repeat_key)
-            body = await hold_body(request, models.max_body_bytes)
+            repeat_key = _repeat_key(request)
+            body = await hold_body(request, models.max_body_bytes(self._caller(request)))
             try:
                 fields = await parsed(body.data, request.state.tenant, routed_fields)
                 route = models.names.route(fields, self._caller(request), repeat_key)
@@ -97,3 +95,12 @@ class ModelEndpoints:
 
     def _caller(self, request: Request) -> KeyHolder:
         return self._models.ring.caller(api_key(request.headers))
+
+
+def _repeat_key(request: Request) -> str | None:
+    """Returns the name that repeats of a request have as well: its Idempotency-Key, else the client's X-Request-Id."""
+    given = request.headers.get(IDEMPOTENCY_KEY)
+    if given is not None:
+        return checked_key(given)
+    http_id: str = request.state.request_id
+    return http_id if request.headers.get("x-request-id") == http_id else None

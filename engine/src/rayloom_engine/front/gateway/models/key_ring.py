@@ -69,6 +69,10 @@ class KeyRing:
         """The number of different keys of all names."""
         return len(self._names_of)
 
+    def num_keys_beside(self, key: bytes) -> int:
+        """Returns `num_keys` if `key` is one of the keys, otherwise 0: beside an open name, any key may come in."""
+        return self.num_keys if self._hash(key) in self._names_of else 0
+
     def knows(self, key: bytes) -> bool:
         """True if `key` may use at least one name."""
         has_name = self._hash(key) in self._names_of

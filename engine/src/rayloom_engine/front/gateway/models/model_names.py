@@ -45,7 +45,7 @@ class ModelNames:
         return [*models, *aliases]
 
     def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
-        """Returns the model for a request. `repeat_key`: its Idempotency-Key.
+        """Returns the model for a request. `repeat_key`: its Idempotency-Key, else its X-Request-Id.
 
         Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
         cannot tell a name that needs a key from one that does not exist.
@@ -73,6 +73,19 @@ class ModelNames:
     def num_keys(self, model: str) -> int:
         """Returns the number of different keys with which requests reach `model`."""
         return self._ring.count(self._sources[model])
+
+    def key_problem(self, model: str) -> str:
+        """Returns why a file with keys for `model`, its own or that of an alias, cannot be used; empty if all can."""
+        problems = (self._ring.problem(name) for name in sorted(self._sources[model]))
+        return "; ".join(problem for problem in problems if problem)
+
+    def reachable(self, caller: KeyHolder) -> set[str]:
+        """Returns the models that requests of `caller` may reach, under their own names or by an alias."""
+        names = self.usable(caller)
+        by_alias = (self.document.aliases[name] for name in names if name not in self.document.models)
+        open_aliases = (alias for alias in by_alias if alias.api_key_file is not None)
+        targets = {name for alias in open_aliases for name, weight in alias.weights if weight}
+        return targets | {name for name in names if name in self.document.models}
 
     def _only_model(self, caller: KeyHolder) -> str:
         names = list(self.document.models)

@@ -6,8 +6,9 @@ The document's JSON schema is `schemas/gateway-models.v1.json`, written by `make
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -106,17 +107,73 @@ class ModelsDocument(_Part):
     aliases: dict[str, AliasEntry] = Field(default_factory=dict, description="Further names.")
 
 
-def parse_models(document: object) -> ModelsDocument:
-    """Returns the models in a decoded JSON document. Raises ConfigError that names each wrong field, but no key."""
+def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDocument:
+    """Returns a document without these models. An alias is left out if no other target has a weight above 0."""
+    models = {name: entry for name, entry in document.models.items() if name not in names}
+    aliases = {}
+    for name, alias in document.aliases.items():
+        targets = tuple(target for target in alias.targets if target.model in models)
+        if any(target.weight for target in targets):
+            aliases[name] = alias.model_copy(update={"targets": targets})
+    return document.model_copy(update={"models": models, "aliases": aliases})
+
+
+class _Outline(BaseModel):
+    """The part of a document without which nothing of it can be used."""
+
+    model_config = ConfigDict(strict=True)
+
+    version: Literal["v1"]
+    models: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsableModels:
+    """The entries of a document that can be used, and a sentence for each wrong field of the entries left out."""
+
+    document: ModelsDocument
+    problems: tuple[str, ...]
+
+
+def parse_models(document: object) -> UsableModels:
+    """Returns the models in a decoded JSON document. An entry with a wrong field is left out, so nobody can use it.
+
+    Raises ConfigError unless the document is an object of version v1 with an object `models`. Neither the error nor a
+    problem shows a key.
+    """
     try:
-        parsed = ModelsDocument.model_validate(document)
+        listed = _Outline.model_validate(document).models
     except ValidationError as error:
         raise ConfigError("; ".join(explain(error, _fields_at))) from None  # the chained error would show keys
-    problems = [problem for name, entry in parsed.models.items() for problem in _model_problems(name, entry)]
-    problems += [problem for name, alias in parsed.aliases.items() for problem in _alias_problems(name, alias, parsed)]
-    if problems:
-        raise ConfigError("; ".join(problems))
-    return parsed
+    assert isinstance(document, dict)
+    fields = ", ".join(ModelsDocument.model_fields)
+    problems = [
+        f"the document: there is no field {field}; the fields are {fields}"
+        for field in document
+        if field not in ModelsDocument.model_fields
+    ]
+    models: dict[str, ModelEntry] = {}
+    for name, value in listed.items():
+        entry = _parsed(ModelEntry, value, ("models", name), problems)
+        found = [] if entry is None else _model_problems(name, entry)
+        problems += found
+        if entry is not None and not found:
+            models[name] = entry
+    aliases = _usable_aliases(document.get("aliases", {}), listed, models, problems)
+    usable = ModelsDocument(version="v1", models=models, aliases=aliases)
+    return UsableModels(document=usable, problems=tuple(problems))
+
+
+Part = TypeVar("Part", bound=_Part)
+
+
+def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: list[str]) -> Part | None:
+    """Returns the entry at `field` of the document. None if it is wrong; then `problems` gets the sentences."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        problems += explain(error, _fields_at, field)
+        return None
 
 
 def _model_problems(name: str, entry: ModelEntry) -> list[str]:
@@ -136,19 +193,48 @@ def _no_place(field: str, place: str, example: str) -> str:
     return f"{field}: {place!r} is not an address; write HOST:PORT, such as {example}"
 
 
-def _alias_problems(name: str, alias: AliasEntry, document: ModelsDocument) -> list[str]:
+def _usable_aliases(
+    listed: object, all_models: dict[str, Any], models: dict[str, ModelEntry], problems: list[str]
+) -> dict[str, AliasEntry]:
+    """`all_models`: the entries of models, those that are left out included; `models`: those that can be used."""
+    if not isinstance(listed, dict):
+        problems.append("aliases: must be an object of aliases by their names")
+        return {}
+    aliases = {}
+    for name, value in listed.items():
+        alias = _parsed(AliasEntry, value, ("aliases", name), problems)
+        if alias is None:
+            continue
+        found = _alias_problems(name, alias, all_models)
+        targets = tuple(target for target in alias.targets if target.model in models)
+        for target in alias.targets:
+            if target.model not in models:
+                problems.append(_unusable_target(name, target.model, is_listed=target.model in all_models))
+        if not found and not any(target.weight for target in targets):
+            found = [f"aliases.{name}.targets: no target with a weight above 0 can be used"]
+        problems += found
+        if not found:
+            aliases[name] = alias.model_copy(update={"targets": targets})
+    return aliases
+
+
+def _alias_problems(name: str, alias: AliasEntry, all_models: dict[str, Any]) -> list[str]:
     field = f"aliases.{name}"
     problems = _name_problems(field, name)
-    if name in document.models:
+    if name in all_models:  # also if the model is left out: the alias might have other keys
         problems.append(f"{field}: a model has this name already; choose another one")
-    for target in alias.targets:
-        if target.model not in document.models:
-            problems.append(f"{field}.targets: there is no model {shown(target.model)}; name one of `models`")
     if len({target.model for target in alias.targets}) < len(alias.targets):
         problems.append(f"{field}.targets: a model is named twice; give it one weight")
     if not any(target.weight for target in alias.targets):
         problems.append(f"{field}.targets: every weight is 0; give at least one target a weight above 0")
     return problems
+
+
+def _unusable_target(alias: str, model: str, *, is_listed: bool) -> str:
+    field = f"aliases.{alias}.targets"
+    if is_listed:
+        return f"{field}: the entry of the model {shown(model)} cannot be used, so the other targets get its requests"
+    return f"{field}: there is no model {shown(model)}; name one of `models`"
 
 
 def _name_problems(field: str, name: str) -> list[str]:

@@ -78,6 +78,16 @@ class RunningModel:
             self._look_up()
             await self.service.run()
 
+    def continue_from(self, before: RunningModel) -> None:
+        """Uses the tokenizer, the known addresses and the kept answers of `before`, which has other settings.
+
+        Call it before `run`. Then requests are accepted at once; they wait until the engines are connected.
+        """
+        if self.entry.engines_dns is not None and self.entry.engines_dns == before.entry.engines_dns:
+            self._found(before._engines)
+        self.service.continue_text(before.service)
+        self.api.continue_answers(before.api)
+
     def change(self, entry: ModelEntry) -> None:
         """Changes the engines or their key. The settings must be the same.
 

@@ -8,12 +8,13 @@ import logging
 import time
 from typing import Any
 
+from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
-from rayloom_engine.front.gateway.models.key_ring import KeyRing
+from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
-from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument
+from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument, without_models
 from rayloom_engine.front.gateway.models.running_model import RunningModel, SharedParts
 from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
 from rayloom_engine.front.operations.lifecycle import Lifecycle
@@ -48,6 +49,7 @@ class RunningModels:
             on_ready=self._update_readiness,
         )
         self._group: asyncio.TaskGroup | None = None
+        self._body_limits: dict[frozenset[str], int] = {}  # names that a key may use -> most bytes of a body
         self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
         self.names = ModelNames(document, self.ring)
         self.apply(document)
@@ -64,17 +66,19 @@ class RunningModels:
         """Changes the models and names to those of `document`.
 
         A model with other settings is replaced by a new one; the old one finishes its requests. Other changes of a
-        model's entry keep its streams. Raises ConfigError, and changes nothing then, if a model cannot be made.
+        model's entry keep its streams. Raises ConfigError if a model cannot be made. It is then not served, but all
+        other changes are made, so that no model stays open that was to be closed.
         """
-        new = {
-            name: RunningModel(name, entry, self._shared)
-            for name, entry in document.models.items()
-            if self._needs_new(name, entry)
-        }
+        new, problems = self._new_models(document)
+        document = without_models(document, problems) if problems else document
         before = self.models
+        for name, model in new.items():
+            if name in before:
+                model.continue_from(before[name])
         self.models = {name: new.get(name) or before[name] for name in document.models}
         self.ring.set_files(key_files(document))
         self.names = ModelNames(document, self.ring)
+        self._body_limits.clear()
         for name, model in before.items():
             if name not in self.models:
                 logger.info("model %s: removed; its running requests finish", name)
@@ -89,12 +93,16 @@ class RunningModels:
                 before[name].change(entry)
         self._observe_keys()
         self._update_readiness()
+        if problems:
+            raise ConfigError("; ".join(f"models.{name}: {problem}" for name, problem in problems.items()))
 
-    @property
-    def max_body_bytes(self) -> int:
-        """The longest body that a model takes."""
-        limits = (model.max_body_bytes for model in self.models.values())
-        return max(limits, default=self.config.front.max_body_bytes)
+    def max_body_bytes(self, caller: KeyHolder) -> int:
+        """Returns the longest body that a model takes which requests of `caller` may reach."""
+        known = self._body_limits.get(caller.names)
+        if known is None:
+            limits = (self.models[name].max_body_bytes for name in self.names.reachable(caller))
+            known = self._body_limits[caller.names] = max(limits, default=self.config.front.max_body_bytes)
+        return known
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""
@@ -139,6 +147,17 @@ class RunningModels:
         model = self.models.get(name)
         return None if model is None else model.service
 
+    def _new_models(self, document: ModelsDocument) -> tuple[dict[str, RunningModel], dict[str, str]]:
+        """Returns the models that must be made for `document`, and why others cannot be made; both by name."""
+        new, problems = {}, {}
+        for name, entry in document.models.items():
+            if self._needs_new(name, entry):
+                try:
+                    new[name] = RunningModel(name, entry, self._shared)
+                except ConfigError as error:
+                    problems[name] = str(error)
+        return new, problems
+
     def _needs_new(self, name: str, entry: ModelEntry) -> bool:
         known = self.models.get(name)
         return known is None or known.entry.given_settings != entry.given_settings
@@ -161,7 +180,7 @@ class RunningModels:
 
     def _observe_keys(self) -> None:
         for name, model in self.models.items():
-            model.service.metrics.observe_api_keys(self.names.num_keys(name), self.ring.problem(name))
+            model.service.metrics.observe_api_keys(self.names.num_keys(name), self.names.key_problem(name))
 
     def _update_readiness(self) -> None:
         lifecycle = self.lifecycle

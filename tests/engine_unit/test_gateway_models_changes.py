@@ -1,0 +1,229 @@
+"""Several models behind one port: faulty files and entries, other settings, and what senders of unknown keys share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.gateway.models.models_document import ModelsDocument
+from rayloom_engine.front.gateway.models.models_file import ModelsFile
+from rayloom_engine.front.http import body
+from rt_models import KEY, UNIFORM, World, refusal, run, running, said, until
+
+MIB = 1 << 20
+
+
+def write(path: Path, document: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document))
+    os.replace(part, path)
+
+
+def test_a_wrong_entry_closes_its_model_and_leaves_the_others_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        path = tmp_path / "models.json"
+
+        def entries(world: World, **more: Any) -> dict[str, Any]:
+            models = {name: {"engines": {"e": world.places[name]}, "key": KEY} for name in ("one", "two")}
+            return {"version": "v1", "models": models, "aliases": {"both": UNIFORM}, **more}
+
+        files: list[ModelsFile] = []
+
+        def make(world: World) -> ModelsDocument:
+            document = entries(world)
+            document["models"]["a b"] = document["models"]["one"]
+            write(path, document)
+            files.append(ModelsFile(path))
+            return files[0].read()  # a new gateway starts with the models that can be used
+
+        async with running(tmp_path, "one two", make) as w:
+            await w.ready("one", "two")
+            watch = asyncio.create_task(files[0].watch(w.models.apply))
+            document = entries(w)
+            document["models"]["one"]["api_key_file"] = w.keys("one", "k1")
+            document["models"]["two"]["engines"] = {"e": "no port"}
+            document["aliases"]["empty"] = {"targets": []}
+            write(path, document)
+            await until(lambda: "two" not in w.models.models)
+            assert refusal(await w.chat("one"))[0] == 401, "the model was closed in the same file"
+            assert said(await w.chat("one", "k1")) == "I am one."
+            assert refusal(await w.chat("two", "k1"))[1] == "model_not_found"
+            assert refusal(await w.chat("empty", "k1"))[1] == "model_not_found"
+            assert said(await w.chat("both", "k1")) == "I am one.", "the target that can be used gets all requests"
+            for sentence in ("models.a b: ", "models.two: engine 'e': 'no port' is no", "aliases.empty.targets: "):
+                assert sentence.removesuffix(" is no") in caplog.text
+            watch.cancel()
+
+    with caplog.at_level(logging.ERROR):
+        run(story)
+
+
+def test_a_list_that_could_not_be_applied_is_tried_again_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "models.json"
+    write(path, {"version": "v1", "models": {}})
+    file = ModelsFile(path)
+    file.read()
+    tries = 0
+    applied = asyncio.Event()
+
+    def apply(document: ModelsDocument) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ConfigError("cache_dir: cannot write /c: No space left on device")
+        applied.set()
+
+    async def story() -> None:
+        watch = asyncio.create_task(file.watch(apply))
+        write(path, {"version": "v1", "models": {"a b": {"engines": {"e": "h:1"}, "key": KEY}}})
+        await asyncio.wait_for(applied.wait(), 60.0)
+        watch.cancel()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(story())
+    assert caplog.text.count("the models stay as before: cache_dir: cannot write") == 1
+    assert caplog.text.count("models.a b: ") == 1
+
+
+def test_a_model_that_cannot_be_made_keeps_no_other_model_open(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one two", lambda world: world.document(one={})) as w:
+            await w.ready("one")
+            texts = tmp_path / "cache" / "texts"
+            texts.rename(tmp_path / "moved")
+            texts.write_text("no folder")
+            document = w.document({"both": UNIFORM}, one={"api_key_file": w.keys("one", "k1")}, two={})
+            with pytest.raises(ConfigError, match=r"models\.two: cache_dir: cannot write"):
+                w.models.apply(document)
+            assert refusal(await w.chat("one"))[0] == 401
+            assert said(await w.chat("both", "k1")) == "I am one."
+            assert refusal(await w.chat("two", "k1"))[1] == "model_not_found"
+            texts.unlink()
+            w.models.apply(document)
+            await w.ready("two")
+            assert said(await w.chat("two")) == "I am two."
+
+    run(story)
+
+
+def test_other_settings_refuse_no_request_and_keep_answers(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one", lambda world: world.document(one={})) as w:
+            await w.ready("one")
+            headers = {"Idempotency-Key": "order-1"}
+            first = await w.chat("one", headers=headers)
+            before = w.models.models["one"]
+            w.models.apply(w.document(one={"settings": {"max_output_tokens": 2}}))
+            assert w.models.models["one"] is not before
+            ready, answer = await asyncio.gather(w.http.get("/ready"), w.chat("one"))
+            assert ready.status_code == 200
+            assert said(answer) == "I ", "no request is refused, and the new setting counts"
+            num_submits = len(w.cores["one"].submits)
+            repeat = await w.chat("one", headers=headers)
+            assert repeat.headers["idempotent-replayed"] == "true"
+            assert repeat.json() == first.json()
+            assert len(w.cores["one"].submits) == num_submits
+            await until(lambda: not w.models.leaving)
+
+    run(story)
+
+
+def test_other_settings_while_an_answer_is_read_let_the_old_model_end_after_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one", lambda world: world.document(one={})) as w:
+            await w.ready("one")
+            w.cores["one"].hold_after = 3
+            first = asyncio.create_task(w.chat("one", headers={"Idempotency-Key": "order-1"}))
+            await until(lambda: bool(w.cores["one"].submits))
+            w.models.apply(w.document(one={"settings": {"repeat_seconds": 9.0}}))
+            repeat = asyncio.create_task(w.chat("one", headers={"Idempotency-Key": "order-1"}))
+            new = w.models.models["one"].service.lifecycle
+            await until(lambda: new.num_readers == 1)
+            w.cores["one"].release()
+            assert (await first).json() == (await repeat).json()
+            assert new.num_readers == 0
+            await until(lambda: not w.models.leaving)
+
+    run(story)
+
+
+def test_unknown_keys_beside_an_open_model_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    share = body._BUDGET.share
+    monkeypatch.setattr(body._BUDGET, "share", lambda tenant, most: (seen.append(tenant), share(tenant, most))[1])
+
+    async def story() -> None:
+        def make(world: World) -> ModelsDocument:
+            return world.document(one={}, two={"api_key_file": world.keys("two", "k1", "k2")})
+
+        async with running(tmp_path, "one two", make) as w:
+            await w.ready("one", "two")
+            for key in ("invented-1", "invented-2", ""):
+                assert said(await w.chat("one", key)) == "I am one."
+            assert set(seen) == {""}
+            seen.clear()
+            assert said(await w.chat("two", "k1")) == "I am two."
+            assert "" not in seen
+
+    run(story)
+
+
+def test_a_repeat_with_the_same_request_id_goes_to_the_same_target(tmp_path: Path) -> None:
+    async def story() -> None:
+        both = {**UNIFORM, "sticky_by": None}
+        async with running(tmp_path, "one two", lambda world: world.document({"both": both}, one={}, two={})) as w:
+            await w.ready("one", "two")
+            targets = []
+            for number in range(12):
+                answers = [await w.chat("both", headers={"X-Request-Id": f"request-{number}"}) for _ in range(2)]
+                first, second = (answer.headers["x-rayloom-model"] for answer in answers)
+                assert first == second
+                targets.append(first)
+            assert set(targets) == {"one", "two"}
+
+    run(story)
+
+
+def test_a_key_file_of_an_alias_that_cannot_be_read_is_counted_for_its_targets(tmp_path: Path) -> None:
+    async def story() -> None:
+        def make(world: World) -> ModelsDocument:
+            targets = [{"model": "one", "weight": 1}]
+            return world.document({"as": {"targets": targets, "api_key_file": str(tmp_path / "none")}}, one={}, two={})
+
+        async with running(tmp_path, "one two", make) as w:
+            text = (await w.admin.get("/metrics")).text
+            assert 'rayloom:api_key_file_unusable{model_name="one"} 1' in text
+            assert 'rayloom:api_key_file_unusable{model_name="two"} 0' in text
+
+    run(story)
+
+
+def test_a_body_may_be_as_long_as_the_models_of_its_key_take(tmp_path: Path) -> None:
+    async def story() -> None:
+        def make(world: World) -> ModelsDocument:
+            two = {"api_key_file": world.keys("two", "k2"), "settings": {"max_body_bytes": 4 * MIB}}
+            alias = {"targets": [{"model": "two", "weight": 1}], "api_key_file": world.keys("own", "k3")}
+            return world.document({"own": alias}, one={"settings": {"max_body_bytes": MIB}}, two=two)
+
+        async with running(tmp_path, "one two", make) as w:
+            await w.ready("one", "two")
+            limits = [w.models.max_body_bytes(w.models.ring.caller(key)) for key in (b"", b"unknown", b"k2", b"k3")]
+            assert limits == [MIB, MIB, 4 * MIB, 4 * MIB]
+            note = {"note": "x" * (2 * MIB)}
+            assert refusal(await w.chat("two", "unknown", metadata=note))[0] == 413, "before it is parsed"
+            assert said(await w.chat("two", "k2", metadata=note)) == "I am two."
+            assert said(await w.chat("own", "k3", metadata=note)) == "I am two."
+            assert refusal(await w.chat("one", "k2", metadata=note))[0] == 413
+
+    run(story)
