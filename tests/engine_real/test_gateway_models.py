@@ -78,11 +78,9 @@ def gateway(models: Models) -> Iterator[Gateway]:
 
 def wait_serving(gateway: Gateway, *names: str) -> None:
     def serve() -> bool:
-        documents = httpx.get(f"{gateway.admin_url}/engines", timeout=20.0).json()["models"]
-        return all(
-            [engine["state"] for engine in documents.get(name, {"engines": []})["engines"]] == ["serving"]
-            for name in names
-        )
+        # The state of the model, not of its engine, which serves before the gateway has its tokenizer.
+        documents = httpx.get(f"{gateway.admin_url}/status", timeout=20.0).json()["models"]
+        return all(documents.get(name, {}).get("state") == "serving" for name in names)
 
     wait_until(serve, 240.0, gateway.log_text)
 
@@ -143,6 +141,11 @@ def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway
     wait_until(lambda: httpx.get(engines).json()["leaving"] == [], 60.0, gateway.log_text)
     assert "Traceback" not in gateway.log_text()
 
-    models.path.write_text('{"version": "v1", "models": {"second": {"key": "k"}}}')
-    wait_until(lambda: "the models stay unchanged: models_file" in gateway.log_text(), 30.0, gateway.log_text)
-    assert complete(gateway, "second").status_code == 200, "a broken file changes nothing"
+    document = json.loads(models.path.read_text())
+    document["models"]["second"]["key"] = "short"
+    models.path.write_text(json.dumps(document))
+    wait_until(lambda: "models.second.key: must be a string" in gateway.log_text(), 30.0, gateway.log_text)
+    wait_until(lambda: complete(gateway, "second").status_code == 401, 30.0, gateway.log_text)
+    models.path.write_text("{")
+    wait_until(lambda: "the models stay unchanged: " in gateway.log_text(), 30.0, gateway.log_text)
+    assert complete(gateway, "second-more").status_code == 200, "a broken entry or file closes no other model"

@@ -59,7 +59,7 @@ def test_a_wrong_entry_closes_its_model_and_leaves_the_others_open(
             assert refusal(await w.chat("two", "k1"))[1] == "model_not_found"
             assert refusal(await w.chat("empty", "k1"))[1] == "model_not_found"
             assert said(await w.chat("both", "k1")) == "I am one.", "the target that can be used gets all requests"
-            for sentence in ("models.a b: ", "models.two: engine 'e': 'no port' is no", "aliases.empty.targets: "):
+            for sentence in ("models.a b: ", "models.two.engines.e: 'no port' is no", "aliases.empty.targets: "):
                 assert sentence.removesuffix(" is no") in caplog.text
             watch.cancel()
 
@@ -92,7 +92,7 @@ def test_a_list_that_could_not_be_applied_is_tried_again_and_logged_once(
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(story())
-    assert caplog.text.count("the models stay as before: cache_dir: cannot write") == 1
+    assert caplog.text.count("the models stay unchanged: cache_dir: cannot write") == 1
     assert caplog.text.count("models.a b: ") == 1
 
 
