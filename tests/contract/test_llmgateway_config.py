@@ -43,7 +43,9 @@ def test_the_schema_knows_each_field():
 @pytest.mark.parametrize("previous_key", [b"", b"the key before"])
 def test_a_gateway_takes_the_models_file(previous_key):
     chat = ModelEntry(served_name="chat", service="chat", namespace="team", uid="uid-chat", auth=None)
-    found = parse_models(models_document([chat], [], b"the key", previous_key)).models["chat"]
+    usable = parse_models(models_document([chat], [], b"the key", previous_key))
+    assert usable.problems == ()
+    found = usable.document.models["chat"]
 
     assert found.key == front_key(b"the key", "team", "uid-chat")
     assert found.previous_key == (front_key(previous_key, "team", "uid-chat") if previous_key else None)
