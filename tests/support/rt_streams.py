@@ -66,6 +66,20 @@ def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list
     return streams, threads
 
 
+def _start_together(
+    server: RunningServer, bodies: list[dict[str, object]]
+) -> tuple[list[Stream], list[threading.Thread]]:
+    """Like `start_streams`, but streams without a grammar start last: a grammar is built before the first token."""
+    slow = [index for index, body in enumerate(bodies) if body.keys() & {"tools", "structured_outputs"}]
+    order = [*slow, *(index for index in range(len(bodies)) if index not in slow)]
+    streams, threads = start_streams(server, [bodies[index] for index in slow])
+    wait_until(lambda: all(stream.tokens or stream.failure for stream in streams), 60.0, server.log_text)
+    later = start_streams(server, [bodies[index] for index in order[len(slow) :]])
+    started = dict(zip(order, zip([*streams, *later[0]], [*threads, *later[1]], strict=True), strict=True))
+    in_order = [started[index] for index in range(len(bodies))]
+    return [stream for stream, _ in in_order], [thread for _, thread in in_order]
+
+
 def join_streams(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(180.0)
@@ -130,7 +144,7 @@ def disturb(
     new epoch.
     """
     before = server.status()
-    streams, threads = start_streams(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
+    streams, threads = _start_together(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
     wait_until(
         lambda: all(len(stream.tokens) >= strike_at and _is_inside(stream) for stream in streams),
         60.0,
