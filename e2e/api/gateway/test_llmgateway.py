@@ -128,6 +128,25 @@ def test_one_url_follows_its_services_and_rolls_nothing(
     assert any("rayloom.dev/llmgateway" in json.dumps(each.get("from")) for each in policy["spec"]["ingress"])
 
 
+def test_a_name_belongs_to_one_service_and_an_alias_joins_no_different_keys(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Front(world, namespace)
+    it.serve("chat")
+    it.serve("keyed", auth={"apiKeySecretRef": {"name": "keys", "key": "all"}})
+    targets = [{"service": "chat"}, {"service": "keyed"}]
+    it.apply(services=_SELECTOR, replicas=1, aliases=[{"name": "assistant", "targets": targets}])
+    it.wait(lambda: it.condition("Degraded") == ("True", "KeysDiffer"), "an alias of two services with different keys")
+    assert it.states("aliases") == {"assistant": "Absent"}
+    it.apply(services=_SELECTOR, replicas=1)
+    it.wait(lambda: it.condition("Degraded") == ("False", "Healthy"), "no alias")
+    it.serve("twin", model={"source": "builtin://smollm2-135m", "servedName": "chat"})
+    it.wait(lambda: it.condition("Degraded") == ("True", "NameConflict"), "a second service of the same name")
+    owners = [(each["service"], each["state"]) for each in it.status["models"] if each["name"] == "chat"]
+    assert len(owners) == 2
+    assert ("twin", "Absent") in owners
+
+
 def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
@@ -184,7 +203,7 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
         ({"services": _SELECTOR, "route": _HTTP, "replicas": 0}, "raise replicas to 1 or more, or remove route"),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": []}]},
-            "an alias without targets answers nothing",
+            "an alias without targets cannot answer requests",
         ),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": [{"service": "b", "weight": 0}]}]},

@@ -267,14 +267,19 @@ def test_every_reason_has_a_scene() -> None:
     # event: tests/operator_unit/test_recovery.py.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
     # These are in test_rolls.py and test_node_drains.py, the last two in scaling/test_to_zero.py and
-    # gateway/test_gateway.py.
+    # gateway/test_gateway.py. Those of routes and of LLMGateways are in gateway/test_route.py and
+    # gateway/test_llmgateway.py.
     of_rolls = {
         *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
         *(Reason.ROLLING_BACK, Reason.ROLLED_BACK, Reason.PAUSED, Reason.HALTED),
         *(Reason.ANALYSIS_FAILED, Reason.CRASH_LOOP, Reason.DEADLINE_EXCEEDED),
         *(Reason.SCALED_TO_ZERO, Reason.GATEWAY_NOT_READY),
     }
-    assert {scene.reason for scene in SCENES.values()} == set(Reason) - others - of_rolls
+    of_gateways = {
+        *(Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING),
+        *(Reason.NO_MODELS, Reason.NO_GATEWAY_PORT, Reason.NAME_CONFLICT, Reason.TARGET_MISSING, Reason.KEYS_DIFFER),
+    }
+    assert {scene.reason for scene in SCENES.values()} == set(Reason) - others - of_rolls - of_gateways
 
 
 def test_every_status_of_the_session_is_told_by_the_closed_list(stage: str, world: World) -> None:
