@@ -17,17 +17,12 @@ from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS, ModelEnt
 from rt_llmgateway import make_gateway_document
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schemas/gateway-config.v1.json"
-# An engine whose gateway serves several models has this setting.
-serves_several = pytest.mark.skipif(
-    "models_file" not in GatewaySettings.model_fields, reason="this engine's gateway serves one model"
-)
 
 
 def document():
     return gateway_config(parse_gateway(make_gateway_document(holdSeconds=60, drainSeconds=7)))
 
 
-@serves_several
 def test_a_gateway_of_several_models_takes_the_document():
     config = parse_gateway_config(document())
 
@@ -35,7 +30,6 @@ def test_a_gateway_of_several_models_takes_the_document():
     assert (config.gateway.hold_seconds, config.front.drain_seconds) == (60, 7)
 
 
-@serves_several
 def test_the_schema_knows_each_field():
     assert document().keys() <= json.loads(SCHEMA.read_text("utf-8"))["properties"].keys()
 

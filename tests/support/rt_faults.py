@@ -103,9 +103,9 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
     family = [supervisor, *supervisor.children(recursive=True)]
     for process in family:
         if process.name() == "raylet":
-            # As on a machine that is too busy: Ray's shutdown gives the raylet one second to write that it was told to
-            # end. When it does not, Ray's agents try for 60 s to report a fault before they end, so nothing but
-            # `local_ray` killing them ends them in time.
+            # Ray's shutdown gives the raylet one second to record that it was told to end. On a busy machine the raylet
+            # misses this, and Ray's agents then try for 60 s to report a fault. A suspended raylet misses it, too, so
+            # only `local_ray`, which kills the agents, can end them in time.
             process.suspend()
     server.process.kill()
     return psutil.wait_procs(family, timeout=50.0)[1]
