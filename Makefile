@@ -53,7 +53,7 @@ test: $(LIBRARY) ## Run all tests that need no cluster, on at least two cores; A
 client-tests: $(LIBRARY) ## Test popular clients of the API, which it installs into the cache, on a real server; ARGS="-k name"
 	@HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tools/run_client_tests.py $(ARGS)
 
-client-packages: $(LIBRARY)
+client-packages: $(STAMP)
 	@PYTHONPATH=tests/support $(BIN)/python tools/run_client_tests.py --install
 
 chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"

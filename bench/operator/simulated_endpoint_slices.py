@@ -8,7 +8,7 @@ from __future__ import annotations
 from real_api_server.traffic import SLICE_LABEL
 from simulated_controller import SimulatedController
 from simulated_nodes.api_client import Api, Document
-from simulated_nodes.kubelets import SERVICE_LABEL
+from simulated_nodes.gateways import SERVICE_LABEL
 
 _ROUTE = "rayloom.dev/route=true"
 _APPLY = "application/apply-patch+yaml"

@@ -61,8 +61,8 @@ class MixedLoad:
         meant = self.answers[stream["index"]]
         if len(stream["choices"]) != len(meant):
             return f"{len(stream['choices'])} choices instead of {len(meant)}"
-        if is_other := [each for each in stream["broken"] if not _begins(stream["choices"], each["tokens"])]:
-            return f"the repeated answer does not begin with the tokens already received: {is_other[0]['tokens']}"
+        if others := [each for each in stream["broken"] if not _begins(stream["choices"], each["tokens"])]:
+            return f"the repeated answer does not begin with the tokens already received: {others[0]['tokens']}"
         for got, wanted in zip(stream["choices"], meant, strict=True):
             if problem := _difference(got, wanted, stream["num_tokens"], is_whole=is_whole):
                 return f"request {stream['index']} changed: {problem}"

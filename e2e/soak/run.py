@@ -1,9 +1,9 @@
 """`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
 
 If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
-Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, an engine or
-gateway is not ready at the end, no fault happened, or memory was not measured: each role once, and often enough
-for a trend in 10 minutes.
+Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, the client sent no records,
+memory grows, an engine or gateway is not ready at the end, no fault happened, or the memory of a role was never
+measured. A run of 10 minutes or more also needs enough samples for a trend.
 """
 
 from __future__ import annotations
@@ -144,6 +144,8 @@ def report(soak: Soak, expected: list[list[str]], seconds: float) -> bool:
         if reasons:
             print(f"no sample of the {role}, most recently: {reasons[-1]}")
     wrong = shortcomings(seconds, soak.faults, soak.samples)
+    if not streams:
+        print("WRONG: the client's pod sent no records")
     for each in wrong:
         print(f"WRONG: {each}")
     if seconds < LONG_S:

@@ -11,6 +11,7 @@ from disruptions.faults import signal_process
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.shell import ClusterError
 from soak.fault_plan import Fault
+from soak.memory import last_line
 
 NODE_IS_LOST_S = 90.0  # longer than Kubernetes takes to notice
 _AT_ONCE = ("--grace-period=0", "--force")
@@ -41,7 +42,7 @@ class Strikes:
         try:
             self._by_name[fault.what]()
         except (ClusterError, IndexError) as error:
-            return f"{fault.what}: no victim ({str(error).splitlines()[-1][:80] if str(error) else 'no pod'})"
+            return f"{fault.what}: no victim ({last_line(error)})"
         return fault.what
 
     def end(self) -> None:

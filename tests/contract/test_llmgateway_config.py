@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, GatewaySettings, parse_gateway_config
-from rayloom_engine.front.gateway.models.models_document import parse_models
-from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_engine.front.gateway.models.models_document import MODEL_SETTINGS, parse_models
 from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.objects.gateway.companions import front_key
 from rayloom_operator.objects.gateway.config import GATEWAY_ARGS
@@ -49,5 +47,5 @@ def test_every_other_field_is_a_setting_of_gateways():
     assert document().keys() - {"models_file"} <= {*GatewaySettings.model_fields, *FRONT_FIELDS}
 
 
-def test_the_settings_of_a_model_are_settings_of_engines_that_a_gateway_has():
-    assert set(MODEL_ARGS) < set(GATEWAY_ARGS) & set(EngineArgs.model_fields) & set(EngineConfig.model_fields)
+def test_a_model_has_each_setting_of_gateways_that_a_gateway_accepts_for_one_model():
+    assert set(MODEL_ARGS) == set(MODEL_SETTINGS) & set(GATEWAY_ARGS)

@@ -68,6 +68,16 @@ def test_the_command_names_a_wrong_flag(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--engine '10.0.0.7:8002': write NAME=HOST:PORT" in capsys.readouterr().err
 
 
+def test_values_nested_too_deeply_and_ports_of_thousands_of_digits_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "engines.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="is not JSON"):
+        EnginesFile(path).read()
+    path.write_text(json.dumps({"first": f"h:{'1' * 5000}"}))
+    with pytest.raises(ConfigError, match="is not an address"):
+        EnginesFile(path).read()
+
+
 def test_a_changed_file_changes_the_engines_and_a_broken_one_does_not(tmp_path: Path) -> None:
     path = tmp_path / "engines.json"
 

@@ -227,3 +227,14 @@ def test_a_body_may_be_as_long_as_the_models_of_its_key_take(tmp_path: Path) -> 
             assert refusal(await w.chat("one", "k2", metadata=note))[0] == 413
 
     run(story)
+
+
+def test_the_state_names_the_missing_engine_of_a_model_that_was_ready(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one", lambda world: world.document(one={})) as w:
+            await w.ready("one")
+            assert w.models.state()[0] == "serving"
+            w.cores["one"].die()
+            await until(lambda: w.models.state() == ("recovering", "no model has an engine that serves"))
+
+    run(story)

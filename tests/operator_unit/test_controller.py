@@ -175,7 +175,7 @@ def test_a_new_operator_gives_no_name_again_that_it_finds_in_the_status():
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
 def test_a_missing_object_that_a_head_mounts_is_recreated(kind, monkeypatch):
-    monkeypatch.setattr("rayloom_operator.decide.requeue._LATE_MOUNT_CHECK_S", 0.0)
+    monkeypatch.setattr("rayloom_operator.decide.requeue.LATE_MOUNT_CHECK_S", 0.0)
 
     async def story(world):
         world.ask_for(service())

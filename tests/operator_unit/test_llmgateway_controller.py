@@ -151,6 +151,10 @@ def test_a_spec_that_cannot_be_read_leaves_everything_and_says_why():
         await world.until(lambda: world.condition("Accepted").get("reason") == "InvalidSpec")
         await world.rest()
         assert "17 is not allowed: use 0 to 16 gateway pods" in world.condition("Accepted")["message"]
+        assert (world.condition("Progressing")["status"], world.condition("Progressing")["reason"]) == (
+            "False",
+            "InvalidSpec",
+        )
         assert world.status["models"][0]["name"] == "chat"
         assert objects(world.kube) == before
 

@@ -104,6 +104,50 @@ def test_an_llmgateway_names_the_services_that_its_pods_serve():
     with_gateways(story, prepare=lambda world: world.kube.put(make_gateway_document()), services=services)
 
 
+def test_after_a_restart_an_llmgateway_with_a_spec_that_cannot_be_read_serves_what_its_status_lists():
+    services = (
+        make_service_document(model={"source": "builtin://smollm2-135m", "servedName": "assistant"}),
+        make_service_document("young", created="2026-02-01T00:00:00Z", model={"servedName": "assistant"}),
+    )
+    kube = FakeKube()
+
+    async def settle(world):
+        await world.until(lambda: world.status.get("models"))
+        await world.rest()
+
+    async def restarted(world):
+        await world.until(lambda: world.condition("Accepted").get("reason") == "InvalidSpec")
+        (found,) = world.controller.serving(("team", "chat"))
+        assert (found.name, found.uid, found.model, found.replicas) == ("public", "uid-public", "assistant", 2)
+        assert world.controller.serving(("team", "young")) == ()
+
+    kube.put(make_gateway_document(replicas=2))
+    with_gateways(settle, kube=kube, services=services)
+    status = kube.objects[kube.path("LLMGateway")]["status"]
+    kube.put(make_gateway_document(replicas=17) | {"status": status})
+    with_gateways(restarted, kube=kube, services=services)
+
+
+def test_a_terminating_llmgateway_leaves_the_others_of_its_namespace_known():
+    ending = make_gateway_document("ending")
+    ending["metadata"] |= {"uid": "uid-ending", "deletionTimestamp": "2026-03-01T00:00:00Z"}
+
+    def prepare(world):
+        world.kube.put(ending)
+        world.kube.put(make_gateway_document())
+
+    async def story(world):
+        await world.until(lambda: world.controller.serving(("team", "chat")))
+        assert [each.name for each in world.controller.serving(("team", "chat"))] == ["public"]
+        await world.rest()
+        meta = {"uid": "uid-public", "deletionTimestamp": "2026-03-01T00:00:00Z"}
+        found = make_gateway_document()
+        world.kube.put(found | {"metadata": found["metadata"] | meta})
+        await world.until(lambda: world.controller.serving(("team", "chat")) == ())
+
+    with_gateways(story, prepare=prepare, kube=FakeKube(), services=(make_service_document(),))
+
+
 def test_before_its_first_reconcile_an_llmgateway_may_serve_every_service():
     async def story(world):
         await world.until(lambda: world.controller._in_namespace.get("team"))

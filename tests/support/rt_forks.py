@@ -1,7 +1,7 @@
 """Processes of tests that start as forks of one process, which has imported what they need.
 
 The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
-test that starts it; only what the imports themselves read from it is that of the first test.
+test that starts it. Variables that modules read at import have the values of the first test.
 """
 
 from __future__ import annotations

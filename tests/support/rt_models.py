@@ -21,6 +21,7 @@ from rayloom_engine.front.http.server import Server, admin_server, api_server
 from rayloom_engine.front.operations.admin import admin_app
 from rayloom_engine.protocol.text_files import text_files
 from rt_byte_model import byte_model
+from rt_engine_pool import until
 from rt_fake_core import FINGERPRINT, FakeCore, say
 
 KEY = "the key of all engines"
@@ -77,12 +78,6 @@ class World:
     def stop(self) -> None:
         for server in self._servers:
             server.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,11 @@
-"""What a controller of the Gateway API writes into an HTTPRoute."""
+"""An HTTPRoute of a spec, and what a controller of the Gateway API writes into it."""
 
 from __future__ import annotations
 
 from real_api_server.world import World
 from simulated_nodes.api_client import MERGE
+
+HTTP_ROUTE = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
 
 
 def answer(world: World, path: str, holds: str, reason: str, message: str = "") -> None:

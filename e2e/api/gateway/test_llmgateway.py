@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.gateway.route_answer import answer
+from api.gateway.route_answer import HTTP_ROUTE, answer
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
@@ -26,11 +26,10 @@ _KINDS = {
 }
 _LABELS = {"public": "yes"}
 _SELECTOR = {"matchLabels": _LABELS}
-_HTTP = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
 _INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "tlsSecretName": "llm-tls"}}
 
 
-class Front:
+class PublicGateway:
     """An LLMGateway, and what the API server has of it."""
 
     def __init__(self, world: World, namespace: str) -> None:
@@ -97,7 +96,7 @@ class Front:
 def test_one_url_follows_its_services_and_rolls_nothing(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
-    it = Front(world, namespace)
+    it = PublicGateway(world, namespace)
     targets = [{"service": "chat", "weight": 90}, {"service": "chat-next", "weight": 10}]
     it.serve("chat")
     it.apply(services=_SELECTOR, aliases=[{"name": "assistant", "targets": targets}])
@@ -131,7 +130,7 @@ def test_one_url_follows_its_services_and_rolls_nothing(
 def test_a_name_belongs_to_one_service_and_an_alias_joins_no_different_keys(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
-    it = Front(world, namespace)
+    it = PublicGateway(world, namespace)
     it.serve("chat")
     it.serve("keyed", auth={"apiKeySecretRef": {"name": "keys", "key": "all"}})
     targets = [{"service": "chat"}, {"service": "keyed"}]
@@ -150,7 +149,7 @@ def test_a_name_belongs_to_one_service_and_an_alias_joins_no_different_keys(
 def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
-    it = Front(world, namespace)
+    it = PublicGateway(world, namespace)
     it.apply(services=_SELECTOR, replicas=1)
     it.wait(lambda: it.condition("Available") == ("False", "NoModels"), "no service")
     deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/public-llmgateway"
@@ -159,17 +158,17 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
     it.wait(lambda: "services" in it.objects(), "the Service", 10)
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
-    wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60, lambda: "")
+    wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60)
 
 
 def test_a_route_leads_to_the_url_and_ends_with_it(
     world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
 ) -> None:
-    it = Front(world, namespace)
+    it = PublicGateway(world, namespace)
     name = f"namespaces/{namespace}"
     http = f"/apis/gateway.networking.k8s.io/v1/{name}/httproutes/public-llmgateway"
     entry = f"/apis/networking.k8s.io/v1/{name}/ingresses/public-llmgateway"
-    it.apply(services=_SELECTOR, replicas=1, route=_HTTP)
+    it.apply(services=_SELECTOR, replicas=1, route=HTTP_ROUTE)
     it.wait(lambda: it.condition("Degraded") == ("True", "GatewayApiMissing"), "a cluster without the kind")
     kubectl("apply", "--server-side", "--filename", definition)
     it.wait(lambda: it.route.get("reason") == "Pending" and world.get(http), "the HTTPRoute")
@@ -189,18 +188,18 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
     it.wait(lambda: it.route.get("kind") == "Ingress", "the Ingress in the status")
     assert it.route["url"] == "https://llm.example.com/v1"
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
-    wait_until(lambda: not world.get(entry), f"{namespace}: the end of the Ingress", 60, lambda: "")
+    wait_until(lambda: not world.get(entry), f"{namespace}: the end of the Ingress", 60)
 
 
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({}, "services"),
+        ({}, "spec.services: Required value"),
         ({"services": {}}, "an empty selector selects nothing"),
         ({"services": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "In and NotIn need values"),
         ({"services": _SELECTOR, "replicas": 17}, "use 0 to 16 gateway pods"),
         ({"services": _SELECTOR, "route": {}}, "give exactly one of httpRoute and ingress"),
-        ({"services": _SELECTOR, "route": _HTTP, "replicas": 0}, "raise replicas to 1 or more, or remove route"),
+        ({"services": _SELECTOR, "route": HTTP_ROUTE, "replicas": 0}, "raise replicas to 1 or more, or remove route"),
         (
             {"services": _SELECTOR, "aliases": [{"name": "a", "targets": []}]},
             "an alias without targets cannot answer requests",
@@ -220,4 +219,4 @@ def test_the_api_server_refuses_a_mistake_with_a_sentence(
     world: World, namespace: str, spec: Document, sentence: str
 ) -> None:
     with pytest.raises(ApiError, match=sentence):
-        Front(world, namespace).apply(**spec)
+        PublicGateway(world, namespace).apply(**spec)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from api.gateway.route_answer import answer
+from api.gateway.route_answer import HTTP_ROUTE, answer
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import World
 from simulated_nodes.api_client import MERGE, Document
 
-_HTTP = {"httpRoute": {"parentRefs": [{"name": "public", "namespace": "edge"}], "hostnames": ["llm.example.com"]}}
 _INGRESS = {
     "ingress": {
         "className": "traefik",
@@ -68,7 +67,7 @@ class Routed:
 def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spec(
     world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
 ) -> None:
-    it = Routed(world, namespace, _HTTP)
+    it = Routed(world, namespace, HTTP_ROUTE)
     it.wait_reason("GatewayApiMissing")
     assert (
         "httproutes.gateway.networking.k8s.io"

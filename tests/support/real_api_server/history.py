@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from simulated_nodes.api_client import Api, Document
-from simulated_nodes.kubelets import SERVICE_LABEL
+from simulated_nodes.gateways import SERVICE_LABEL
 
 Key = tuple[str, str]  # (namespace, service)
 

@@ -28,8 +28,8 @@ from real_api_server.history import History
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
 from simulated_nodes.api_client import Api, ApiError, Document
 from simulated_nodes.engines import Engine, Engines
-from simulated_nodes.gateways import Gateway
-from simulated_nodes.kubelets import SERVICE_LABEL, Kubelets
+from simulated_nodes.gateways import SERVICE_LABEL, Gateway
+from simulated_nodes.kubelets import Kubelets
 from simulated_nodes.pod_status import Play, Release
 
 LLM = "/apis/rayloom.dev/v1alpha1"

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-_SERVICE_LABEL = "rayloom.dev/service"
+SERVICE_LABEL = "rayloom.dev/service"
 _LABELS = ("rayloom.dev/gateway", "rayloom.dev/llmgateway")
 
 
@@ -30,8 +30,8 @@ def secret_name(pod: dict[str, Any]) -> str:
 def services_of(pod: dict[str, Any], secret: dict[str, Any]) -> list[str]:
     """Returns the LLMServices that a gateway pod reaches: its own one, or those of the models file in its Secret."""
     labels = pod["metadata"].get("labels", {})
-    if _SERVICE_LABEL in labels:
-        return [labels[_SERVICE_LABEL]]
+    if SERVICE_LABEL in labels:
+        return [labels[SERVICE_LABEL]]
     models = json.loads(base64.b64decode(secret["data"]["models.json"]))["models"]
     return [each["engines_dns"].partition(":")[0].removesuffix("-engines") for each in models.values()]
 

@@ -16,11 +16,10 @@ from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
-from simulated_nodes.gateways import Gateway, is_gateway, secret_name, services_of
+from simulated_nodes.gateways import SERVICE_LABEL, Gateway, is_gateway, secret_name, services_of
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
-SERVICE_LABEL = "rayloom.dev/service"
 _LABEL = "rayloom.dev/standin"
 # The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from local_kubernetes.images.base import BASE
 from local_kubernetes.images.store import CONTAINER, LABEL, Store, StoredImage
 from local_kubernetes.machine.place import REPOSITORY, digest
-from local_kubernetes.machine.shell import ClusterError, run, run_shown, say, stage
+from local_kubernetes.machine.shell import BUILD_S, ClusterError, run, run_shown, say, stage
 
 _INPUTS_LABEL = "dev.rayloom.inputs"
 _PIP_SETTINGS = {
@@ -23,8 +23,6 @@ _PIP_SETTINGS = {
     "PIP_TRUSTED_HOST": "trusted-host",
     "PIP_DEFAULT_TIMEOUT": "timeout",
 }
-# Enough at the lowest priority beside busy tests, as in .ci/run.
-_BUILD_S = 3600.0
 _CA_BUNDLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -96,9 +94,9 @@ def build_with_buildah(image: Image, base: str) -> None:
             # A tagged stage is not removed together with unused images.
             for name in image.cached_stages:
                 tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
-                run_shown(*build, "--target", name, "--tag", tag, REPOSITORY, timeout_s=_BUILD_S)
+                run_shown(*build, "--target", name, "--tag", tag, REPOSITORY, timeout_s=BUILD_S)
             run_shown(
-                *build, "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", image.name, REPOSITORY, timeout_s=_BUILD_S
+                *build, "--label", f"{_INPUTS_LABEL}={inputs}", "--tag", image.name, REPOSITORY, timeout_s=BUILD_S
             )
             store = Store.of_buildah()
     above = sum(layer.num_bytes for layer in store.layers(image.name)[len(store.layers(base)) :])

@@ -14,13 +14,11 @@ from pathlib import Path
 
 from local_kubernetes.machine.files import locked, remove_folder
 from local_kubernetes.machine.place import cache_folder, digest
-from local_kubernetes.machine.shell import ClusterError, run, run_shown, stage
+from local_kubernetes.machine.shell import BUILD_S, ClusterError, run, run_shown, stage
 
 _SOURCES = Path(__file__).parent
 # A part of every key in the cache. Raise this number when a change of this file compiles a part in another way.
 _RECIPE = 1
-# Enough at the lowest priority beside busy tests, as in .ci/run.
-_BUILD_S = 3600.0
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
 
@@ -99,7 +97,7 @@ def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
 def _go_build(source: Path, output: Path, *, linker: str = "", package: str = ".", static: bool = False) -> None:
     environment = ["CGO_ENABLED=0"] if static else []
     flags = ("-C", source, "-trimpath", "-ldflags", f"-s -w {linker}".strip(), "-o", output)
-    run_shown("env", *environment, "go", "build", *flags, package, timeout_s=_BUILD_S)
+    run_shown("env", *environment, "go", "build", *flags, package, timeout_s=BUILD_S)
 
 
 def _compile_kube(source: Path, folder: Path) -> None:
@@ -140,5 +138,5 @@ def _compile_static(source: Path, folder: Path) -> None:
 @contextmanager
 def _lock(part: str) -> Iterator[None]:
     """Lets one process build the part while others wait."""
-    with locked(cache_folder() / f".{part}.lock", f"building {part}", _BUILD_S):
+    with locked(cache_folder() / f".{part}.lock", f"building {part}", BUILD_S):
         yield

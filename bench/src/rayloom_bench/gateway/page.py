@@ -58,7 +58,9 @@ def _row(figures: ServerFigures, direct: ServerFigures | None) -> tuple[str, ...
         title,
         f"{cost:.1f} ({costs[0]:.1f} to {costs[-1]:.1f})",
         f"{statistics.median(figures.token_us):.1f}",
-        f"{1e6 / cost / TOKENS_S:,.0f}",
+        f"{1e6 / cost / TOKENS_S:,.0f}"
+        if cost > 0.0
+        else NO_VALUE,  # a short round may use less than a tick of CPU time
         delivered,
         f"{first_ms:.2f}",
         added,

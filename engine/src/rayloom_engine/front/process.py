@@ -90,7 +90,7 @@ def main() -> int:
         service.lifecycle.on_ready = functools.partial(write_mark, loaded_mark)
         api = api_app(service, api_keys)
         admin = admin_app(service, admin_token, mark)
-        api_keys.on_change = lambda: service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
+        api_keys.on_change = lambda: service.metrics.observe_api_keys(api_keys.num_keys, api_keys.problem)
         api_keys.on_change()
         front = FrontServer(config, service, (api, api_socket), (admin, admin_socket))
         front.run_beside(api_keys.watch())

@@ -14,12 +14,12 @@ from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 # event.
 REGULAR_S = 300.0
 # Objects without a watch, such as ConfigMaps, are applied again at this interval, in case a user has deleted them.
-_REAPPLY_S = 1800.0
+REAPPLY_S = 1800.0
 # The kubelet reports a mount failure only in an Event, so Events are read while a pod waits: every 2 s during the first
 # minute, when a report is likely, and every 10 s later. While a pod waits, objects are also applied again every 10 s,
 # because the ConfigMap or Secret that the head pod mounts may have been deleted.
 _MOUNT_CHECK_S = 2.0
-_LATE_MOUNT_CHECK_S = 10.0
+LATE_MOUNT_CHECK_S = 10.0
 _EARLY_MOUNT_S = 60.0
 # The seconds until the next reconcile after a new failure: the status gets the failure first, and the next reconcile
 # acts on it.
@@ -28,7 +28,7 @@ _NEXT_RECONCILE_S = 0.2
 
 def reapply_after_s(situation: Situation) -> float:
     """Returns the seconds until applied objects are applied again."""
-    return _REAPPLY_S if situation.mounting_s is None else _LATE_MOUNT_CHECK_S
+    return REAPPLY_S if situation.mounting_s is None else LATE_MOUNT_CHECK_S
 
 
 def requeue_after_s(situation: Situation, planned: Plan) -> float:
@@ -73,7 +73,7 @@ def _is_well(situation: Situation) -> bool:
 
 def _mounts(situation: Situation) -> Iterator[float]:
     if situation.mounting_s is not None:
-        yield _MOUNT_CHECK_S if situation.mounting_s < _EARLY_MOUNT_S else _LATE_MOUNT_CHECK_S
+        yield _MOUNT_CHECK_S if situation.mounting_s < _EARLY_MOUNT_S else LATE_MOUNT_CHECK_S
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:

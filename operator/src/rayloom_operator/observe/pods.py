@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS, OWN_INIT_CONTAINERS, WORKER_CONTAINERS
@@ -79,6 +79,11 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         fault=_fault(document, conditions, mount_failure),
         was_starved=any(_last_end(each).get("reason") == "OOMKilled" for each in _all_containers(status)),
     )
+
+
+def staying_pods(documents: Iterable[Manifest]) -> tuple[Pod, ...]:
+    """Returns the pods in these Pod documents, without terminating ones."""
+    return tuple(pod(each) for each in documents if "deletionTimestamp" not in each["metadata"])
 
 
 def _conditions(document: Manifest) -> dict[str, Manifest]:

@@ -17,7 +17,7 @@ from rayloom_operator.observe.observer import Observer
 from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.verdict import STALE_S
 from rayloom_operator.observe.watches import Watches
-from rayloom_operator.reconcile.apply.applier import Applier
+from rayloom_operator.reconcile.apply.applier import ROUTE_RETRY_S, Applier
 from rayloom_operator.reconcile.gather.gatherer import Gatherer
 from rayloom_operator.reconcile.status_writer import StatusWriter
 
@@ -26,8 +26,6 @@ _SOON_S = 1.0
 # After a refusal, the work queue retries with a back-off. A reconcile that the decision asks for may come earlier, but
 # not before this many seconds.
 _REFUSED_S = 2.0
-# After a failed write of an HTTPRoute or Ingress, each reconcile tries it again. The next one comes after at most 30 s.
-_ROUTE_RETRY_S = 30.0
 # A decision that has to be stored in the status before it is carried out asks for another reconcile at once. While
 # `WritePace` delays the write, that reconcile would decide the same again. So that reconcile waits until the write may
 # happen, but at most this many seconds.
@@ -113,7 +111,7 @@ class Reconciler:
         if unwritten_s is not None:
             after_s = [max(decision.requeue_after_s, min(unwritten_s, _UNWRITTEN_S)), unwritten_s]
         if situation.route_refusal:
-            after_s.append(_ROUTE_RETRY_S)
+            after_s.append(ROUTE_RETRY_S)
         if not await self._statuses.send_events(key):
             after_s.append(_SOON_S)
 

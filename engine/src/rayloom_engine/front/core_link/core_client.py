@@ -309,17 +309,18 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        # Damaged weights, or a release with a mistake, are the fault of some engines, so a gateway asks others. Only a
-        # few, because the request itself may be the cause.
-        if message.reason == "corrupt":
+        is_corrupt = message.reason == "corrupt"
+        if is_corrupt:
             sequence.place.corrupt_by[link.name] = link.fingerprint
-        may_ask = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
-        is_corrupt = message.reason == "corrupt" and may_ask
-        if message.reason != "queue_full" and not is_corrupt:
+        # Damaged weights, or a release with a mistake, are the fault of some engines, so a gateway asks others. It asks
+        # only a few, because the request itself may be the cause.
+        asks_others = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
+        if message.reason != "queue_full" and not (is_corrupt and asks_others):
             self._placement.fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence, is_moved=True)
-        sequence.place.refused_by.add(link.name)
+        if not is_corrupt:
+            sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))

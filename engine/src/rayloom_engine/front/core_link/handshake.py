@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -31,6 +32,11 @@ class CoreAddress:
     token: str = field(repr=False)  # unix: the run's token, which is sent; tcp: the service's key, which is never sent
     front_id: str = "front"
     old_token: str = field(default="", repr=False)  # tcp: the key before `token`, which the core may still have
+
+
+def addresses(places: Mapping[str, str], key: str, front_id: str, old_key: str = "") -> dict[str, CoreAddress]:
+    """Returns the addresses of engines by their names. `places`: name -> HOST:PORT."""
+    return {name: CoreAddress(f"tcp:{place}", key, front_id, old_key) for name, place in places.items()}
 
 
 class ProtocolError(Exception):

@@ -82,7 +82,7 @@ class Place:
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
     waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
     held_s: float = 0.0  # earlier waits before the first token, in seconds
-    refused_by: set[str] = field(default_factory=set)  # engines whose queue was full, or whose logits were not finite
+    refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
     corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)  # engines whose logits were not finite
     num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
     last_engine: str = ""

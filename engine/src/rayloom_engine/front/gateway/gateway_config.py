@@ -125,7 +125,7 @@ def load_gateway_document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: values nested too deeply
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold an object, it holds {type(document).__name__}")
@@ -165,7 +165,7 @@ def _check_engines(settings: GatewaySettings) -> None:
 def is_place(place: object) -> bool:
     """Returns whether `place` has the form HOST:PORT."""
     host, _, port = place.rpartition(":") if isinstance(place, str) else ("", "", "")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    return bool(host) and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536
 
 
 def _sentences(error: ValidationError) -> list[str]:

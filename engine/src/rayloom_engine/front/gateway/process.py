@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 
 from rayloom_engine.front.app import api_app
-from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.core_link.handshake import addresses
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.engines_file import EnginesFile
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
@@ -70,9 +70,5 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
     return 0
 
 
-def addresses(engines: Mapping[str, str], key: str, front_id: str) -> dict[str, CoreAddress]:
-    return {name: CoreAddress(f"tcp:{place}", key, front_id) for name, place in engines.items()}
-
-
 def _count_keys(service: GatewayService, api_keys: ApiKeys) -> None:
-    service.metrics.observe_api_keys(len(api_keys.accepted), api_keys.problem)
+    service.metrics.observe_api_keys(api_keys.num_keys, api_keys.problem)

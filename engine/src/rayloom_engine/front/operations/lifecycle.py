@@ -54,9 +54,8 @@ class Lifecycle:
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
         self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
         self.num_held = 0  # requests held until a restarted front is ready
-        self.process: Lifecycle | None = (
-            None  # the process's lifecycle, if this is the lifecycle of one model of a gateway
-        )
+        # The lifecycle of the process, if this one is of a model of a gateway with several models.
+        self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
         self.close_connections: Callable[[], None] = lambda: None

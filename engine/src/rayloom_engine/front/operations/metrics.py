@@ -108,7 +108,8 @@ class Metrics:
         self._api_keys = gauge("api_keys", "API keys that are accepted; 0: requests need no key.")
         self._api_key_problem = gauge(
             "api_key_file_unusable",
-            "1 while the API key file, or that of an alias, cannot be used; the keys read before it stay in force.",
+            "1 while the API key file, or that of an alias, cannot be used; keys read before stay in force. "
+            "Without any, every key is refused.",
         )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")

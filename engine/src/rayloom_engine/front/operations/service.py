@@ -23,7 +23,7 @@ from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_emp
 from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
-from rayloom_engine.front.operations.metrics import Metrics, metrics_text
+from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
 from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import EngineStatus, State
@@ -176,7 +176,7 @@ class Service:
     def metrics_text(self) -> str:
         """Returns all metrics in Prometheus' text format."""
         self.update_metrics()
-        return metrics_text([self.metrics])
+        return self.metrics.text()
 
     def _on_status(self, _link: EngineLink, status: CoreStatus) -> None:
         self.metrics.observe_core(status, self.client.core_pid)

@@ -31,10 +31,10 @@ _SNIPPET_IN_WORDS = (
     "annotations that end with '-snippet' change the proxy itself: write an Ingress of your own for them"
 )
 _SNIPPET_RULE = "self.all(key, !key.endsWith('-snippet') && !key.endsWith('-snippets'))"
-_OWN_LABELS = ("app.kubernetes.io/managed-by",)
+_OWN_LABEL = "app.kubernetes.io/managed-by"
 _OWN_PREFIX = "rayloom.dev/"
 _LABELS_IN_WORDS = "the operator sets app.kubernetes.io/managed-by and labels of rayloom.dev itself: remove them"
-_LABELS_RULE = f"self.all(key, key != '{_OWN_LABELS[0]}' && !key.startsWith('{_OWN_PREFIX}'))"
+_LABELS_RULE = f"self.all(key, key != '{_OWN_LABEL}' && !key.startsWith('{_OWN_PREFIX}'))"
 _ONE_IN_WORDS = "give exactly one of httpRoute and ingress"
 _PARENTS_IN_WORDS = "name the Gateways that take the route, 1 to 8 of them, and none twice"
 _MAX_PARENTS = 8
@@ -68,7 +68,7 @@ def _have_no_snippets(annotations: dict[str, str]) -> dict[str, str]:
 
 
 def _are_not_ours(labels: dict[str, str]) -> dict[str, str]:
-    found = sorted(key for key in labels if key in _OWN_LABELS or key.startswith(_OWN_PREFIX))
+    found = sorted(key for key in labels if key == _OWN_LABEL or key.startswith(_OWN_PREFIX))
     if found:
         raise ValueError(f"{', '.join(found)}: {_LABELS_IN_WORDS}")
     return labels
@@ -97,7 +97,7 @@ class _Exposed(Part):
         max_length=1024,
         description="Beginning of the paths that are routed, in whole segments. /v1 leaves out the paths beside the "
         "API, some of which need no key, such as /metrics. / publishes every path. The path is not changed on the way: "
-        "below another path, set engine.args.rootPath of the service to it.",
+        "below another path, set engine.args.rootPath of the LLMService to it; an LLMGateway has no such setting.",
         json_schema_extra=rules((_PATH_RULE, _PATH_IN_WORDS)),
     )
     annotations: Annotated[dict[str, Value], AfterValidator(_have_no_snippets)] = Field(

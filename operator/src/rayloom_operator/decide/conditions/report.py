@@ -34,14 +34,16 @@ def condition(finding: Finding, previous: Mapping[str, Any], generation: int, no
     """
     status: Literal["True", "False"] = "True" if finding.holds else "False"
     written = next((each for each in previous.get("conditions", ()) if each["type"] == finding.type), None)
-    is_same = written is not None and written["status"] == status
+    time = stamp(now)
+    if written is not None and written["status"] == status:
+        time = written["lastTransitionTime"]
     return Condition(
         type=finding.type,
         status=status,
         reason=finding.because.reason,
         message=finding.because.message,
         observed_generation=generation,
-        last_transition_time=written["lastTransitionTime"] if written is not None and is_same else stamp(now),
+        last_transition_time=time,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rayloom_operator.api.status import Condition, Reason
-from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.conditions.evidence import Finding
 from rayloom_operator.decide.conditions.report import condition
 from rayloom_operator.decide.llmgateway.route import route_problem
@@ -33,6 +32,8 @@ _REFUSED_NAMES = (
     Reason.TARGET_MISSING,
     Reason.KEYS_DIFFER,
 )
+# Reasons for which Progressing is True. After DEADLINE_EXCEEDED the Deployment's rollout stands still.
+_IN_PROGRESS = (Reason.STARTING, Reason.REPLACING)
 
 
 def gateway_conditions(situation: GatewaySituation, refusal: str) -> tuple[Condition, ...]:
@@ -47,7 +48,7 @@ def gateway_conditions(situation: GatewaySituation, refusal: str) -> tuple[Condi
         Finding("Accepted", accepted.reason is Reason.VALID, accepted),
         Finding("Available", available.reason is Reason.SERVING, available),
         Finding("Degraded", degraded.reason is not Reason.HEALTHY, degraded),
-        Finding("Progressing", progressing.reason not in (Reason.COMPLETE, Reason.SUSPENDED), progressing),
+        Finding("Progressing", progressing.reason in _IN_PROGRESS, progressing),
     )
     return tuple(condition(each, situation.previous, situation.generation, situation.now.wall) for each in findings)
 
@@ -55,7 +56,7 @@ def gateway_conditions(situation: GatewaySituation, refusal: str) -> tuple[Condi
 def _available(situation: GatewaySituation, accepted: Verdict) -> Verdict:
     gateway = situation.gateway
     if situation.num_ready == 0:
-        if accepted is not VALID and accepted.reason is not Reason.VALID:
+        if accepted.reason is not Reason.VALID:
             return accepted
         if gateway is not None and gateway.spec.replicas == 0:
             return _SUSPENDED

@@ -18,10 +18,6 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS, ModelEntry
 
 _REASONS = frozenset(Reason)
-_NO_PORT = (
-    "its engines have no port for gateways: add `gateway: {replicas: 0}` to the spec of the LLMService, which restarts "
-    "its engines once"
-)
 _NO_PORT_YET = "Its engines get the port for gateways by a rollout, which has not begun."
 
 
@@ -82,7 +78,10 @@ def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
         )
         return SelectedService(name=name, service=service, state="Absent", reason=Reason.INVALID_SPEC, message=message)
     if spec.get("gateway") is None:
-        message = f"{service} cannot be reached, because {_NO_PORT}."
+        message = (
+            f"{service} cannot be reached, because its engines have no port for gateways: add "
+            "`gateway: {replicas: 0}` to the spec of the LLMService, which restarts its engines once."
+        )
         return SelectedService(
             name=name, service=service, state="Absent", reason=Reason.NO_GATEWAY_PORT, message=message
         )

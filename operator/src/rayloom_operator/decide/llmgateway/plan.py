@@ -5,6 +5,7 @@ from __future__ import annotations
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.llmgateway.route import route_deletions, route_objects, route_requeues
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
+from rayloom_operator.decide.requeue import LATE_MOUNT_CHECK_S, REAPPLY_S, REGULAR_S
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.llmgateway.companions import (
     gateway_account,
@@ -15,13 +16,6 @@ from rayloom_operator.objects.llmgateway.companions import (
 )
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
 from rayloom_operator.objects.llmgateway.models_file import models_document
-
-# Secrets are not watched, so all objects are applied again at this interval. While a pod waits for a volume, the
-# interval is shorter, because somebody may have deleted the Secret.
-_REAPPLY_S = 1800.0
-_REAPPLY_WHILE_MOUNTING_S = 10.0
-# Without events, a reconcile still happens at this interval, so that a missed event has no lasting effect.
-_RESYNC_S = 300.0
 
 
 def gateway_plan(situation: GatewaySituation) -> Plan:
@@ -51,11 +45,15 @@ def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
 
 
 def reapply_after_s(situation: GatewaySituation) -> float:
-    """Returns the seconds until applied objects are applied again."""
+    """Returns the seconds until applied objects are applied again.
+
+    Secrets are not watched. While a pod waits for a volume, the interval is shorter, because somebody may have deleted
+    the Secret.
+    """
     is_mounting = any(each.is_mounting for each in situation.pods)
-    return _REAPPLY_WHILE_MOUNTING_S if is_mounting else _REAPPLY_S
+    return LATE_MOUNT_CHECK_S if is_mounting else REAPPLY_S
 
 
 def requeue_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until the next reconcile, unless an event comes before."""
-    return min(reapply_after_s(situation), _RESYNC_S, *route_requeues(situation))
+    return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation))

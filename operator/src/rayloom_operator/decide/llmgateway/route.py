@@ -63,8 +63,10 @@ def route_problem(situation: GatewaySituation) -> Verdict | None:
 
 def route_requeues(situation: GatewaySituation) -> Iterator[float]:
     """Yields the seconds until the state of the route may change without an event."""
+    if situation.gateway is None:
+        return
     found = route_status(situation)
-    if found is not None and situation.gateway is not None:
+    if found is not None:
         yield from next_looks(found, situation.routes.get(found.kind), situation.now.wall)
 
 

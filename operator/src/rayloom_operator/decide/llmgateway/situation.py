@@ -28,7 +28,7 @@ class GatewaySituation:
     members: tuple[SelectedService, ...] = ()
     aliases: tuple[AliasState, ...] = ()
     pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
-    progress: DeploymentProgress | None = field(default=None)  # None if the Deployment is not known
+    progress: DeploymentProgress | None = None  # None if the Deployment is not known
     routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateway pods that exists
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
     route_refusal: str = ""  # why the HTTPRoute or Ingress could not be written; known after the attempt

@@ -16,7 +16,13 @@ def gateway_status(situation: GatewaySituation, refusal: str = "") -> LLMGateway
     if gateway is None:
         # The last status about the names stays: the gateway pods serve what the last readable spec asked for.
         kept = stored_status(situation.previous)
-        changes = {"observed_generation": situation.generation, "conditions": conditions, "ready_replicas": ready}
+        changes = {
+            "observed_generation": situation.generation,
+            "conditions": conditions,
+            # Empty if no readable spec has ever said how many gateway pods there should be.
+            "ready": f"{ready}/{kept.replicas}" if kept.ready else "",
+            "ready_replicas": ready,
+        }
         return kept.model_copy(update=changes)
     wanted = gateway.spec.replicas
     num_serving = sum(each.state == "Serving" for each in situation.members)

@@ -17,11 +17,12 @@ from rayloom_operator.objects.gateway.config import engines_dns
 
 MODELS_FOLDER = "/etc/rayloom-models"
 MODELS_KEY = "models.json"
-# Settings of spec.engine.args that concern the text and the requests of one model. The other settings of
-# `objects.gateway.config.GATEWAY_ARGS` concern a whole server, which has several models here.
+# Settings of spec.engine.args that gateway pods accept for each model. The other settings of
+# `objects.gateway.config.GATEWAY_ARGS` apply to a whole server, which has several models here.
 MODEL_ARGS = (
-    *("max_output_tokens", "max_queued_requests", "enable_priority", "generation_config", "tool_parser"),
-    *("reasoning_parser", "max_logprobs", "enable_force_include_usage"),
+    *("max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority", "generation_config"),
+    *("tool_parser", "reasoning_parser", "max_logprobs", "enable_force_include_usage", "repeat_seconds"),
+    "return_tokens_as_token_ids",
 )
 
 

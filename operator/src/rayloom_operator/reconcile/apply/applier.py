@@ -23,6 +23,9 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
 
 logger = logging.getLogger(__name__)
 
+# After a failed write of an HTTPRoute or Ingress, each reconcile tries it again. The next one comes after at most 30 s.
+ROUTE_RETRY_S = 30.0
+
 # Called with the service, the name of an engine replica, and what its engine was asked to do: to drain (True) or to
 # accept requests again (False). Also called if the engine did not answer.
 OnDrain = Callable[[ServiceKey, str, bool], None]

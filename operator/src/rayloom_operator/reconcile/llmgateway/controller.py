@@ -20,10 +20,10 @@ from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, own_key
-from rayloom_operator.names import LLMGATEWAY_LABEL, ServiceKey
+from rayloom_operator.names import LLMGATEWAY_LABEL, Manifest, ServiceKey
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import ServingGateway
-from rayloom_operator.observe.pods import pod
+from rayloom_operator.observe.pods import staying_pods
 from rayloom_operator.observe.watches import silence
 from rayloom_operator.reconcile.llmgateway.reconciler import GatewayReconciler, ServicesOf
 from rayloom_operator.reconcile.work_queue import WorkQueue
@@ -92,14 +92,13 @@ class GatewayController:
             if served is None:
                 return None
             if service[1] in served.models:
-                pods = (each for each in self._pods.of_service(key) if "deletionTimestamp" not in each["metadata"])
                 found.append(
                     ServingGateway(
                         name=key[1],
                         uid=served.uid,
                         model=served.models[service[1]],
                         replicas=served.replicas,
-                        pods=tuple(pod(each) for each in pods),
+                        pods=staying_pods(self._pods.of_service(key)),
                     )
                 )
         return tuple(found)
@@ -130,7 +129,9 @@ class GatewayController:
 
     def _gateway_changed(self, key: ServiceKey) -> None:
         in_namespace = self._in_namespace.setdefault(key[0], set())
-        if self._gateways.of_service(key):
+        # A terminating LLMGateway is not reconciled. If it counted, `serving` would return None for each service of the
+        # namespace until the LLMGateway is gone.
+        if any(not _is_terminating(each) for each in self._gateways.of_service(key)):
             in_namespace.add(key)
         else:
             in_namespace.discard(key)
@@ -139,7 +140,7 @@ class GatewayController:
     async def _reconcile(self, key: ServiceKey) -> float | None:
         SERVICE.set("/".join(key))
         found = self._gateways.of_service(key)
-        if not found or "deletionTimestamp" in found[0]["metadata"]:
+        if not found or _is_terminating(found[0]):
             self._reconciler.forget(key)
             return None
         try:
@@ -150,3 +151,7 @@ class GatewayController:
         except Exception:
             logger.exception("%s %s/%s: this is an error in the operator; requeued", KIND, *key)
             raise
+
+
+def _is_terminating(document: Manifest) -> bool:
+    return "deletionTimestamp" in document["metadata"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway, parse_gateway
+from rayloom_operator.api.llmgateway.stored import stored_status
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.llmgateway.plan import gateway_plan, reapply_after_s, requeue_after_s
@@ -20,15 +21,13 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.objects.llmgateway.identity import object_name
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import Verdict
-from rayloom_operator.observe.pods import pod
-from rayloom_operator.reconcile.apply.applier import Applier
+from rayloom_operator.observe.pods import staying_pods
+from rayloom_operator.reconcile.apply.applier import ROUTE_RETRY_S, Applier
 from rayloom_operator.reconcile.llmgateway.status_writer import GatewayStatusWriter
 from rayloom_operator.times import Now
 
 # The requeue delay while the LLMServices of the namespace are not all known, and while an Event is not created yet.
 _SOON_S = 1.0
-# A route that could not be written is tried again in each reconcile, and after so many seconds at most.
-_ROUTE_RETRY_S = 30.0
 
 # Returns the LLMServices of a namespace; None while they are not all known.
 ServicesOf = Callable[[str], Sequence[Manifest] | None]
@@ -90,7 +89,7 @@ class GatewayReconciler:
         situation = replace(situation, route_refusal=self._applier.route_refusal(key))
         after_s = [requeue_after_s(situation)]
         if situation.route_refusal:
-            after_s.append(_ROUTE_RETRY_S)
+            after_s.append(ROUTE_RETRY_S)
         unwritten_s = await self._statuses.write(key, document, gateway_status(situation, str(refused or "")))
         if unwritten_s is not None:
             after_s.append(unwritten_s)
@@ -106,7 +105,11 @@ class GatewayReconciler:
             models = {each.service: each.name for each in situation.members if each.entry is not None}
             self._served[key] = Served(uid=uid, replicas=gateway.spec.replicas, models=models)
         elif key not in self._served or self._served[key].uid != uid:
-            self._served[key] = Served(uid=uid, replicas=0, models={})
+            # After a restart of the operator, the gateway pods serve the last spec that could be read. `status.models`
+            # has the names of that spec, at most MAX_LISTED. A new LLMGateway has an empty status, and no pods.
+            kept = stored_status(situation.previous)
+            models = {each.service: each.name for each in kept.models if each.state != "Absent"}
+            self._served[key] = Served(uid=uid, replicas=kept.replicas, models=models)
 
     def _situation(self, key: ServiceKey, document: Manifest, services: Sequence[Manifest]) -> GatewaySituation:
         gateway: LLMGateway | None = None
@@ -116,7 +119,6 @@ class GatewayReconciler:
         except SpecError as error:
             accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(error.problems))
         members, aliases = ((), ()) if gateway is None else names_of(gateway, tuple(services))
-        pods = (each for each in self._pods_of(key) if "deletionTimestamp" not in each["metadata"])
         return GatewaySituation(
             now=Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time()),
             settings=self._settings,
@@ -126,7 +128,7 @@ class GatewayReconciler:
             accepted=accepted,
             members=members,
             aliases=aliases,
-            pods=tuple(pod(each) for each in pods),
+            pods=staying_pods(self._pods_of(key)),
             progress=self._drift.deployments.of(key, object_name(key[1])),
             routes=self._drift.routes.of(key, object_name(key[1])),
             unknown_kinds=self._drift.unknown_kinds(),

@@ -11,6 +11,7 @@ from rayloom_operator.api.llmgateway.stored import LLMGatewayStatus
 from rayloom_operator.api.spec import API_VERSION
 from rayloom_operator.decide.events import condition_events
 from rayloom_operator.kube.client import NOT_FOUND, Kube, KubeError, Recreated
+from rayloom_operator.kube.reflector import without_managed_fields
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.reconcile.event_sender import EventSender
 from rayloom_operator.reconcile.write_pace import WritePace
@@ -58,7 +59,7 @@ class GatewayStatusWriter:
         identity = {each: meta[each] for each in ("name", "namespace", "uid")}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": identity, "status": content}
         try:
-            self._written[key] = await self._kube.replace_status(manifest)
+            self._written[key] = without_managed_fields(await self._kube.replace_status(manifest))
         except Recreated:
             return None  # The watch reports the new LLMGateway.
         except KubeError as error:

@@ -52,6 +52,7 @@ class ModelEndpoints:
             body = await hold_body(request, models.max_body_bytes(self._caller(request)))
             try:
                 fields = await parsed(body.data, request.state.tenant, routed_fields)
+                # The key is looked up again, because it may have been revoked while the body arrived.
                 route = models.names.route(fields, self._caller(request), repeat_key)
             except BaseException:
                 body.drop()

@@ -39,7 +39,7 @@ class KeyRing:
     def set_files(self, paths: Mapping[str, str | None]) -> None:
         """Sets the key file of each name that has keys of its own. None: the name needs no key.
 
-        Every key is refused for a name whose file cannot be used.
+        Every key is refused for a name until its file could be used once.
         """
         sources = {}
         for name, path in paths.items():

@@ -83,8 +83,9 @@ class ModelNames:
         """Returns the models that requests of `caller` may reach, under their own names or by an alias."""
         names = self.usable(caller)
         by_alias = (self.document.aliases[name] for name in names if name not in self.document.models)
-        open_aliases = (alias for alias in by_alias if alias.api_key_file is not None)
-        targets = {name for alias in open_aliases for name, weight in alias.weights if weight}
+        # Targets of the other aliases need the key of the model itself.
+        with_own_keys = (alias for alias in by_alias if alias.api_key_file is not None)
+        targets = {name for alias in with_own_keys for name, weight in alias.weights if weight}
         return targets | {name for name in names if name in self.document.models}
 
     def _only_model(self, caller: KeyHolder) -> str:

@@ -112,10 +112,15 @@ def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDo
     models = {name: entry for name, entry in document.models.items() if name not in names}
     aliases = {}
     for name, alias in document.aliases.items():
-        targets = tuple(target for target in alias.targets if target.model in models)
-        if any(target.weight for target in targets):
-            aliases[name] = alias.model_copy(update={"targets": targets})
+        if (cut := _with_targets_in(alias, models)) is not None:
+            aliases[name] = cut
     return document.model_copy(update={"models": models, "aliases": aliases})
+
+
+def _with_targets_in(alias: AliasEntry, models: Collection[str]) -> AliasEntry | None:
+    """Returns the alias with these models alone; None if none of them has a weight above 0."""
+    targets = tuple(target for target in alias.targets if target.model in models)
+    return alias.model_copy(update={"targets": targets}) if any(target.weight for target in targets) else None
 
 
 class _Outline(BaseModel):
@@ -206,15 +211,15 @@ def _usable_aliases(
         if alias is None:
             continue
         found = _alias_problems(name, alias, all_models)
-        targets = tuple(target for target in alias.targets if target.model in models)
+        cut = _with_targets_in(alias, models)
         for target in alias.targets:
             if target.model not in models:
                 problems.append(_unusable_target(name, target.model, is_listed=target.model in all_models))
-        if not found and not any(target.weight for target in targets):
+        if not found and cut is None:
             found = [f"aliases.{name}.targets: no target with a weight above 0 can be used"]
         problems += found
-        if not found:
-            aliases[name] = alias.model_copy(update={"targets": targets})
+        if not found and cut is not None:
+            aliases[name] = cut
     return aliases
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.core_link.handshake import CoreAddress, addresses
 from rayloom_engine.front.document.api_route import Endpoint
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
@@ -27,8 +26,6 @@ from rayloom_engine.front.model_api import ModelApi
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 IDLE_CHECK_S = 0.5
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +140,7 @@ class RunningModel:
         self.service.client.set_engines(self._addresses())
 
     def _addresses(self) -> dict[str, CoreAddress]:
-        key, old_key = self.entry.key, self.entry.previous_key or ""
-        return {
-            name: CoreAddress(f"tcp:{place}", key, self._front_id, old_key) for name, place in self._engines.items()
-        }
+        return addresses(self._engines, self.entry.key, self._front_id, self.entry.previous_key or "")
 
 
 class _BodyAgain:

@@ -120,7 +120,7 @@ class RunningModels:
         return self.lifecycle.state
 
     def metrics_text(self) -> str:
-        """Returns the metrics of all models in Prometheus' text format."""
+        """Returns the metrics of the listed models in Prometheus' text format; models that leave have none."""
         services = [model.service for model in self.models.values()]
         for service in services:
             service.update_metrics()
@@ -186,4 +186,9 @@ class RunningModels:
         lifecycle = self.lifecycle
         lifecycle.was_ready = any(model.service.lifecycle.was_ready for model in self.models.values())
         lifecycle.was_loaded = lifecycle.was_loaded or lifecycle.was_ready
-        lifecycle.waiting_for = "no model has a tokenizer yet" if self.models else "models_file has no models"
+        if not self.models:
+            lifecycle.waiting_for = "models_file has no models"
+        elif lifecycle.was_ready:
+            lifecycle.waiting_for = "no model has an engine that serves"
+        else:
+            lifecycle.waiting_for = "no model has a tokenizer yet"
