@@ -38,13 +38,13 @@ ARGUMENTS = (
     "1024",
     "--num-kv-blocks",
     "512",
-    "--pipeline-parallel-size",
-    str(NUM_STAGES),
     "--hang-seconds",
     "4",
     "--restart-budget",
     "1000",
 )
+STAGES = ("--pipeline-parallel-size", str(NUM_STAGES))
+ONE_RANK = ("--async-scheduling",)
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Fault:
     strike_at: int  # tokens of every stream at the fault
 
 
-def draw_faults(rng: random.Random, number: int) -> list[Fault]:
+def draw_faults(rng: random.Random, number: int, num_ranks: int) -> list[Fault]:
     """Faults of all kinds, each about equally often, in random order."""
     kinds = [*KINDS] * (number // len(KINDS)) + rng.sample(KINDS, number % len(KINDS))
     rng.shuffle(kinds)
     return [
         Fault(
             role,
-            f"rank {rng.randrange(NUM_STAGES)}" if role == "rank" else role,
+            f"rank {rng.randrange(num_ranks)}" if role == "rank" else role,
             how,
             rng.randint(16, NUM_TOKENS // 2 - 10),
         )
@@ -70,10 +70,12 @@ def draw_faults(rng: random.Random, number: int) -> list[Fault]:
     ]
 
 
-def run(executor: str, faults: list[Fault], model: str) -> tuple[list[tuple[Fault, float]], int, int]:
+def run(
+    executor: str, faults: list[Fault], model: str, layout: tuple[str, ...]
+) -> tuple[list[tuple[Fault, float]], int, int]:
     """Pairs of fault and seconds until the next token, the number of requests, and the number of failed ones."""
     took, num_requests, num_failed = [], 0, 0
-    arguments = (*ARGUMENTS, "--executor", executor, "--model", model)
+    arguments = (*ARGUMENTS, *layout, "--executor", executor, "--model", model)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, breakable_server(Path(folder), *arguments) as server:
         expected = undisturbed(server)
         for number, fault in enumerate(faults, 1):
@@ -122,6 +124,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16), help="of the faults; printed")
     parser.add_argument("--faults", type=int, default=30, help="in all, shared among the executors")
     parser.add_argument("--executors", default="mp,ray", help="comma-separated, one server after the other")
+    parser.add_argument("--one-rank", action="store_true", help="with async scheduling, instead of two stages")
     parser.add_argument("--model", default="builtin://smollm2-135m")
     args = parser.parse_args()
     executors = args.executors.split(",")
@@ -130,7 +133,8 @@ def main() -> int:
     took, num_requests, num_failed = {}, 0, 0
     for index, executor in enumerate(executors):
         share = (args.faults + index) // len(executors)
-        took[executor], requests, failed = run(executor, draw_faults(rng, share), args.model)
+        faults = draw_faults(rng, share, num_ranks=1 if args.one_rank else NUM_STAGES)
+        took[executor], requests, failed = run(executor, faults, args.model, ONE_RANK if args.one_rank else STAGES)
         num_requests, num_failed = num_requests + requests, num_failed + failed
     print(f"\nSeconds from the fault to the next token of a stream that was running:\n{table(took)}")
     print(f"\nseed {args.seed}: {num_failed} of {num_requests} requests failed; {time.monotonic() - began:.0f} s")

@@ -28,6 +28,7 @@ NUM_TOKENS = 24
 
 # executor, model, tensor, pipeline
 CASES = [
+    ("mp", "llama-biases", 1, 1),  # with async_scheduling
     ("mp", "llama-tied", 2, 1),
     ("mp", "qwen2-some-windows", 1, 2),
     ("mp", "mistral-window", 4, 1),
@@ -91,6 +92,8 @@ def test_ranks_give_the_tokens_of_one_rank(
     arguments = ["--model", models[model], "--served-model-name", "m", "--dtype", "float32", "--device", "cpu"]
     arguments += ["--num-kv-blocks", "64", "--max-model-len", "128", "--threads", "1"]
     arguments += ["--tensor-parallel-size", str(tensor), "--pipeline-parallel-size", str(pipeline)]
+    if tensor == pipeline == 1:
+        arguments += ["--async-scheduling"]
     with contextlib.ExitStack() as stack:
         if executor == "external":
             job = stack.enter_context(running_job(tmp_path, *arguments, world_size=tensor * pipeline))

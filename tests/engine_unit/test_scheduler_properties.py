@@ -1,5 +1,5 @@
 """Random histories: whatever arrives, of one tenant or several, forks, aborts, runs short of blocks or loses its ranks,
-these hold after every step, with one plan in flight or several.
+these hold after every step, with one plan in flight or several, with placeholders or without.
 
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
@@ -98,6 +98,7 @@ def _arrival(
     budget=10,
     max_num_seqs=3,
     depth=2,
+    num_ahead=0,
     window=1,
     collects=[False],
     trials=[None],
@@ -113,6 +114,7 @@ def _arrival(
     budget=4,
     max_num_seqs=3,
     depth=3,
+    num_ahead=0,
     window=None,
     collects=[True],
     trials=[None],
@@ -128,6 +130,7 @@ def _arrival(
     budget=3,
     max_num_seqs=1,
     depth=1,
+    num_ahead=0,
     window=4,
     collects=[False],
     trials=[None],
@@ -143,6 +146,7 @@ def _arrival(
     budget=2,
     max_num_seqs=1,
     depth=1,
+    num_ahead=0,
     window=None,
     collects=[False],
     trials=[None],
@@ -158,6 +162,7 @@ def _arrival(
     budget=st.integers(1, 20),
     max_num_seqs=st.integers(1, 5),
     depth=st.integers(1, 3),
+    num_ahead=st.integers(0, 2),
     window=st.one_of(st.none(), st.integers(1, 12)),
     collects=st.lists(st.booleans(), min_size=1, max_size=12),
     trials=st.lists(st.one_of(st.none(), st.integers(1, 4)), min_size=1, max_size=12),
@@ -167,10 +172,23 @@ def _arrival(
     num_kept=st.one_of(st.none(), st.integers(1, 8)),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
-    arrivals, num_blocks, budget, max_num_seqs, depth, window, collects, trials, losses, keeps_memory, token_s, num_kept
+    arrivals,
+    num_blocks,
+    budget,
+    max_num_seqs,
+    depth,
+    num_ahead,
+    window,
+    collects,
+    trials,
+    losses,
+    keeps_memory,
+    token_s,
+    num_kept,
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
+    sizes["num_ahead"] = min(num_ahead, depth - 1)
     scheduler = make_scheduler(num_blocks, **sizes)
     # Seconds of a prompt's token, where a decode takes 1 s; None: costs are not known, and nothing is limited by time.
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
@@ -249,7 +267,9 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
             assert every or not scheduler.has_unfinished, "work left, but nothing was scheduled"
         scheduler.check_integrity()
         for sequence in scheduler.unfinished():
-            assert len(sequence.held_block_ids) <= scheduler.config.most_blocks(sequence.num_tokens)
+            assert len(sequence.held_block_ids) <= scheduler.config.most_blocks(
+                sequence.num_tokens + scheduler.config.num_ahead
+            )
         step += 1
         assert step < 6000, "starved"
     for request_id, ids in expected.items():

@@ -151,6 +151,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.kvCacheMemoryBytes": (yes(None, 1 << 30),),
     "engine.args.numKvBlocks": (yes(None, 4096),),
     "engine.args.enablePrefixCaching": (yes(None, False),),
+    "engine.args.asyncScheduling": (yes(None, True),),
     "engine.args.threads": (yes(None, 2),),
     "engine.args.corsAllowedOrigins": (yes(None, ["*"]),),
     "engine.args.maxBodyBytes": (yes(None, 4096),),

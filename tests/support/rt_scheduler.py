@@ -56,9 +56,10 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 class SimulatedRank:
     """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else.
 
-    It does not keep what it sampled: like every stage but the last, it knows the ids that plans tell it. Logits after
-    POISON are not finite. KV of POISON in a block that another sequence computes with, also where it is masked, is an
-    error. The logprob of a prompt token is minus its position.
+    Like every stage but the last, it knows the ids that plans tell it. It also keeps the ids that it sampled, for
+    placeholders, with 0 for logits that are not finite. Logits after POISON are not finite. KV of POISON in a block
+    that another sequence computes with, also where it is masked, is an error. The logprob of a prompt token is minus
+    its position.
     """
 
     def __init__(
@@ -79,11 +80,14 @@ class SimulatedRank:
         self._keys = keys or {}
         self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}  # (block, offset) -> key, ids up to it
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
+        self._unsent: dict[int, deque[int]] = {}  # slot -> ids that it sampled and that no plan has sent
         self.num_computed_tokens = 0
+        self.num_placeholders = 0
 
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.freed_slots:
             del self._slots[slot]
+            del self._unsent[slot]
         for new in plan.new_slots:
             assert new.slot not in self._slots
             ids, table = [], []
@@ -92,6 +96,7 @@ class SimulatedRank:
                 ids, table = known_ids[: new.num_prompt_tokens], known_table[: new.num_shared_blocks]
                 assert (len(ids), len(table)) == (new.num_prompt_tokens, new.num_shared_blocks)
             self._slots[new.slot] = (new, [*ids, *new.token_ids], [*table, *new.block_table])
+            self._unsent[new.slot] = deque()
         for block in plan.cleared_blocks:
             for offset in range(self._block_size):
                 self._content.pop((block, offset), None)
@@ -102,7 +107,12 @@ class SimulatedRank:
                     self._content[target, offset] = self._content[source, offset]
         for step in plan.slots:  # a layer writes the whole batch's KV before any of it is read
             new, ids, table = self._slots[step.slot]
-            ids.extend(step.new_token_ids)
+            for token_id in step.new_token_ids:
+                ids.append(token_id)
+                if self._unsent[step.slot]:
+                    assert self._unsent[step.slot].popleft() == token_id
+            ids.extend(self._unsent[step.slot].popleft() for _ in range(step.num_placeholders))
+            self.num_placeholders += step.num_placeholders
             table.extend(step.new_block_ids)
             assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
             for position in range(step.start, step.start + step.num_tokens):
@@ -133,6 +143,8 @@ class SimulatedRank:
                 self._postponed.add(new.request_id)
             elif step.samples and step.slot not in corrupt:
                 sampled.append(SampledToken(step.slot, next_token(ids)))
+            if step.samples and step.slot not in postponed:
+                self._unsent[step.slot].append(0 if step.slot in corrupt else next_token(ids))
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
@@ -153,6 +165,7 @@ class SimulatedRank:
     def forget_all(self, keeps_memory: bool = False) -> None:
         """`keeps_memory`: its process lives, so the blocks hold what they held."""
         self._slots = {}
+        self._unsent = {}
         if not keeps_memory:
             self._content = {}
 

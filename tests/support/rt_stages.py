@@ -89,7 +89,7 @@ class StagesInARow:
             runner.forget_all()
 
 
-def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: int = 1) -> Engine:
+def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: int = 1, num_ahead: int = 0) -> Engine:
     """An engine with so few blocks and so small a budget that chunks, preemption and resumes happen."""
     if isinstance(executor, StagesInARow):
         executor = LocalExecutor(executor)
@@ -101,6 +101,7 @@ def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: in
         max_model_len=64,
         max_queued=100,
         depth=depth,
+        num_ahead=num_ahead,
     )
     return Engine(Scheduler(config, epoch), executor, clock=time.monotonic)
 

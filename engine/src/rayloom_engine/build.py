@@ -139,6 +139,10 @@ class EngineSizes:
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
+    # Of several ranks, only one samples and can fill in placeholders. Without a rank process, the core computes the
+    # plans itself, one after the other.
+    is_ahead = config.async_scheduling and config.world_size == 1 and not isinstance(executor, LocalExecutor)
+    num_ahead = int(is_ahead)
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=sizes.num_blocks,
@@ -149,7 +153,8 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
             num_kept_blocks=sizes.num_kept_blocks,
-            depth=config.pipeline_parallel_size,  # steps in flight: one per stage
+            depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and one ahead
+            num_ahead=num_ahead,
             window=shape.attention_span,
         ),
         epoch,

@@ -110,6 +110,11 @@ class EngineConfig(BaseModel):
         description="Seconds after which the engine gives up if lost ranks have not attached again.",
     )
 
+    async_scheduling: bool = Field(
+        False,
+        description="Send the rank its next step before the result of the last one is read. A new request may wait one "
+        "step longer. No effect with several ranks, or with executor uni.",
+    )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(
         None,

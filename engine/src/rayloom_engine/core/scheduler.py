@@ -21,8 +21,12 @@ tenant, part 1 does nothing.
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
 or reuse the blocks of an aborted sequence. It cannot depend on a token that is not sampled yet, so a sequence whose
-next token is being sampled is left out until the result arrives. Decodes therefore form `depth` groups that take
-turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
+next token is being sampled is left out until the result arrives. Decodes therefore form a group for each stage, and the
+groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
+
+With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
+The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
+result ends the sequence, the results of its later plans are dropped.
 
 A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
 computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
@@ -187,12 +191,12 @@ class Scheduler:
         return builder
 
     def _new_builder(self) -> StepBuilder:
-        depth = self.config.depth
+        num_groups = self.config.num_groups
         budget = self.config.max_num_batched_tokens
         max_decodes = len(self._running)
-        if depth > 1:
-            budget = fair_share(self._num_tokens_ahead(), depth, budget)
-            max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // depth)
+        if num_groups > 1:
+            budget = fair_share(self._num_tokens_left(), num_groups, budget)
+            max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // num_groups)
         return StepBuilder(budget=budget, max_decodes=max_decodes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
@@ -231,6 +235,8 @@ class Scheduler:
                 continue  # aborted meanwhile, or corrupt
             self._running.prove(sequence)
             sequence.token_ids.append(sampled.token_id)
+            if sequence.num_placeholders:
+                self._running.learned(sequence)
             reason = sequence.finish_reason(self.config.max_model_len)
             outputs.append(_output(sequence, sampled, reason))
             self.counters.generation_tokens += 1
@@ -278,12 +284,12 @@ class Scheduler:
         assert all(s.state is SequenceState.WAITING and s.slot is None and not s.block_ids for s in self._waiting)
         self._running.check_integrity()
         for sequence in self._running:
-            is_sampling = any(
+            num_samplings = sum(
                 slot.samples and in_flight.sequences[slot.slot] is sequence
                 for in_flight in self._in_flight
                 for slot in in_flight.plan.slots
             )
-            assert is_sampling == (sequence.num_computed == sequence.num_tokens), "a token is sampled once"
+            assert num_samplings == sequence.num_placeholders <= 1 + self.config.num_ahead, "a token is sampled once"
 
     def _check_room(self, tenant: str) -> None:
         """Raises QueueFull if the queue, or the tenant's part of it, is full."""
@@ -301,13 +307,14 @@ class Scheduler:
                 1,
             )
 
-    def _num_tokens_ahead(self) -> int:
+    def _num_tokens_left(self) -> int:
         """Number of tokens that are in flight or still to compute.
 
         Counts running sequences, and waiting ones that fit the free slots.
         """
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
-        lacking = sum(s.num_tokens - s.num_computed for s in self._running) + sum(s.num_tokens for _, s in waiting)
+        lacking = sum(max(0, s.num_tokens - s.num_computed) for s in self._running)
+        lacking += sum(s.num_tokens for _, s in waiting)
         return lacking + sum(in_flight.plan.num_tokens for in_flight in self._in_flight)
 
     def _finish(self, sequence: Sequence) -> None:

@@ -18,10 +18,17 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: none
     depth: int = 1  # limit of plans in flight
+    num_ahead: int = 0  # limit of plans that compute tokens of a sequence which are still being sampled
     window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
 
     def __post_init__(self) -> None:
         assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"
+        assert 0 <= self.num_ahead < self.depth, "one of the plans in flight has no placeholder"
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of sequences that take turns: one for each pipeline stage, as each stage computes another plan."""
+        return self.depth - self.num_ahead
 
     def most_blocks(self, num_tokens: int) -> int:
         """The most blocks that a sequence of `num_tokens` holds at once."""

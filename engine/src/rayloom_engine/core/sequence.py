@@ -87,7 +87,7 @@ class Sequence:
         self.own_blocks: frozenset[int] = frozenset()  # blocks that it filled before a preemption; it may reuse them
         self.slot: int | None = None  # row in the ranks' table while RUNNING
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
-        self.num_sent_tokens = 0  # entries of token_ids that the ranks have
+        self.num_sent_tokens = 0  # tokens that the ranks have: entries of token_ids, and placeholders
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
         self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
         self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
@@ -105,6 +105,25 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_placeholders(self) -> int:
+        """Number of tokens that plans in flight sample: their positions are known, their ids are not."""
+        return max(0, self.num_computed + 1 - len(self.token_ids))
+
+    def may_run_ahead(self, num_ahead: int, max_model_len: int) -> bool:
+        """Returns whether a plan may compute the newest placeholder, so that a further token is sampled from it.
+
+        Not if the sequence has `num_ahead` such plans in flight, if the placeholder is the last token that the sequence
+        can get, or if its mask may be late: the rank then samples no token, and the placeholder would never get an id.
+        """
+        num = self.num_placeholders
+        return (
+            0 < num <= num_ahead
+            and not self.params.has_mask
+            and self.num_generated + num < self.params.max_tokens
+            and len(self.token_ids) + num < max_model_len
+        )
 
     @property
     def held_block_ids(self) -> list[int]:

@@ -3,8 +3,9 @@
 A rank keeps a table of slots, one per running sequence; a plan contains only the changes to it. A sequence that is new
 to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If
 the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
-A rank takes token ids only from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not
-sample and have no other source, and all stages work alike.
+A rank takes token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
+and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`), which
+only a rank may get that samples every token itself, that is the only rank of an engine.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
+    # Tokens that the rank has sampled and that no plan has sent: after new_token_ids, the rank appends so many of them,
+    # oldest first. Ids in new_token_ids that the rank has sampled, too, are no longer appended in this way.
+    num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    samples: bool = False  # the last computed position is the sequence's last token: sample the next one
+    samples: bool = False  # the last computed position is the slot's last token: sample the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

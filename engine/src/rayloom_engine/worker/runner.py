@@ -146,6 +146,7 @@ class Runner:
         sampled: dict[int, SampledToken] = {}
         token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
         for (step, slot), token_id, entry in zip(steps_N, token_ids, logprobs, strict=True):
+            slot.note_sampled(token_id or 0)  # 0 if not finite: results of later plans for the slot are dropped
             if token_id is not None:
                 sampled[step.slot] = SampledToken(step.slot, token_id, entry)
             elif is_probe(slot.request_id):

@@ -29,6 +29,7 @@ class Slot:
         "other_ids",
         "params",
         "request_id",
+        "sampled_ids",
         "thinking",
         "token_ids",
         "_bad_words",
@@ -50,6 +51,7 @@ class Slot:
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids
+        self.sampled_ids: list[int] = []  # ids that this rank has sampled and that no plan has sent yet, oldest first
         self.num_prompt_tokens = new.num_prompt_tokens
         num_known_tokens = 0 if known is None else new.num_prompt_tokens
         self.num_tokens = num_known_tokens + len(new.token_ids)
@@ -88,8 +90,19 @@ class Slot:
     def num_generated(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    def note_sampled(self, token_id: int) -> None:
+        """Keeps an id that this rank has sampled, in case that a later plan has a placeholder for it."""
+        if not self.params.has_mask:  # its samples may be dropped, so it never gets placeholders
+            self.sampled_ids.append(token_id)
+
+    def append_sampled(self, num: int) -> None:
+        """Appends the oldest `num` ids that this rank has sampled and that no plan has sent."""
+        assert len(self.sampled_ids) >= num, f"{num} placeholders, but {len(self.sampled_ids)} sampled ids"
+        self.append_tokens(tuple(self.sampled_ids[:num]))
+
     def append_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Appends at least one token id."""
+        """Appends at least one token id. Sampled ids that arrive in this way need no placeholder any more."""
+        del self.sampled_ids[: len(token_ids)]
         end = self.num_tokens + len(token_ids)
         if self.form is not None:
             self.form.append(token_ids)
@@ -132,6 +145,8 @@ class SlotTable:
             slot = self._slots[step.slot]
             if step.new_token_ids:
                 slot.append_tokens(step.new_token_ids)
+            if step.num_placeholders:
+                slot.append_sampled(step.num_placeholders)
             if step.new_block_ids:
                 self.block_tables.append(step.slot, step.new_block_ids)
             steps.append((step, slot))

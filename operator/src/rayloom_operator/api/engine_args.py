@@ -21,6 +21,11 @@ class EngineArgs(Part):
         description="Form of the weights in memory. int8: one byte each, made from the checkpoint at the start; only "
         "on CPU. none, the default: their type.",
     )
+    async_scheduling: bool | None = Field(
+        None,
+        description="Send the rank its next step before the result of the last one is read. A new request may wait one "
+        "step longer. No effect with several ranks.",
+    )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
     max_queued_requests: int | None = Field(

@@ -130,18 +130,22 @@ class RunningSequences:
         return True
 
     def planned(self, sequences: Iterable[Sequence]) -> None:
-        """Records a plan that computes tokens of these sequences. Tokens of plans in flight count as computed.
+        """Records that tokens of these sequences are computed. Tokens of plans in flight count as computed.
 
         A sequence costs work here only if the plan fills one of its blocks, or moves its sliding window.
         """
         block_size = self._config.block_size
         if self._config.enable_prefix_caching:
             for sequence in sequences:
-                if sequence.num_computed // block_size > sequence.num_registered_blocks:
+                if min(sequence.num_computed, sequence.num_tokens) // block_size > sequence.num_registered_blocks:
                     self._register_full_blocks(sequence)
         if self._config.window is not None:
             for sequence in sequences:
                 self._give_back_unseen_blocks(sequence)
+
+    def learned(self, sequence: Sequence) -> None:
+        """Records that a placeholder has got its id. This may complete a block, or move the sliding window."""
+        self.planned((sequence,))
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
         """Adds the blocks that have become full to the prefix index.
@@ -149,7 +153,7 @@ class RunningSequences:
         Ranks compute plans in order, so the next step may already reuse a block that this step fills.
         """
         first = sequence.num_registered_blocks
-        num_full = sequence.num_computed // self._config.block_size
+        num_full = min(sequence.num_computed, sequence.num_tokens) // self._config.block_size
         hashes = sequence.hashes(num_full, self._config.block_size, first)
         for block_id, content in zip(sequence.block_ids[first:num_full], hashes, strict=True):
             self.pool.register(block_id, content)
@@ -164,8 +168,9 @@ class RunningSequences:
 
         Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
         """
-        # The newest token of a sequence is computed again if its mask is not ready.
-        num_computed = sequence.num_computed - sequence.params.has_mask
+        # The newest token of a sequence is computed again if its mask is not ready. A block with a placeholder is kept
+        # until it is in the prefix index.
+        num_computed = min(sequence.num_computed, sequence.num_tokens) - sequence.params.has_mask
         first = first_seen_block(num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
@@ -173,7 +178,7 @@ class RunningSequences:
             sequence.first_block = first
 
     def prove(self, sequence: Sequence) -> None:
-        """Records that finite logits were computed from all tokens of the sequence. No plan in flight may contain it.
+        """Records that finite logits were computed from all known tokens of the sequence.
 
         With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
         them, a long prompt would have no cached prefix. These blocks are most likely finite too, because a NaN spreads
@@ -198,7 +203,8 @@ class RunningSequences:
         assert sorted([*slots, *self._free_slots]) == list(range(self._config.max_num_seqs))
         for sequence in self._sequences:
             num_positions = len(sequence.block_ids) * self._config.block_size
-            assert sequence.num_computed <= min(num_positions, sequence.num_tokens), f"{sequence.request_id}: no block"
+            most = min(num_positions, sequence.num_tokens + self._config.num_ahead)
+            assert sequence.num_computed <= most, f"{sequence.request_id}: no block"
             assert sequence.first_block <= first_seen_block(
                 sequence.num_computed, self._config.window, self._config.block_size
             ), f"{sequence.request_id}: a block that is still seen was given back"

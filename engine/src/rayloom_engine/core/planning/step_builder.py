@@ -95,19 +95,21 @@ class StepBuilder:
                 new_token_ids = tuple(sequence.token_ids[sequence.num_sent_tokens :])
                 if sequence.num_sent_blocks < len(sequence.block_ids):
                     new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
-            num_tokens = len(sequence.token_ids)
-            sequence.num_sent_tokens = num_tokens
-            sequence.num_sent_blocks = len(sequence.block_ids)
             start = sequence.num_computed
             sequence.num_computed = start + num
+            num_known = max(len(sequence.token_ids), sequence.num_sent_tokens)
+            num_placeholders = max(0, sequence.num_computed - num_known)
+            sequence.num_sent_tokens = num_known + num_placeholders
+            sequence.num_sent_blocks = len(sequence.block_ids)
             slots.append(
                 SlotStep(
                     slot=sequence.slot,
                     start=start,
                     num_tokens=num,
                     new_token_ids=new_token_ids,
+                    num_placeholders=num_placeholders,
                     new_block_ids=new_block_ids,
-                    samples=sequence.num_computed == num_tokens,
+                    samples=sequence.num_computed >= len(sequence.token_ids),
                 )
             )
         return StepPlan(

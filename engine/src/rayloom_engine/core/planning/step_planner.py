@@ -51,8 +51,10 @@ class StepPlanner:
         """
         allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
-        # 0: its next token is in flight.
+        # 0 or less: its next token is in flight.
         decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
+        if self._config.num_ahead and self.only is None:
+            decodes = [s for lack, s in zip(lacking, allowed, strict=True) if self._is_decode(lack, s)]
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         num_prompt_tokens = max(1, builder.budget - num_decodes)
@@ -77,6 +79,12 @@ class StepPlanner:
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
+
+    def _is_decode(self, lack: int, sequence: Sequence) -> bool:
+        """True if a step can compute the newest token of the sequence, or its newest placeholder."""
+        if lack == 1:
+            return not sequence.waits_for_form
+        return lack <= 0 and sequence.may_run_ahead(self._config.num_ahead, self._config.max_model_len)
 
     def wake_one(self) -> bool:
         """Lets `fill` schedule the first sequence that waits for its grammar. Returns False if none waits.
@@ -122,8 +130,15 @@ class StepPlanner:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # preempted in this loop, for an earlier sequence
             lack = len(sequence.token_ids) - sequence.num_computed
-            if lack == 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
+            if lack <= 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
+                continue
+            if lack <= 0:
+                # A placeholder preempts nobody: its sequence gets a block once the token is known.
+                if self._running.try_extend(sequence, sequence.num_computed + 1):
+                    builder.take(sequence, 1, is_prompt=False)
+                else:
+                    builder.is_short = True
                 continue
             num = 1
             if lack > 1:
