@@ -44,6 +44,7 @@ def _text(answer: dict[str, Any]) -> str:
     "fields",
     [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}},
+        {"response_format": {"type": "json_object", "schema": PERSON}},
         {"structured_outputs": {"json": PERSON}},
         {"guided_json": json.dumps(PERSON)},
         {"json_schema": PERSON},

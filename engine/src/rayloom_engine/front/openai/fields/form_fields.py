@@ -34,9 +34,10 @@ class FormFields(BaseModel):
 
     response_format: dict[str, Any] | None = Field(
         None,
-        description='An object with type: "text"; "json_object", any JSON object; "json_schema" with `json_schema`, an '
-        "object with name, schema and strict. A keyword of the schema that cannot be enforced is refused; if strict is "
-        "false, the keyword is ignored and named in `warnings`, beside `usage`.",
+        description='An object with type: "text"; "json_object", any JSON object, or with `schema` JSON of that '
+        'schema, as in llama.cpp; "json_schema" with `json_schema`, an object with name, schema and strict. A keyword '
+        "of the schema that cannot be enforced is refused; if strict is false, the keyword is ignored and named in "
+        "`warnings`, beside `usage`.",
     )
     structured_outputs: dict[str, Any] | None = Field(
         None,
@@ -78,18 +79,25 @@ def _response_format(name: str, value: Mapping[str, Any] | None) -> StructuredOu
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutputs(json_object=True, field=name)
+        schema = value.get("schema")
+        if schema is None:
+            return StructuredOutputs(json_object=True, field=name)
+        return StructuredOutputs(json=_checked_schema(f"{name}.schema", schema), field=f"{name}.schema")
     field = f"{name}.json_schema"
     described = value.get("json_schema")
     if not isinstance(described, Mapping):
         raise RequestError(f"{field} must be an object with name and schema, given {shown(described)}", field)
-    schema = described.get("schema")
-    if not isinstance(schema, Mapping):
-        raise RequestError(f"{field}.schema must be a JSON schema, an object, given {shown(schema)}", f"{field}.schema")
+    schema = _checked_schema(f"{field}.schema", described.get("schema"))
     strict = described.get("strict")
     if not isinstance(strict, bool | None):
         raise RequestError(f"{field}.strict must be true or false, given {shown(strict)}", f"{field}.strict")
     return StructuredOutputs(json=schema, is_lenient=strict is False, field=f"{field}.schema")
+
+
+def _checked_schema(field: str, schema: object) -> Mapping[str, Any]:
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{field} must be a JSON schema, an object, given {shown(schema)}", field)
+    return schema
 
 
 def _structured_outputs(name: str, value: Mapping[str, Any] | None) -> StructuredOutputs | None:
