@@ -206,7 +206,7 @@ def test_a_disturbed_run_says_so() -> None:
     calm = make_result(make_turn("rayloom", 1, {"W1": 6.0}, others_percent=5.0))
     disturbed = make_result(make_turn("rayloom", 1, {"W1": 6.0}, others_percent=6.0))
     assert "DISTURBED" not in page(calm, has_plots=False)
-    assert "up to 6 % of the CPU time of a turn. **DISTURBED" in page(disturbed, has_plots=False)
+    assert "up to 6 % of the CPU time while an engine was measured. **DISTURBED" in page(disturbed, has_plots=False)
 
 
 def test_the_document_is_json_with_every_turn() -> None:

@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     workload = (
         f"{args.streams} streams, each with an event every {1000 / args.rate:.0f} ms, from {args.engines} simulated "
         f"engines or one plain server; {args.rounds} rounds of {args.seconds} s for each server in turn, median "
-        f"(minimum to maximum); {args.probes} single requests a round before the streams, and beside them."
+        f"(minimum to maximum). Each round sends {args.probes} single requests before the streams begin, and "
+        f"{args.probes} beside them."
     )
     print(conditions, workload, figures_table(figures), "\n".join(verdicts(figures)), sep="\n\n")
     if args.json is not None:

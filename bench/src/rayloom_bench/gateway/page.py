@@ -101,11 +101,11 @@ def page(conditions: str, workload: str, figures: Sequence[ServerFigures]) -> st
         "The gateway gets token ids from simulated engines, which speak the protocol of real ones. It keeps the ids "
         "for a continuation, turns them into text, looks for stop strings and the parts of a message, and writes "
         "events. The proxies copy finished events from a plain server. CPU time is that of the server's process "
-        "alone, user and system. A server that is late, because others use the machine, sends several tokens in one "
-        "event; the cost of an event is then too high, and that of a token too low. The kernel "
-        "charges the delivery of a loopback packet to its sender.",
+        "alone, user and system. If other processes delay a server, it sends several tokens in one event: the cost of "
+        "an event is then too high, and that of a token too low. The kernel charges the delivery of a loopback packet "
+        "to its sender.",
         "Clients, simulated engines and the measured server share the cores of this machine. All streams of an engine "
         "get their events in the same moment, so a single request that comes then waits until the server has written "
-        "them and the clients have read them. The time alone is that of the server itself.",
+        "them and the clients have read them. The columns *alone* have the time of the server itself.",
     ]
     return "\n\n".join(parts) + "\n"

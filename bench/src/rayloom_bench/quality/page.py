@@ -21,8 +21,8 @@ def page(found: Mapping[str, FormFigures], over_http: VariantResult, conditions:
         conditions,
         goal_table(found, over_http),
         "## W3 over HTTP",
-        "Output tokens per second of one stream. The servers of both forms run in turn. Each cell: median of all "
-        "rounds (minimum to maximum).",
+        "Output tokens per second of one stream. A server with plain weights (*none*) and one with int8 weights run in "
+        "turn. Each cell: median of all rounds (minimum to maximum).",
         table(
             ("weights", "out tok/s", "ms per output token"),
             (

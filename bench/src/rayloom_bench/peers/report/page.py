@@ -18,7 +18,8 @@ ROOFLINE_PLOT = "peers-roofline.svg"
 DISTURBED_PERCENT = 5
 NEIGHBOUR_NOTE = (
     "Tokens per second of one stream with the lengths of W3, first alone and then while another process computes "
-    "without a pause on the same cores, at the same priority. *Share*: of the speed alone, within a round."
+    "without a pause on the same cores, at the same priority. *Share*: the speed beside it divided by the speed alone, "
+    "within a round."
 )
 
 
@@ -59,7 +60,7 @@ def page(result: PeersResult, *, has_plots: bool) -> str:
     if checks:
         parts += [
             "## Peers beside earlier figures",
-            "Earlier figures: the same versions on 2 cores of an AMD EPYC with AVX-512 bf16. Goal: within 10 %.",
+            "Earlier figures are of the same versions on 2 cores of an AMD EPYC with AVX-512 bf16. Goal: within 10 %.",
             goal_table(checks),
         ]
     parts += ["## Commands", commands(result)]
@@ -85,7 +86,8 @@ def conditions(result: PeersResult) -> str:
     shares = [turn.others_percent for turn in (*result.turns, *result.sweep_turns)]
     if shares:
         distrust = " **DISTURBED: do not quote these figures.**" if max(shares) > DISTURBED_PERCENT else ""
-        lines.append(f"Other processes used up to {max(shares):.0f} % of the CPU time of a turn.{distrust}")
+        busy = f"Other processes used up to {max(shares):.0f} % of the CPU time while an engine was measured."
+        lines.append(busy + distrust)
     return "\n".join(lines)
 
 

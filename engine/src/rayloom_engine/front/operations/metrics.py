@@ -108,8 +108,8 @@ class Metrics:
         self._api_keys = gauge("api_keys", "API keys that are accepted; 0: requests need no key.")
         self._api_key_problem = gauge(
             "api_key_file_unusable",
-            "1 while the API key file, or that of an alias, cannot be used; keys read before stay in force. "
-            "Without any, every key is refused.",
+            "1 while the API key file, or that of an alias, cannot be used; keys that were read before stay valid. "
+            "If none were read before, every key is refused.",
         )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of accepted requests.")
         self.generation_tokens = counter("generation_tokens_total", "Generated tokens.")
@@ -120,7 +120,8 @@ class Metrics:
         )
         self.failed = counter("requests_failed_total", "Finished requests that failed by an error of the engine.")
         self.repeats_answered = counter(
-            "repeats_answered_total", "Repeated requests that got the answer to the first request with their name."
+            "repeats_answered_total",
+            "Repeated requests that got the answer to the first request with their Idempotency-Key or X-Request-Id.",
         )
         self.detached_answers = gauge(
             "detached_answers", "Answers that are computed for a repeat although their connection has broken."

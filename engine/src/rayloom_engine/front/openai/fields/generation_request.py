@@ -143,9 +143,9 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
     kv_transfer_params: dict[str, Any] | None = Field(
         None,
-        description="From a router that lets one engine compute the prompt and another the answer. This engine always "
-        "computes both, so only the key `prompt_token_ids` has an effect: in a chat without echo it replaces the "
-        "messages as the prompt. The answer has this field as null.",
+        description="Sent by a router that lets one engine compute the prompt and another the answer. This engine "
+        "always computes both, so only the key `prompt_token_ids` has an effect: in a chat without echo it replaces "
+        "the messages as the prompt. The answer has this field as null.",
     )
     request_id: Annotated[str, Field(pattern=rf"^(?:{REQUEST_ID})$")] | None = Field(
         None,
