@@ -12,7 +12,7 @@
 
 A running cluster, a built image and an installed release are reused, so a second run starts at once; `make
 cluster-down` removes them. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on an existing cluster. When a test
-fails, logs, events and objects are written to artifacts/TEST before its namespace is deleted.
+fails, logs, events and objects are written to artifacts/TEST, before the test's namespace is deleted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def client(kubectl: Kubectl, namespace: str) -> Client:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # a process of `pytest -n` starts while others already write
+    # processes of `pytest -n` do not clear the folder, because other processes write into it already
+    if not hasattr(config, "workerinput"):
         shutil.rmtree(ARTIFACTS, ignore_errors=True)
 
 

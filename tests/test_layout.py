@@ -1,4 +1,4 @@
-"""The repository's layout: names that shadow nothing of Python's, no import circle in test code, and light starts.
+"""The repository's layout: no name hides a module of Python, test code has no import circles, and starts import little.
 
 Import directions inside the products are contracts of import-linter, in pyproject.toml.
 """

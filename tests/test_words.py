@@ -1,4 +1,4 @@
-"""The words of the sources: docstrings begin with the thing that they describe, and a class name has one meaning."""
+"""The words of the sources: docstrings begin with the thing that they describe; class names have one meaning."""
 
 import ast
 import functools

@@ -21,7 +21,7 @@ ROOTS = (
     "ErrorResponse",
 )
 PREFIX = "#/components/schemas/"
-# Keywords of prose and of documentation generators. They decide nothing about validity.
+# Keywords of prose and of documentation generators, which have no effect on validity.
 _LEFT_OUT = ("description", "example", "examples", "x-oaiMeta", "x-stainless-const")
 _NOTICE = """\
 MIT License. Copyright (c) OpenAI (https://openai.com). Permission is hereby granted, free of charge, to any person \

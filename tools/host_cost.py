@@ -1,4 +1,4 @@
-"""Prints what a decode step costs on the host, without a model: microseconds of the main thread's CPU time, by part.
+"""Prints the host time of a decode step without a model: microseconds of the main thread's CPU time, by part.
 
     .venv/bin/python tools/host_cost.py [batch sizes]
 
@@ -47,7 +47,7 @@ PARTS = ("schedule", "black box", "slots", "batch", "update", "send", "publish")
 
 
 class Clock:
-    """The main thread's CPU time by part. A part that runs within another one counts once, for itself."""
+    """The main thread's CPU time by part. The time of a part within another part counts for the inner one alone."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -167,7 +167,7 @@ def _model() -> ServedModel:
 
 
 async def read_all(address: str) -> None:
-    """A front that reads and drops everything."""
+    """A front that reads and drops all messages."""
     reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
     writer.write(frame(Hello(token=TOKEN, front_id="f")))
     await read_frame(reader)

@@ -1,8 +1,8 @@
 """Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the C library (worker/cpu_sampler.py).
 
 `python tools/time_sampler.py` prints a table in Markdown: milliseconds of CPU time of one row on one thread, the median
-of calls in turn, with a new seed each. `--isa` chooses another instruction set, `--spread` the standard deviation of
-the logits.
+of calls that alternate between the samplers, each with a new seed. `--isa` chooses another instruction set, `--spread`
+the standard deviation of the logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rayloom_engine.worker.slots import Slot
 
 VOCAB_SIZES = (49_152, 151_936)
 WARM_UP = 3  # calls of each sampler that are not counted
-CONTEXT = 1000  # tokens of the sequence, half of them generated
+CONTEXT = 1000  # number of tokens of the sequence, half of them generated
 SETTINGS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "temperature 0.8": {"temperature": 0.8},

@@ -18,7 +18,8 @@ from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 Schema = dict[str, Any]
-# Table -> requests, and other requests. The table has the fields that all of the former have and none of the latter.
+# Table -> (requests that have its fields, requests that lack them). The table has the fields that all of the former
+# have and none of the latter.
 FIELD_TABLES = {
     "shared fields": (("ChatRequest", "CompletionRequest"), ()),
     "chat fields": (("ChatRequest",), ("CompletionRequest",)),
@@ -87,7 +88,7 @@ def _endpoints(paths: Schema) -> str:
 
 
 def _used_fields(schema: Schema) -> set[tuple[str, str]]:
-    """(name, meaning) of the fields that have an effect. Fields of two requests are the same if both are equal."""
+    """(name, meaning) of the fields that have an effect. A field is common to two requests if both are equal."""
     return {
         (name, field.get("description", "")) for name, field in schema["properties"].items() if NO_EFFECT not in field
     }

@@ -2,7 +2,7 @@
 
 A schema comes from the typed models. The API server accepts structural schemas only (https://kubernetes.io/docs/
 tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema): no references, no
-alternatives, no null, no closed maps. The API server prunes unknown fields; `kubectl` refuses them before.
+alternatives, no null, no closed maps. The API server prunes unknown fields. `kubectl` refuses them before that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "files")
 Schema = dict[str, Any]
 Column = tuple[str, str, str, str]
 
-# Helm keeps a definition when the release is uninstalled, since deleting it would delete every object of the kind.
+# With this annotation, Helm keeps a definition when the release is uninstalled: deleting it would delete every object
+# of the kind.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
 # Paths that `kubectl scale` and autoscalers read and write.
 _SCALE = {
@@ -179,7 +180,7 @@ def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
         target = definitions[schema["$ref"].removeprefix("#/$defs/")]
         return _structural(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
     if "anyOf" in schema:
-        # A field that may be absent: in a structural schema only `required` expresses that.
+        # A field that may be null is optional: a structural schema expresses that only by leaving it out of `required`.
         (only,) = (option for option in schema["anyOf"] if option != {"type": "null"})
         return _structural(only | {key: value for key, value in schema.items() if key != "anyOf"}, definitions)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}

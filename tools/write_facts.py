@@ -21,7 +21,7 @@ SHIPPED = ROOT / "operator" / "src" / "rayloom_operator" / "api" / "shipped_fact
 EXAMPLES = ROOT / "examples" / "facts"
 
 BUILTIN = ("builtin://smollm2-135m",)
-# Repositories of the hub whose config.json gives the same facts, by the name of the file.
+# Name of a file -> the hub's repositories whose config.json gives the facts of this file.
 PUBLISHED = {
     "qwen3-0.6b": ("hf://Qwen/Qwen3-0.6B",),
     "qwen3-1.7b": ("hf://Qwen/Qwen3-1.7B",),

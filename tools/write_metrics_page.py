@@ -84,7 +84,7 @@ def operator_rows() -> tuple[Row, ...]:
 
 
 def vllm_names() -> set[str]:
-    """The engine's metrics that `--metrics-prefix vllm` renames, by their usual names."""
+    """The usual names of the engine's metrics that `--metrics-prefix vllm` renames."""
     renamed = EngineMetrics("", "vllm").families
     return {
         usual.name for usual, other in zip(EngineMetrics("").families, renamed, strict=True) if usual.name != other.name

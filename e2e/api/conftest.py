@@ -49,7 +49,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
-    if WORKER:  # the next tests need its memory and cores, and `up` finds cluster 0 alone
+    # A cluster other than 0 is removed, because the next tests need its memory and cores and reuse cluster 0 alone.
+    if WORKER:
         cluster.down()
 
 

@@ -1,4 +1,4 @@
-"""The end state of a service, to compare a run with another one."""
+"""The end state of a service, by which tests compare two runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def end_state(world: World, namespace: str, name: str) -> object:
     objects: dict[str, Any] = {"status": status}
     for path, each in world.objects(namespace, name).items():
         if path.startswith(("RayCluster/", "PodDisruptionBudget/")):
-            each = each | {"status": {}}  # other controllers write it, with delay
+            each = each | {"status": {}}  # other controllers write the status, with a delay
         if path.startswith("Secret/"):
             each = each | {"data": sorted(each["data"])}  # tokens depend on the service's uid
         objects[path] = each

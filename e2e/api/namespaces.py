@@ -11,7 +11,7 @@ _numbers = itertools.count()
 
 
 def new_namespace(world: World, purpose: str) -> str:
-    """The name of a new namespace. The end of the session deletes all of them, also after a failed test."""
+    """The name of a new namespace. It is deleted at the end of the session, even after a failed test."""
     slug = "".join(letter if letter.isalnum() else "-" for letter in purpose.lower())[:40].strip("-")
     name = f"api-{slug}-{next(_numbers)}"
     world.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {"rayloom.dev/e2e": "true"}}})

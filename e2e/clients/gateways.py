@@ -22,7 +22,7 @@ class GatewayedService(Service):
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def has_gateways(self, number: int, *, but_not: set[str] | None = None) -> bool:
-        """True when exactly this number of gateway pods exist, and all are ready. None may have a uid of `but_not`."""
+        """True if exactly this number of gateway pods exist, all are ready, and none has a uid in `but_not`."""
         pods = self.gateways()
         return len(pods) == number and all(map(is_ready, pods)) and not (but_not or set()) & uids(pods)
 

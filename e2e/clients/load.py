@@ -1,4 +1,4 @@
-"""Streams and a prober in a client's pod: what they are asked to send, and what they must receive.
+"""Streams and a prober in a client's pod: their requests, and the checks of their answers.
 
 A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Retries are off, except
 for repeats of broken connections by Idempotency-Key where a test asks for them.
@@ -41,7 +41,7 @@ class LoadAgent:
         self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
         num_tokens, late_tokens = settings.pop("num_tokens", NUM_TOKENS), settings.pop("late_tokens", LATE_TOKENS)
         asked = {
-            "model": service.name,  # of probes
+            "model": service.name,  # the answer of each probe
             "urls": [service.url] * NUM_STREAMS,
             "requests": [_request(service.name, index, num_tokens) for index in range(NUM_STREAMS)],
             "strike_at": 0,
@@ -50,10 +50,10 @@ class LoadAgent:
             "late_every_s": 1.0,
             "late_for_s": 0.0,
             "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
-            "repeat_url": "",  # where clients repeat requests whose connection broke; "": they do not
+            "repeat_url": "",  # URL at which clients repeat requests whose connection broke; "": no repeats
             "probe_url": "",
             "probe_timeout_s": 120.0,
-            "probe_rest_s": 30.0,  # time for the last probes, once the service is Available
+            "probe_rest_s": 30.0,  # seconds for the last probes, once the service is Available
         }
         self._write(asked | settings)
 

@@ -1,12 +1,12 @@
-"""A load generator that runs in a pod as the text of `python -c`: streams, arriving requests and a prober.
+"""A load generator that runs in a pod as the text of `python -c`: streams, requests after a fault, a prober.
 
 There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key. If its
 connection breaks, the client repeats the request at this URL with the same key.
 
 stdin holds a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
 stdout: {"ready": time} once every stream has the number of tokens that the fault waits for; {"ended": time} once no
-request runs and none will arrive; at the end the records of all streams and probes.
-Times are Unix times. The reader of stdout compares the tokens.
+request runs and none will arrive; at the end the records of all streams and probes. Times are Unix times. The program
+that reads stdout compares the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import aiohttp
 
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
-# A Service routes to a killed pod for a few more seconds. Repeated requests may fail in this time as well.
+# A Service routes to a killed pod for a few more seconds. Repeated requests may fail in this time, in seconds.
 MOST_REPEATS, REPEAT_S = 40, 0.25
 
 Tasks = set["asyncio.Task[None]"]
@@ -34,7 +34,7 @@ class Choice:
 
     def __init__(self) -> None:
         self.text = ""
-        self.tool = ""  # names and arguments of its tool calls
+        self.tool = ""  # names and arguments of the tool calls
         self.tokens: list[str] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
@@ -63,10 +63,11 @@ class Stream:
         self.headers = {"Idempotency-Key": uuid.uuid4().hex} if repeat_url else {}
         self.choices: dict[int, Choice] = {}
         self.warnings: list[str] = []
-        self.times: list[float] = []  # of each token of each choice, on all connections
+        self.times: list[float] = []  # time of each token of each choice, on all connections
         self.comments: list[tuple[float, str]] = []
         self.cold_start = ""  # the header X-Rayloom-Cold-Start
-        self.broken: list[dict[str, Any]] = []  # connections that broke: time, failure and tokens of each choice
+        # for each connection that broke: time, failure and tokens of each choice
+        self.broken: list[dict[str, Any]] = []
         self.is_done = False
         self.is_broken = False
         self.failure = ""
@@ -154,7 +155,7 @@ class Agent:
         asked = self.settings
         tasks: Tasks = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_S)
-        # A new connection for each request, since a kept one would stay with its pod whatever the Service selects.
+        # A new connection for each request: a kept one would stay with its pod, even if the Service selects other pods.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             listening = asyncio.create_task(self._listen())
@@ -186,7 +187,7 @@ class Agent:
         self.had = [len(each.times) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
-        """Sends new requests from the fault on, for at least `late_for_s` and until the first streams have ended."""
+        """Sends new requests after the fault, for at least `late_for_s` and until the first streams have ended."""
         asked = self.settings
         await self.arrivals_start.wait()
         if asked.get("arrivals"):
@@ -222,7 +223,7 @@ class Agent:
         say({"progress": {**counts, "last_failure": (failures or [""])[-1]}})
 
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
-        """Sends stream after stream until `stop`, at most one in `late_every_s`, which bounds failing requests."""
+        """Sends one stream after the other until `stop`, at most one in `late_every_s`, to limit failing requests."""
         asked = self.settings
         while not self.stop.is_set():
             pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))

@@ -19,7 +19,7 @@ NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
 NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
-# The place of the stop string in the text of the plain answer: behind the tokens at which a fault happens.
+# The place of the stop string in the text of the plain answer. It comes after the tokens at which a fault happens.
 _STOP = slice(-24, -12)
 # A list that is longer than any answer, so that a disturbance always lands inside it.
 _PEOPLE = {
@@ -99,7 +99,7 @@ def sampled_request(model: str) -> tuple[str, dict[str, Any]]:
 
 
 def undisturbed_mix(service: Service) -> MixedLoad:
-    """The load with the answers of an undisturbed run. Fails unless each request is of its kind."""
+    """The load with the answers of an undisturbed run. Fails if an answer lacks what its kind of request asks for."""
     (plain,) = run_mix(service, mixed_requests(service.name, "", NUM_TOKENS)[:1])
     stop = plain["choices"][0]["text"][_STOP]
     streams = run_mix(service, mixed_requests(service.name, stop, NUM_TOKENS))
@@ -124,7 +124,7 @@ def run_mix(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
 
 
 def _begins(choices: list[dict[str, Any]], tokens: list[list[str]]) -> bool:
-    """True if each of the choices begins with these tokens of it."""
+    """True if each choice begins with its tokens in the other argument."""
     return all(choice["tokens"][: len(had)] == had for choice, had in zip(choices, tokens, strict=False))
 
 

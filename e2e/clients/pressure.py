@@ -1,4 +1,4 @@
-"""Requests whose prompts fill the queue of an engine: long, each with another beginning, and a few tokens of answer."""
+"""Requests that fill the queue of an engine: long prompts, each with another beginning, and answers of a few tokens."""
 
 from __future__ import annotations
 

@@ -132,7 +132,8 @@ def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Seconds until `condition` held. Fails with `story` after `seconds`; failed commands are repeated until then."""
+    """Waits until `condition` holds, and returns the seconds. Repeats failed commands; fails with `story` after
+    `seconds`."""
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

@@ -1,7 +1,7 @@
-"""Breaks something while a client's pod receives streams, and reports what its clients saw.
+"""Causes a fault while a client's pod receives streams, and reports the effects on the clients.
 
-The rules: retries are off; new requests keep arriving, with the setting `steady` until the fault is over; the fault
-happens when every stream has at least 16 and at most half of its tokens; weights are float32; a request has failed on
+The rules: Retries are off. New requests keep arriving, with the setting `steady` until the fault is over. The fault
+happens when every stream has at least 16 and at most half of its tokens. Weights are float32. A request has failed on
 any HTTP error, error event, missing [DONE], changed or missing token.
 """
 
@@ -30,7 +30,7 @@ class FaultRecord:
     """The observations of clients during a fault. Seconds count from the fault."""
 
     streams: list[dict[str, Any]]
-    failures: list[str]  # failed requests, in words; empty when clients saw a pause at most
+    failures: list[str]  # failed requests, in words; empty if clients noticed no more than a pause
     failed_probes: list[tuple[float, float, str]]  # Unix times of request and failure, and its reason
     num_requests: int
     tokens_s: float  # seconds until the next token of a running stream
@@ -92,8 +92,8 @@ def _seen(
     assert max(records["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{records['had']}"
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
-    # Ranks may outlive the fault by seconds, in which the first streams end: those of a deleted pod, and those whose
-    # Ray node has lost its control store.
+    # Some ranks outlive the fault by seconds, in which the first streams may end: ranks in a deleted pod, and ranks
+    # whose Ray node has lost its control store.
     felt_at = max(began, recoveries[0]["at"]) if recoveries else began
     running = [each for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"

@@ -1,4 +1,4 @@
-"""Faults by signals to processes of a pod. The products have no hooks for faults."""
+"""Faults by signals to processes of a pod. Engine and operator have no hooks for faults."""
 
 from __future__ import annotations
 

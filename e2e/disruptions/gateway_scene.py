@@ -1,4 +1,4 @@
-"""A service with gateways to disturb, with its undisturbed answers."""
+"""A service with gateways that tests disturb, and its undisturbed answers."""
 
 from __future__ import annotations
 

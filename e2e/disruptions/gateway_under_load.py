@@ -1,8 +1,8 @@
-"""Disturbs a service with gateways while clients receive streams of every kind, and reports what the clients saw.
+"""Disturbs a service with gateways while clients receive streams of every kind, and reports the effects on the clients.
 
-The rules: retries are off; new requests keep arriving until the disturbance is over; it happens when every stream has
-at least 12 tokens and none has more than half of its tokens; weights are float32; a request has failed on any HTTP
-error, error event, missing [DONE], and any difference from the undisturbed answer.
+The rules: Retries are off. New requests keep arriving until the disturbance is over. The disturbance happens when every
+stream has at least 12 tokens and none has more than half of its tokens. Weights are float32. A request has failed on
+any HTTP error, error event, missing [DONE], and any difference from the undisturbed answer.
 """
 
 from __future__ import annotations

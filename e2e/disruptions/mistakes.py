@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The expected condition of a service with the mistake, and its number of pods: none is created twice."""
+    """The condition and the number of pods that a service with the mistake must have: no pod is created twice."""
 
     reason: str
     said: tuple[str, ...]  # parts of the message: the problem and the cure
@@ -57,7 +57,7 @@ _MORE_THAN_HALF = 0.6
 
 
 def services(kubectl: Kubectl, namespace: str) -> list[dict[str, Any]]:
-    """An LLMService for each mistake, and a pod that takes the memory of the last one."""
+    """An LLMService for each mistake, and a pod that takes the memory that the last service needs."""
     node = kubectl.json("get", "nodes")["items"][0]
     much = f"{int(_kibibytes(node['status']['allocatable']['memory']) * _MORE_THAN_HALF)}Ki"
     little = {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}

@@ -21,7 +21,8 @@ def model_on_the_nodes() -> Path:
     converted = resolve("builtin://smollm2-135m").path
     if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
         pytest.skip("the nodes do not see this machine's folders")
-    # Other users cannot enter HOME. The conversion's name is part of the folder's, so it is never out of date.
+    # Other users cannot enter HOME. The folder's name contains the name of the conversion, so the folder is never out
+    # of date.
     folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
     if not folder.exists():
         _copy(converted, folder, shutil.copyfile)

@@ -1,6 +1,6 @@
-"""Changes a service under steady streams, and reports what clients and an administrator saw.
+"""Changes a service under steady streams, and reports the effects on clients, and whether the status was true.
 
-The rules are those of fault_under_load.py, and one more: streams keep arriving until the rollout is over, so that some
+The rules of fault_under_load.py apply, and one more: streams keep arriving until the rollout is over, so that streams
 run whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are compared.
 """
 
@@ -114,7 +114,7 @@ def roll_out(
     with RolloutTimeline(service) as timeline, running_load(service, **(load | settings)) as running:
         running.strike(timeline, what, change)
         over_at = running.wait(timeline, is_over, seconds, 1.0)
-        time.sleep(_REST_S)  # failures caused by the last step belong to the record
+        time.sleep(_REST_S)  # the record must also have failures that the last step caused
     records = running.records
     assert max(records["had"]) <= NUM_TOKENS // 2, f"the change came too late: {records['had']}"
     answers = [answered for _, answered, failure in records["probes"] if not failure]

@@ -1,4 +1,4 @@
-"""A service to break, with its expected tokens."""
+"""A service on which tests cause faults, with its expected tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from clients.service import ROOT, Service, manifest
 from disruptions.fault_under_load import FaultRecord, disturb
 
 HANG_SECONDS = 6
-# Two streams at a time until the fault is over, so that there is always one that waits when the engine feels the fault.
+# Two streams at a time until the fault is over, so that a stream always waits while the fault has an effect on the
+# engine.
 _STEADY = {"steady": 2, "late_tokens": NUM_TOKENS, "late_every_s": 0.05}
 
 
 def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
     """The manifest of a service with two ranks in two pods, in float32."""
-    # Every fault counts against the restart budget, and all happen within minutes.
+    # A large restart budget, because every fault counts and all faults happen within minutes.
     recovery = {"hangSeconds": HANG_SECONDS, "restartBudget": 100}
     # One thread for each rank, since more threads would wait for each other on two cores. maxNumSeqs holds all requests
     # that arrive in a minute without ranks; with fewer, probes would wait for other requests to end.
@@ -33,7 +34,7 @@ class Scene:
     show: Callable[[str, FaultRecord], None]
 
     def break_it(self, what: str, strike: Callable[[], object], **more: Any) -> FaultRecord:
-        """Calls `strike` under load and expects that clients saw a pause at most."""
+        """Calls `strike` under load, and expects that clients notice no more than a pause."""
         seen = disturb(self.service, self.expected, what, strike, **(_STEADY | more))
         self.show(what, seen)
         assert seen.failures == [] and seen.probe_failures == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-# The status may be wrong for this time.
+# The seconds for which the status may be wrong.
 _LATE_S = 10.0
-# Answers with longer pauses between them do not belong to one streak of a prober that sends a request each second.
+# Seconds. The prober sends a request each second, so a longer pause between two answers ends a streak.
 _STREAK_S = 3.0
 
 

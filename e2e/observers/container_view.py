@@ -89,7 +89,7 @@ def excess(found: Inside) -> list[str]:
     return problems
 
 
-# Fields of /proc/PID/status: the image's user and group, no capability, no new privileges, a seccomp filter.
+# Allowed fields of /proc/PID/status: the image's user and group, no capability, no new privileges, a seccomp filter.
 _RESTRICTED = {
     "Uid": "1000",
     "Gid": "1000",

@@ -21,7 +21,7 @@ from observers.timeline import Timeline
 
 _AGENT = Path(__file__).with_name("engine_agent.py")
 _SAMPLE_S = 1.0
-CLUSTER_DELETED = "its RayCluster is deleted"  # one of an engine's touches
+CLUSTER_DELETED = "its RayCluster is deleted"  # the only action on an engine in this record
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Engine:
     is_there: bool = False  # the engine's RayCluster exists
     gone_at: float | None = None
     routes: list[tuple[float, bool]] = field(default_factory=list)  # the first value and the changes of the route label
-    touches: list[tuple[float, str]] = field(default_factory=list)  # actions on it, in words
+    touches: list[tuple[float, str]] = field(default_factory=list)  # the operator's actions on the engine, in words
     answers: list[tuple[float, dict[str, Any]]] = field(default_factory=list)  # the engine's /status at each time
 
     @property
@@ -163,7 +163,7 @@ class RolloutTimeline(Timeline):
             self._touch(engine, now, "its head pod is terminating")
         if address and meta["uid"] not in self._asked and not is_deleted:
             self._asked.add(meta["uid"])
-            # In another thread, because this one records the times of events and a request would delay it.
+            # Requests run in another thread, because they would delay this thread, which records the times of events.
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:

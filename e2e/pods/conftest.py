@@ -1,4 +1,4 @@
-"""Fixtures that print what clients saw of a fault, a rollout or a disturbance, and tables of all of them at the end.
+"""Fixtures that print the effects of faults, rollouts and disturbances on clients, and tables of them at the end.
 
 The tables are also written to artifacts/faults.md, artifacts/rolls.md and artifacts/gateways.md.
 """

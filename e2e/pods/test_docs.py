@@ -37,7 +37,7 @@ def clean_default(operator: Kubectl) -> Iterator[None]:
 def test_the_page_on_kubernetes_works_as_printed(cluster: Cluster, operator: Kubectl, clean_default: None) -> None:
     page = ROOT / "docs" / "quickstart-kubernetes.md"
     blocks = [block for block in blocks_of(ROOT, page) if block.language == "bash"]
-    socket.create_server(("127.0.0.1", 18000)).close()  # fails while another process listens there
+    socket.create_server(("127.0.0.1", 18000)).close()  # the bind fails while another process listens at the port
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     outputs = [_run(block.text, environment) for block in blocks]
@@ -60,6 +60,6 @@ def _run(text: str, environment: dict[str, str]) -> str:
         output, _ = process.communicate(timeout=400)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # ends a port-forward of the block as well
+            os.killpg(process.pid, signal.SIGKILL)  # also ends a port-forward that the block has started
     assert process.returncode == 0, f"{text}\n{output}"
     return output

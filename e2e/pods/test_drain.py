@@ -25,7 +25,8 @@ from local_kubernetes.machine.shell import ClusterError
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 4
-NUM_TOKENS = 96  # the fault happens in the first half, and its request takes a second
+# tokens; the fault happens in the first half of an answer, and the request that causes it takes a second
+NUM_TOKENS = 96
 LATE_TOKENS = 2
 # A terminating pod accepts requests for two more seconds. Later ones must reach the other engine.
 _UNROUTED_SECONDS = 3.0
@@ -43,7 +44,8 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
 
 def _wait_for_both(service: Service) -> None:
     def is_so() -> bool:
-        # The operator polls engines every few seconds. By the time a recreated pod is ready it has seen the loss.
+        # The operator polls engines every few seconds. By the time a recreated pod is ready, the operator has noticed
+        # the loss.
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 

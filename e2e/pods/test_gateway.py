@@ -106,7 +106,7 @@ def test_the_death_of_a_gateway_ends_only_its_connections_and_their_repeats_get_
     assert [stream["url"] for stream in first] == [urls[0]] * NUM_KINDS, "the other gateway's streams go on"
     assert {stream["index"] % NUM_KINDS for stream in first} == set(range(NUM_KINDS)), "every kind was repeated"
     assert all(stream["broken"][0]["tokens"] for stream in first), "every answer had begun"
-    # Later connections may break only while the Service still has the killed pod.
+    # Later connections may break only while the Service still lists the killed pod.
     known_at = seen.timeline.began_at + _ROUTE_SECONDS
     assert not [stream for stream in seen.repeated if stream["began"] > known_at]
 

@@ -1,6 +1,6 @@
 """Lost nodes and cut links under running streams: one service, one loss after the other.
 
-The head pod, the client and the operator are on one node, a worker pod on the other. For the loss of the head's node
+The head pod, the client and the operator are on one node, a worker pod on the other. For the loss of the head's node,
 client and operator are on the other node.
 """
 
@@ -29,7 +29,7 @@ from observers.timeline import Timeline
 pytestmark = pytest.mark.slow
 
 CUT_SECONDS = 20.0
-# Errors that a client may see of a pod on a lost node: no connection, or a silent one.
+# Errors that a client may get from a pod on a lost node: the connection fails, or nothing arrives on it.
 CUT = re.compile(r"(Connection|Server|Socket)?TimeoutError|ClientConnectorError|ServerDisconnectedError|ClientOSError")
 
 
@@ -66,7 +66,7 @@ def test_a_link_that_is_cut_for_a_while_costs_a_pause(
     assert split.other_node in {rank["node"] for rank in before["ranks"]}
 
     def mend(timeline: Timeline) -> None:
-        time.sleep(max(0.0, timeline.began_at + CUT_SECONDS - time.time()))  # the duration of the fault
+        time.sleep(max(0.0, timeline.began_at + CUT_SECONDS - time.time()))  # seconds for which the link is cut
         cluster.mend_link(split.other_node)
         timeline.note(time.time(), "fault", "the link is mended")
 

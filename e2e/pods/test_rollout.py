@@ -32,13 +32,14 @@ from disruptions.rollout_under_load import (
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
 
-# In this time the prober alone sends 15 requests to each of two engines. Streams of a slow release delay their
-# successors.
+# The seconds of a hold. In this time the prober alone sends 15 requests to each of two engines. Streams add few,
+# because a slow release delays the next streams.
 BAD_HOLD_SECONDS, BAD_MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
-# A release that fails requests may receive them for this time.
+# The most seconds for which a release that fails requests may receive requests.
 EXPOSED_SECONDS = 10.0
-# Short, since there are three such rollouts. A stream and a probe a second give each of two engines ten requests.
+# A short hold, because there are three such rollouts. A stream and a probe a second give each of two engines ten
+# requests.
 HOLD_SECONDS, MIN_REQUESTS = 10, 20
 
 
@@ -125,7 +126,7 @@ def test_a_release_that_crashes_at_start_is_taken_back_and_nobody_notices(
 def test_a_release_that_is_ten_times_slower_is_taken_back_and_no_request_fails(
     cluster: Cluster, rolling: tuple[Service, StreamTokens], show_rollout: Callable[[RolloutRecord], None]
 ) -> None:
-    # Its streams are short, so that they end within the time of the rollback.
+    # The streams are short, so that they end within the time of the rollback.
     seen = _release(cluster, rolling, show_rollout, SLOW, "ten times slower", late_tokens=16)
     assert [failure.what for failure in seen.failures] == []
     _expect_reason(rolling[0], seen, "AnalysisFailed", r"99 % of first tokens take more than \S+ s in the new revision")

@@ -147,7 +147,7 @@ def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipelin
     assert {where: problems for where, each in found.items() if (problems := excess(each))} == {}
     names = {process["Name"][0] for each in found.values() for process in each.processes}
     assert {"raylet", "gcs_server", "rayloom-engine"} <= names
-    # With the init container that KubeRay adds.
+    # Includes the init container that KubeRay adds.
     everything = [container for pod in (head, *workers) for container in _containers(pod)]
     assert len(everything) == 6
     assert [container["name"] for container in everything if not _is_restricted(container)] == []
@@ -253,7 +253,7 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
         return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
     wait(is_back, 60.0, lambda: service.kubectl(*operators))
-    # Only the operator sets this label: once it is restored, the new operator has reconciled the service.
+    # Only the operator sets this label. Once the label is restored, the new operator has reconciled the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
     wait(
@@ -266,7 +266,7 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
 
 
 def _objects(service: Service) -> dict[str, tuple[str, str]]:
-    """Uid of each object of the service, with a number that changes with each write.
+    """Each object of the service -> its uid, and a number that changes with each write.
 
     The number is the generation for objects with a status, since other controllers write the status.
     """
@@ -389,7 +389,7 @@ def test_what_a_pod_template_says_is_so_inside_the_containers(operator: Kubectl,
             command = ("exec", "--namespace", service.namespace, pod["metadata"]["name"], "--container", name, "--")
             variables = dict(line.split("=", 1) for line in operator(*command, "env").splitlines() if "=" in line)
             assert (variables["PASSPHRASE"], variables["FROM_SETTINGS"]) == ("open sesame", "yes")
-            # The ConfigMap has other values for these.
+            # The ConfigMap has other values for these variables.
             assert variables["RAY_AUTH_MODE"] == "token" and variables["RAYLOOM_ALIVE_FILE"] != "/nowhere"
             assert operator(*command, "cat", "/etc/settings/FROM_SETTINGS") == "yes"
     limits = {each["name"]: each["resources"]["limits"] for each in head["spec"]["containers"]}

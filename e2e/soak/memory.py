@@ -13,7 +13,7 @@ from local_kubernetes.machine.shell import ClusterError
 _CONTAINERS = {"head": "engine", "worker": "ray-worker"}
 _SUM = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/ {sum += $2} END {print sum}'"
 
-Size = float | str  # MiB, or why there is none
+Size = float | str  # MiB, or the reason why no pod could be measured
 
 
 def memory(service: GatewayedService) -> dict[str, Size]:
@@ -35,7 +35,7 @@ def memory(service: GatewayedService) -> dict[str, Size]:
 
 
 def mean_size(members: Sequence[Sequence[Size]], num_pods: int = 1) -> Size:
-    """The mean of the members whose pods are all ready and measured; each is the sum of its pods. Pure.
+    """The mean size of the members whose pods are all ready and measured: of each member the sum of its pods. Pure.
 
     A member with fewer pods would count as a small one, so it is left out.
     """

@@ -8,10 +8,10 @@ from typing import Any
 
 from rayloom_bench.fleet.traffic import TRAFFIC, generate
 
-NUM_REQUESTS = 24  # few enough to compute each answer once without faults
+NUM_REQUESTS = 24  # number of different requests; each answer must be computed once without faults
 # The trace's lengths divided by this: about 100 tokens of prompt and 18 of answer.
 _DIVISOR = 12.0
-_TOKENS_OF_A_NUMBER = 7  # of six digits and a space
+_TOKENS_OF_A_NUMBER = 7  # a number has six digits and a space, each of which is a token
 
 
 def soak_requests(model: str, seed: int) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """`make soak`: two engines and two gateways on real pods under the load of a production trace, with faults at random.
 
 If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
-Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, the client sent no records,
-memory grows, an engine or gateway is not ready at the end, no fault happened, or the memory of a role was never
-measured. A run of 10 minutes or more also needs enough samples for a trend.
+Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine
+or gateway is not ready at the end. It is also 1 if something was not tested: the client sent no records, no fault
+happened, or the memory of a role was never measured. A run of 10 minutes or more also needs enough samples for a trend.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEAST_MINUTES = 1.0  # the first fault happens after half a minute
 
 
 class Soak:
-    """One run on a service that is whole."""
+    """One run on a service whose engines and gateways are all ready."""
 
     def __init__(self, service: GatewayedService, strikes: Strikes, seed: int) -> None:
         self.faults: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Soak:
         self._began = 0.0
 
     def run(self, requests: list[dict[str, Any]], arrivals: list[list[float]], seconds: float) -> None:
-        """Keeps the load for so many seconds, and returns when the service is whole again and all requests ended."""
+        """Keeps the load for `seconds`. Returns once all engines and gateways are ready and all requests have ended."""
         service = self._service
         first = {"requests": requests[:1], "urls": [service.url], "strike_at": 1}
         later = {"late_requests": requests, "arrivals": arrivals, "report_every_s": 10.0}
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> int:
         expected = [stream["tokens"] for stream in run_mix(service, requests)]
         soak = Soak(service, Strikes(service, cluster, lost_node, asked.seed), asked.seed)
         seconds = 60 * asked.minutes
-        # Requests arrive until the service is whole again.
+        # Requests arrive until all engines and gateways are ready again after the last fault.
         soak.run(requests, arrival_times(asked.seed, asked.rate, seconds + _WHOLE_S), seconds)
     return 0 if report(soak, expected, seconds) else 1
 

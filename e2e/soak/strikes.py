@@ -13,7 +13,7 @@ from local_kubernetes.machine.shell import ClusterError
 from soak.fault_plan import Fault
 from soak.memory import last_line
 
-NODE_IS_LOST_S = 90.0  # longer than Kubernetes takes to notice
+NODE_IS_LOST_S = 90.0  # seconds for which a node is lost; longer than Kubernetes takes to notice
 _AT_ONCE = ("--grace-period=0", "--force")
 
 
@@ -38,7 +38,7 @@ class Strikes:
         }
 
     def strike(self, fault: Fault) -> str:
-        """Causes the fault. Returns it in words, with the reason if it had no victim."""
+        """Causes the fault, and returns its description in words, or the reason why there was no victim."""
         try:
             self._by_name[fault.what]()
         except (ClusterError, IndexError) as error:

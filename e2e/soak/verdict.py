@@ -1,4 +1,4 @@
-"""Whether a soak has tested what it is for. Pure."""
+"""Decides whether a soak has measured memory and caused faults, and whether memory grows. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from soak.fault_plan import FAULTS
 from soak.memory_trend import LEAST_SAMPLES, Trend, trend
 
 ROLES = ("engine", "gateway", "operator")
-SAMPLE_S = 20.0  # between two samples of memory
-WARM_S = 120.0  # caches fill: memory counts from here on
-# A run that is shorter cannot be blamed for too few samples. While pods are replaced, a role has none.
+SAMPLE_S = 20.0  # seconds between two samples of memory
+WARM_S = 120.0  # seconds in which caches fill; only later samples count
+# The least seconds of a run that must have enough samples: while pods are replaced, a role has no samples.
 LONG_S = WARM_S + 3 * LEAST_SAMPLES * SAMPLE_S
 
-Samples = Mapping[str, Sequence[tuple[float, float]]]  # by role: (second of the run, MiB)
+Samples = Mapping[str, Sequence[tuple[float, float]]]  # role -> (second of the run, MiB) of each sample
 
 
 def trends(samples: Samples) -> dict[str, Trend]:
@@ -23,7 +23,7 @@ def trends(samples: Samples) -> dict[str, Trend]:
 
 
 def shortcomings(seconds: float, faults: Mapping[str, int], samples: Samples) -> list[str]:
-    """What is wrong with memory, and what a run of so many seconds did not test; empty if nothing is.
+    """Returns sentences about growing memory, and about parts that a run of so many seconds did not test.
 
     `faults`: their number by the words of Strikes.strike, among them those that had no victim.
     """

@@ -1,6 +1,6 @@
 """The local cluster: it starts completely, pods work in it as in any cluster, and its removal leaves nothing.
 
-These tests create and remove a second cluster beside the one of the other tests. kind is left out.
+These tests create and remove a second cluster beside the one of the other tests. Clusters of kind are not tested.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from local_kubernetes.machine.shell import ClusterError, CommandTimeout, run, ru
 
 INDEX = 1
 PLACE = Place.of(INDEX)
-# Replaces the mark of a run, because other tests use the machine's cluster at the same time.
+# Environment variable that marks the processes of a run in these tests. It is not the usual one, because other tests
+# use the machine's cluster at the same time.
 MARK = "RAYLOOM_RUN_OF_A_TEST"
 
 needs_local = pytest.mark.skipif(
@@ -126,7 +127,7 @@ def test_pods_talk_across_nodes_and_the_api_reaches_into_them(second: LocalClust
     wait_until("the first log line", lambda: "listening" in kubectl("logs", "server"), 20)
     request = "import urllib.request as r; print(r.urlopen('http://{host}/', timeout=2).status)"
     code = request.format(host="server.default.svc.cluster.local")
-    # kube-proxy's rules follow the pod's readiness a moment later. The server as a client is a case of its own: its
+    # kube-proxy's rules follow the pod's readiness a moment later. The server as a client is a special case: its
     # request to the Service returns to its own pod.
     for client in ("far", "near", "server"):
         command = ("exec", client, "--", "python3", "-c", code)
@@ -252,7 +253,7 @@ def test_a_process_carries_its_mark_as_soon_as_it_was_started(tmp_path: Path) ->
 
 
 def test_a_process_that_was_stopped_has_given_its_port_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The kernel frees memory before ports: for an API server of 4 GB that takes 0.3 s.
+    # The kernel frees memory before ports: this takes 0.3 s for an API server of 4 GB.
     program = """
 import socket
 memory = bytearray(1 << 30)

@@ -1,4 +1,4 @@
-"""Shapes of answers: nested, recursive, with enums, and one whose JSON schema has 15 KB. Each bounds its texts.
+"""Shapes of answers: nested, recursive, with enums, and one whose JSON schema has 15 KB. Each limits its texts.
 
 An answer has the shape only if the server enforces the schema: the model is too small to follow it by itself.
 """

@@ -1,4 +1,4 @@
-"""docs/api.md says what the code does: its tables come from the code, and it names every route and error code."""
+"""docs/api.md matches the code: its tables come from the code, and it names every route and error code."""
 
 import importlib.util
 import re

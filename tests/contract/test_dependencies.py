@@ -1,4 +1,4 @@
-"""The packages' declared dependencies: no version with a known hole, none that is unused, none missing."""
+"""The packages' declared dependencies: no version has a known vulnerability, and none is unused or missing."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What the operator writes for a gateway is what the gateway reads, field by field."""
+"""The GatewayConfig that the operator writes is the one that the gateway reads, field by field."""
 
 import json
 from pathlib import Path

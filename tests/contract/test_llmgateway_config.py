@@ -1,4 +1,4 @@
-"""What the operator writes for the gateway pods of an LLMGateway, field by field, beside the engine's settings."""
+"""The documents that the operator writes for the gateway pods of an LLMGateway are those that the gateway reads."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The default path of routes to gateways has the whole API for applications, and docs/gateway.md names the rest."""
+"""The default path of routes to gateways covers the whole API for applications. docs/gateway.md names all others."""
 
 from pathlib import Path
 

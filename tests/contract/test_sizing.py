@@ -1,7 +1,7 @@
 """The costs that `inspect` gives are what the engine allocates, and the operator splits layers as the engine does.
 
-On the operator's side there is no arithmetic of models to hold to it: it adds these costs. Left out here: how sums are
-compared with memory (tests/operator_unit/test_sizing.py), and that documents arrive (test_inspection.py).
+The operator only adds these costs, and so has no arithmetic of models to compare. Other files test the comparison of
+sums with memory (tests/operator_unit/test_sizing.py) and the transfer of the document (test_inspection.py).
 """
 
 import pytest

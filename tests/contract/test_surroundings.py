@@ -1,7 +1,7 @@
-"""The routes and autoscalers in examples/ name the objects that the operator makes of their service.
+"""The routes and autoscalers in examples/ name objects that the operator creates for the service.
 
-That the API server takes each of them is in e2e/api/surroundings/test_surroundings.py. Not here: KEDA's own definition;
-the shape of its object is written down below.
+e2e/api/surroundings/test_surroundings.py tests that the API server accepts each of them. KEDA's own definition is not
+used: the shape of its object is written down below.
 """
 
 import re

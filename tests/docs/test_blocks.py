@@ -1,8 +1,8 @@
 """Every shell, Python and YAML block of README.md and docs/ works as it is printed.
 
-The block that starts the server runs in the background while the blocks that ask it run; then Ctrl-C, and everything it
-started must be gone within 3 s. `make test` inside `make test` would never end, so targets of make other than `run` are
-only expanded by `make -n`, and benchmarks only read their flags: `rt_blocks.runnable` decides.
+The block that starts the server runs in the background while the blocks with requests to it run. Then it gets Ctrl-C,
+and all of its processes must have ended within 3 s. `make test` inside `make test` would never end. So targets of make
+other than `run` are only expanded by `make -n`, and benchmarks only read their flags (`rt_blocks.runnable`).
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The seconds in which tests on pods count a status as wrong."""
+"""The times at which tests on pods count the condition Available as wrong."""
 
 from __future__ import annotations
 

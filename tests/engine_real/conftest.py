@@ -1,4 +1,4 @@
-"""One real server for the tests that leave it as they found it. Tests that kill or configure one start their own."""
+"""One real server for tests that do not change it. Tests that kill or configure a server start their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The embedded model in float32 against transformers: 20 prompts, 64 greedy tokens each, equal token for token.
 
-transformers reads each prompt with our 64 tokens after it, in one pass: when its most likely token is ours at every
-position, its own greedy generation gives exactly our tokens, by induction over the positions.
+transformers computes each prompt, followed by our 64 tokens, in one pass. If its most likely token is ours at every
+position, its own greedy generation would give exactly our tokens, by induction over the positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint that holds a NaN: no token is sampled from it, and an engine that is damaged for every request ends."""
+"""A checkpoint with a NaN: no token is sampled from NaN logits, and an engine that computes only such logits ends."""
 
 from __future__ import annotations
 

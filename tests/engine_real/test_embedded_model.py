@@ -1,4 +1,4 @@
-"""The embedded model as it comes out of the conversion: its tokenizer, its shape, and the sentence that proves both.
+"""The embedded model has the right tokens and shape, answers a question correctly, and obeys a grammar of many choices.
 
 Token for token comparison with transformers is in test_against_transformers.py.
 """

@@ -1,6 +1,6 @@
-"""Ranks that a job has started (executor external): the tokens of one rank; what ends the job, how, and what does not.
+"""Ranks that a job has started (executor external): tokens equal to those of one rank, and the faults that end the job.
 
-Jobs are started by torchrun, or rank by rank where the exit code of each matters.
+torchrun starts the job. If a test needs the exit code of each rank, the ranks are started one by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gateway in front of two real engines: streams outlive each engine, and wait while there is none.
+"""A gateway in front of two real engines: streams outlive each engine, and wait while there is no engine.
 
 An engine is killed as a whole process group. Every answer must equal that of an undisturbed run, in float32; values of
 log-probabilities may differ by rounding, because a replay adds numbers in another order.

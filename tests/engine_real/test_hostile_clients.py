@@ -1,7 +1,7 @@
-"""Requests that once stopped the front or filled its memory: others are answered meanwhile, and the memory stays.
+"""Requests that once stopped the front or filled its memory: others are answered meanwhile, and the memory is limited.
 
-One real server for all of them. Each request is as large as it was when it did harm. How a single request is refused,
-and after what time, is in test_front_http_protocol.py and test_front_body.py.
+All tests share one real server. Each request is as large as it was when it did harm. test_front_http_protocol.py and
+test_front_body.py test the refusal of single requests and its time.
 """
 
 from __future__ import annotations

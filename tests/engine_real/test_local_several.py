@@ -1,6 +1,6 @@
 """`rayloom-operator local` with two replicas: real engines and a real gateway; one engine and the gateway are killed.
 
-Every answer must equal that of an undisturbed run, in float32. The tests share one run, which the last one ends.
+Every answer must equal that of an undisturbed run, in float32. The tests share one run, which the last test ends.
 """
 
 from __future__ import annotations

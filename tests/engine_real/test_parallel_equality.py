@@ -1,9 +1,9 @@
-"""Any number of ranks gives the tokens of one rank, through the real server and every executor.
+"""Several ranks give the tokens of one rank, through the real server and every executor.
 
-A covering set: together with test_rank_death.py, test_tensor_parallel.py and test_external.py, which compare the same
-tokens around faults, each executor has stages and shards, and each architecture has a server. `make faults` adds each
-architecture with each executor. That each architecture can be cut in each way is shown, without servers, by
-engine_unit/test_shard_processes.py, and so are three ranks.
+Not every combination is tested. Together with test_rank_death.py, test_tensor_parallel.py and test_external.py, which
+compare the same tokens around faults, each executor has stages and shards, and each architecture has a server. `make
+faults` tests each architecture with each executor. engine_unit/test_shard_processes.py tests, without servers, each
+architecture with each division into ranks, and three ranks.
 """
 
 from __future__ import annotations

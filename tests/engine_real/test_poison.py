@@ -1,7 +1,7 @@
-"""A request that crashes every process that computes it fails alone, with its reason; no other loses a token.
+"""A request that crashes every process that computes it fails alone, with its reason. No other request loses a token.
 
-The poison is a plug-in made here: it has the runner that chooses the tokens end its process when a prompt holds a
-certain one.
+A plug-in of this test makes requests poisonous: the runner that samples ends its process if a prompt has a certain
+token.
 """
 
 from __future__ import annotations

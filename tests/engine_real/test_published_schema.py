@@ -1,4 +1,4 @@
-"""Answers of the real server by OpenAI's published schemas, whole and streamed, and the same text in both.
+"""Whole and streamed answers of the real server are valid by OpenAI's published schemas and have the same text.
 
 tests/engine_unit/test_front_wire_format.py has every combination of options, with a core that has no model.
 """

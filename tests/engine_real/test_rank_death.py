@@ -1,4 +1,4 @@
-"""The table of faults with ranks as processes and as Ray actors: whatever is killed, stopped or stuck costs a pause.
+"""The table of faults with ranks as processes and as Ray actors: a killed, stopped or stuck process costs a pause.
 
 The rules are those of rt_streams.py. Ray's nodes and its control store are broken in test_ray_faults.py.
 """

@@ -1,8 +1,8 @@
-"""Ranks on several Ray nodes (of this machine): where they are, and what it costs when nodes, or all of Ray, are lost.
+"""Ranks on several Ray nodes (of this machine): their places, and the pauses when nodes, or all of Ray, are lost.
 
-The nodes are killed with their processes, as a machine that loses power. The tests of the first server build on one
-another: each leaves Ray as the next one needs it. All of them are slow: test_ray_placement.py has the places without a
-model, and the tests on pods lose a node of Ray's with each worker pod.
+The nodes are killed with their processes, as a machine that loses power. The tests of the first server depend on each
+other: each leaves Ray in the state that the next test needs. All of them are marked slow. test_ray_placement.py tests
+places without a model, and the tests on pods lose a Ray node with each worker pod.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where Ray puts ranks, in a cluster of two nodes (on this machine) with two CPUs each. No model is loaded."""
+"""The nodes on which Ray puts ranks: a cluster of two nodes (on this machine) with two CPUs each, and no model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients whose connection breaks repeat their requests at the real server: same tokens, one computation."""
+"""Clients whose connections break repeat their requests at the real server: same tokens, one computation."""
 
 from __future__ import annotations
 

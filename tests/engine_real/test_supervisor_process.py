@@ -1,4 +1,4 @@
-"""The whole server as a process: how it ends, and how it gives up. A tiny model, so that a start takes seconds.
+"""The whole server as a process: its end by signals, and its end when it gives up. The model is tiny, to start fast.
 
 Hard stops of several ranks are in test_tensor_parallel.py, and ends after a killed supervisor in test_core_death.py
 (executor uni) and test_rank_death.py (mp, ray), where they end servers that other tests have used.

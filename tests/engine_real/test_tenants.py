@@ -1,4 +1,4 @@
-"""A real server with two API keys: a prefix cache for each, and fair shares if one key sends very many requests."""
+"""A real server with two API keys: separate cached prefixes, and fair shares if one key sends very many requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that share layers, behind the real server: the tokens of one rank, also when a rank is killed on the way.
+"""Ranks that share layers, behind the real server: the tokens of one rank, even if a rank is killed during the answer.
 
 The last test of each server stops it.
 """

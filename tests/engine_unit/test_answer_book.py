@@ -1,4 +1,4 @@
-"""The book of kept answers: what a repeat finds, and when an answer is released."""
+"""AnswerBook: the answers that a repeat finds, and the release of answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bench against a small server with right and wrong answers: each wrong answer fails its request by name.
+"""The bench against a small server with right and wrong answers: for each wrong answer, the failure names the request.
 
-Left to other files: our own engine and transformers as they are measured. The machine's rates are checked by no test,
-because nothing about them can be known beforehand.
+Other files test measurements of our own engine and of transformers. No test checks the machine's rates, because their
+values are unknown.
 """
 
 import argparse

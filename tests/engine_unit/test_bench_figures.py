@@ -1,4 +1,4 @@
-"""The bench's arithmetic, on numbers that can be checked by hand: figures, limits, the table and the document."""
+"""The bench's arithmetic on numbers that can be checked by hand: figures, limits, the table and the document."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`bench pages`: the parts that it runs, their summary, and that a failed part does not stop the others."""
+"""`bench pages`: the parts that it runs, and their summary. A failed part does not stop the others."""
 
 from __future__ import annotations
 

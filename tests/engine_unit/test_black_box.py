@@ -1,4 +1,4 @@
-"""The files of one core for the next: sequences of the step that it died in, and suspects."""
+"""The files that one core leaves for the next: the sequences in its last step, and suspects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix cache takes untouched memory only as far as prompts use it. Blocks of one token, so counts are blocks."""
+"""The prefix cache takes untouched memory only if prompts use it. A block has one token, so tokens are blocks."""
 
 from __future__ import annotations
 

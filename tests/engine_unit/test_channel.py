@@ -1,4 +1,4 @@
-"""A channel between two processes, over shared memory and over TCP alone: the same messages, and the same ends."""
+"""A channel between two processes, over shared memory or TCP alone: the same messages, the same errors at its end."""
 
 from __future__ import annotations
 

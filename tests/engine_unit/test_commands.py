@@ -1,4 +1,4 @@
-"""The command line of `rayloom-engine`: help, the model as a positional, and flags that it does not have."""
+"""The command line of `rayloom-engine`: help, the model as a positional argument, and unknown flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits that hold a NaN: they end their request alone, or a rank whose probe has them."""
+"""NaN logits end only their own request, or, in a probe, the rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The decoder on the C library: the results of the plain decoder, for every architecture and instruction set.
 
-Covers one rank; several are in test_cpu_decoder_parts.py. That results do not depend on the batch is in
-test_cpu_decoder_batches.py.
+Covers one rank; test_cpu_decoder_parts.py tests several. test_cpu_decoder_batches.py tests that results do not depend
+on the batch.
 """
 
 from __future__ import annotations

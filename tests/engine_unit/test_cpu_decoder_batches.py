@@ -1,5 +1,5 @@
-"""On the C library a token's logits are the same, bit for bit, in whatever steps and beside whatever others it is
-computed: alone, in a batch, in chunks, after a prefix hit, and on any number of threads.
+"""On the C library a token's logits are equal bit for bit, however it is computed: alone, in a batch, in chunks, after
+a prefix hit, and with any number of threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The build of the C library: its commands, one compilation for several processes, and the reasons why there is none.
+"""The build of the C library: its commands, one compilation for several processes, and the reasons for a missing
+library.
 
-The library itself is compiled by `make venv`; in most tests a small one stands for it, because compiling takes long.
+`make venv` compiles the library itself. Most tests compile a small library instead, because compiling takes long.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Two tenants on the real engine and scheduler, one of them flooding: the other one's time to its first token.
+"""Two tenants on the real engine and scheduler. One floods it; the tests assert the other's time to the first token.
 
-Time is counted in the cost of steps: `STEP` for each, and one for each computed token. The same with seconds and a
-model is in tests/engine_real/test_tenants.py.
+The unit of time is the cost of a computed token. A step costs `STEP` in addition. tests/engine_real/test_tenants.py
+does the same with seconds and a model.
 """
 
 from __future__ import annotations

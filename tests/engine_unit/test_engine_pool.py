@@ -1,4 +1,4 @@
-"""A gateway's sequences on several engines: which engine gets them, and what happens when it is lost, full or drains.
+"""A gateway's sequences on several engines: the choice of the engine, and engines that are lost, full or drain.
 
 The engines are fake cores, whose tokens are the bytes of a text: token k of a sequence is always the same.
 """

@@ -1,4 +1,4 @@
-"""A gateway sends a request where its prefix is, from what the cores publish. The engines are fake cores."""
+"""A gateway sends a request to the engine that has cached its prefix, by the reports of (fake) cores."""
 
 from __future__ import annotations
 

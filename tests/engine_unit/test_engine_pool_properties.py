@@ -1,4 +1,4 @@
-"""Whatever happens to engines, and however late their messages come, every sequence gets each of its ids exactly once.
+"""Every sequence gets each of its ids exactly once, with any faults of engines and any delays of messages.
 
 No sockets: an engine is a queue of messages in each direction, and hypothesis decides which message is handled next.
 """

@@ -1,4 +1,4 @@
-"""The list of engines by a DNS name: what each answer of the resolver changes, and that no failure changes anything."""
+"""The list of engines by a DNS name: each answer of the resolver changes the list, and no failure does."""
 
 from __future__ import annotations
 

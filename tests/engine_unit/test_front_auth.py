@@ -1,4 +1,4 @@
-"""Fronts over TCP: proofs of the key, several fronts at once, and the protocol version before."""
+"""Fronts over TCP: proofs of the key, several fronts at once, and peers with the previous protocol version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam search over HTTP against a fake core with bytes as tokens, whose most likely tokens the test gives."""
+"""Beam search over HTTP against a fake core with bytes as tokens. The test sets the most likely tokens."""
 
 from __future__ import annotations
 

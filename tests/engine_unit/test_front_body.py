@@ -1,4 +1,4 @@
-"""Bodies that are costly to read: refused by their shape, before a single object of theirs is made."""
+"""Bodies that are costly to decode: refused by their shape, before any of their objects is created."""
 
 from __future__ import annotations
 

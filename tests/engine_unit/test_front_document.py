@@ -1,5 +1,5 @@
-"""The OpenAPI document names every endpoint, its schemas describe what the server really answers, and /docs needs
-nothing from elsewhere.
+"""The OpenAPI document names every endpoint, and its schemas describe the server's real answers. The page /docs loads
+no other file.
 
 The core is a fake one with bytes as tokens.
 """

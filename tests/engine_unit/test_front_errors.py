@@ -1,4 +1,4 @@
-"""Every way to be refused: each gets its status, OpenAI's error object, a sentence, and no trace."""
+"""Every refusal of a request: its status and OpenAI's error object with a sentence, without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a request with many sequences: beside other requests, not instead of them."""
+"""The start of a request with many sequences: other requests are served in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with many log-probabilities: bounded, asked of the core once a prompt, and made while they are sent."""
+"""Answers with many log-probabilities: limited, computed once per prompt, and encoded while they are sent."""
 
 from __future__ import annotations
 

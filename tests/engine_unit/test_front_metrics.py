@@ -1,4 +1,4 @@
-"""Prometheus text, counters over a restart of the core, hung ranks; nesting of bodies."""
+"""The front's metrics as Prometheus text, counters over a restart of the core, hung ranks, and nested bodies."""
 
 from __future__ import annotations
 

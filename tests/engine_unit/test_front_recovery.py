@@ -1,4 +1,4 @@
-"""A front whose core dies, whose client leaves, or that drains; keys; origins."""
+"""A front whose core dies, whose client disconnects, or that drains. Also API keys, and CORS origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small endpoints that vLLM has, too: /ping, /load, /server_info, /tokenizer_info; a path in front of the API; and
+"""Small endpoints that vLLM has, too: /ping, /load, /server_info and /tokenizer_info. Also the setting root_path, and
 metrics under vLLM's names.
 """
 

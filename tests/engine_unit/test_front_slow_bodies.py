@@ -1,4 +1,4 @@
-"""Bodies that drip: the time that they have in all, and the place that their connections hold meanwhile."""
+"""Bodies that arrive slowly: their total time limit, and the place of their connections in the table meanwhile."""
 
 from __future__ import annotations
 

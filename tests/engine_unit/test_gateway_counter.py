@@ -1,4 +1,4 @@
-"""Random histories of gateways' sequences: each one counts once or not at all, whatever follows its end."""
+"""Random histories of gateways' sequences: each counts at most once, even if messages about it follow its end."""
 
 from __future__ import annotations
 

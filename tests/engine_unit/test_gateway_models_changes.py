@@ -1,4 +1,4 @@
-"""Several models behind one port: faulty files and entries, other settings, and what senders of unknown keys share."""
+"""Several models behind one port: faulty files and entries, changed settings, and the share of unknown keys."""
 
 from __future__ import annotations
 

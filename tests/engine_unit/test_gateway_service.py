@@ -1,4 +1,4 @@
-"""The gateway's text: taken from an engine, kept for a start without one, replaced with the engines' model."""
+"""The gateway's tokenizer: fetched from an engine, kept for a start without engines, replaced with their model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `ray` of the image: it answers KubeRay's check quickly and is Ray's own command in all else."""
+"""The program `ray` of the image: it answers KubeRay's check quickly, and runs Ray's own command for all else."""
 
 import os
 import socket

@@ -1,7 +1,4 @@
-"""`rayloom-engine inspect` and the hub:
-
-the files that it reads, its termination messages, and each refusal of the hub.
-"""
+"""`rayloom-engine inspect` and the hub: the files that it reads, its termination messages, each refusal of the hub."""
 
 import json
 import os

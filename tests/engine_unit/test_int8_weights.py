@@ -1,6 +1,6 @@
 """int8 weights: the arithmetic of a torch model, memory, several ranks, and settings that exclude int8.
 
-That results do not depend on the batch is in test_cpu_decoder_batches.py.
+test_cpu_decoder_batches.py tests that results do not depend on the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launcher's decisions, with ranks that exist only on paper."""
+"""The launcher's decisions, with a starter that starts no processes."""
 
 from __future__ import annotations
 

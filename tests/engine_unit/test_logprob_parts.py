@@ -1,4 +1,4 @@
-"""Long prompt_logprobs in parts: small frames, and the same entries on the other side, also after a core has died."""
+"""Long prompt_logprobs in parts: small frames, and the same entries at the receiver, even after the death of a core."""
 
 from __future__ import annotations
 

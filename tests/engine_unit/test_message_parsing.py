@@ -1,4 +1,4 @@
-"""Parsers of generated text: every format, whole and cut at every place; odd texts; ids of calls.
+"""Parsers of generated text: every format, whole and cut at every place, malformed texts, and ids of calls.
 
 Random texts are in test_message_parsing_properties.py, grammars in test_tool_grammars.py.
 """

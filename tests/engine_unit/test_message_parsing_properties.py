@@ -1,4 +1,4 @@
-"""Parsers of generated text on random texts and calls. Odd texts are in test_message_parsing.py."""
+"""Parsers of generated text on random texts and calls. Malformed texts are in test_message_parsing.py."""
 
 from __future__ import annotations
 

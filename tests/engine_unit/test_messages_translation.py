@@ -1,4 +1,7 @@
-"""Messages requests as chat requests: blocks become messages, options get the names of chats; errors, the client's."""
+"""Messages requests become chat requests.
+
+Blocks become messages, and options get the names that chats have. Errors have the names of the client's own request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by torch against its reference, over odd shapes. All float32; pages are full of noise on purpose."""
+"""Attention by torch against its reference, over odd shapes. Pages contain noise, so that stray reads are noticed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The engine's use of torch.distributed: only `parallel/` may import it, so another transport changes only that folder.
 
-An import contract cannot say so, because import-linter takes `torch` and all of its submodules for one module.
+A contract of import-linter cannot express this, because import-linter treats `torch` and its submodules as one module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes that can hold the stages of a model, against trying every placement, and the message when none can."""
+"""Nodes that can hold a model's stages, compared with a search of all placements, and the message if they cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of a plan when many choices share a long prompt: the prompt once, and little for each choice."""
+"""The bytes of a plan if many choices share a long prompt: the plan has the prompt once, and little for each choice."""
 
 from __future__ import annotations
 

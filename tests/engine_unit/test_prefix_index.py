@@ -1,5 +1,5 @@
-"""The prefix index of a gateway equals that of the core: over random histories of the real scheduler, with lost ranks,
-lost messages and fronts that join late."""
+"""The prefix index of a gateway equals that of the core, over random histories of the real scheduler. Ranks and
+messages are lost, and fronts join late."""
 
 from __future__ import annotations
 

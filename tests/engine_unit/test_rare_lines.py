@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause: one a second, or one for each problem."""
+"""Log lines that any peer can cause: one a second, or one for each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mailbox: who gets outputs, the waiting task or its reader, and when the wait ends. Streams use it in test_front_*."""
+"""Mailbox: outputs go to the waiting task or to its reader, and the wait ends in time. test_front_* test streams."""
 
 from __future__ import annotations
 

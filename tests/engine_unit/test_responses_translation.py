@@ -1,4 +1,7 @@
-"""Responses requests as chat requests: items become messages, options get the names of chats; errors, the client's."""
+"""Responses requests become chat requests.
+
+Items become messages, and options get the names that chats have. Errors have the names of the client's own request.
+"""
 
 from __future__ import annotations
 

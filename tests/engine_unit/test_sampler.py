@@ -1,4 +1,4 @@
-"""Sampling: each rule on logits small enough to check by hand, and draws that depend on nothing else."""
+"""Sampling: each rule on logits small enough to check by hand. Draws depend only on logits, seed and position."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Overtaking in the waiting queue, and turns when the budget is smaller than the number of decodes.
 
-Blocks of 4 tokens. One tenant; several are in test_scheduler_tenants.py.
+Blocks of 4 tokens. All sequences are of one tenant; test_scheduler_tenants.py has several.
 """
 
 from __future__ import annotations

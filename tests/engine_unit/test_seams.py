@@ -1,7 +1,7 @@
 """A model over foreign parts: other kernel backends, an attention plan of its own, and quantised weights.
 
-These parts stand for kernels and formats to come. They reach the model through its seams alone: `KernelSet`,
-`AttentionPlan`, `SchemeFactory`.
+Future kernels and formats will be such parts. They reach the model only through its interfaces `KernelSet`,
+`AttentionPlan` and `SchemeFactory`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks that share layers, in processes of their own, over gloo: the tokens of one rank, for every architecture.
 
-Between them the variants have whatever is cut in a way of its own: biases, norms of heads, a tied head, windows.
+Together the variants have every tensor that is cut in a special way: biases, norms of heads, a tied head, windows.
 """
 
 from __future__ import annotations

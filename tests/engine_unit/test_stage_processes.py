@@ -1,6 +1,6 @@
 """Pipeline stages in processes of their own, over gloo, two steps in flight: the tokens of one process with one step.
 
-Also after a loss of the group.
+The tokens are also the same after a loss of the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rank that is blamed when all ranks send heartbeats and none makes progress, and the time of the blame."""
+"""The rank that is blamed if all ranks send heartbeats and none makes progress, and the time at which it is blamed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The time at which a thread counts as hung:
+"""The time at which a thread counts as hung.
 
-blocked ones after the patience, busy ones at the cap, whatever the machine's load.
+A blocked thread counts as hung after the patience, a busy one at the cap, with any load of the machine.
 """
 
 from __future__ import annotations

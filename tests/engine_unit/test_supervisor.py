@@ -1,4 +1,4 @@
-"""The supervisor's decisions and refusals. That it restarts and stops real processes is in engine_real/."""
+"""The supervisor's decisions and refusals. engine_real/ tests that it restarts and stops real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blame for deaths: exactly the sequences that cause them, after few deaths, whatever is batched with them."""
+"""Exactly the sequences that cause deaths are condemned, after few deaths, with any other sequences in their steps."""
 
 from __future__ import annotations
 

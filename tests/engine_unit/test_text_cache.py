@@ -1,4 +1,4 @@
-"""Text files that cross from a core to a gateway: in parts, with their hashes, into a folder that outlives both."""
+"""Text files that a core sends to a gateway: in parts, with their hashes, into a folder that outlives both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates: like transformers on the embedded model, and safe with templates that mean harm."""
+"""Chat templates: rendered like transformers does for the embedded model, and safe with hostile templates."""
 
 from __future__ import annotations
 

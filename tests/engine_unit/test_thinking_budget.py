@@ -1,4 +1,4 @@
-"""The limit of a model's reasoning: where it begins and ends, the tokens that end it, a replay, the form behind it."""
+"""The limit of a model's reasoning: its begin and end in an answer, the tokens that end it, replays, forms after it."""
 
 from __future__ import annotations
 

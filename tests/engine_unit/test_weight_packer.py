@@ -1,4 +1,4 @@
-"""When the matrices of a load are packed: each once, as soon as its tensors are read."""
+"""The packing of matrices during a load: each is packed once, as soon as its tensors are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The controller with a cluster that is a dictionary: objects that are recreated, left alone or dropped.
 
-Left out: engines, which need an address; the real API server's answers are those of the tests on a cluster.
+Left out: engines, which need an address, and the answers of a real API server, which the tests in e2e/api have.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""A gateway in the controller: created, mended, kept over a restart and removed, on a cluster that is a dictionary."""
+"""A gateway in the controller, whose cluster is a dictionary: created, restored, kept over a restart, removed."""
 
 import asyncio
 

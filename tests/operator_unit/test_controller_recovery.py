@@ -1,6 +1,6 @@
 """The controller recreates objects that nothing else recreates. The cluster is a dictionary.
 
-Left out: engines, which need an address; decisions and their times are in test_recovery.
+Left out: engines, which need an address. test_recovery.py has the decisions and their times.
 """
 
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The controller when the API server refuses an object, or somebody else has it already."""
+"""The controller if the API server refuses an object, or if another owner's object has its name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The route to gateways in the controller: created, changed, mended and removed, on a cluster that is a dictionary."""
+"""The route to gateways in the controller, whose cluster is a dictionary: created, changed, restored, removed."""
 
 from rayloom_operator.kube.client import NOT_FOUND, KubeError
 from rt_world import service, with_world

@@ -1,4 +1,4 @@
-"""Changes of an object by others: found as drift, or compared after a restart; a changed default of the operator."""
+"""Changes of objects by others: a watch reports them as drift, and a restarted operator compares objects."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""Leader election: never do two processes write, whatever is late or lost and however clocks run."""
+"""Leader election: two processes never write at a time, with late or lost requests and clocks of any speed."""
 
 import asyncio
 import heapq

@@ -1,4 +1,4 @@
-"""Status documents of hostile images: lists and texts have bounds, and a response costs linear time."""
+"""Status documents of hostile images: lists and texts have length limits, and the time to read a response is linear."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is decided about a gateway: its objects and their deletion, the endpoint, status.gateway and the conditions."""
+"""The decisions about a gateway: its objects and their deletion, the endpoint, status.gateway and the conditions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Objects of a gateway that somebody else has changed, and those that only look different to the API server."""
+"""Objects of a gateway that somebody else has changed, and objects that the API server stores in another form."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The objects of a gateway: facts that clients, engines and a cluster depend on."""
+"""The objects of a gateway: the fields on which clients, engines and a cluster depend."""
 
 import base64
 import json

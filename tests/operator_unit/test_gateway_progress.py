@@ -1,4 +1,4 @@
-"""The progress of the gateway's Deployment in status.gateway and the conditions, decided and in the controller."""
+"""The progress of the gateway's Deployment in status.gateway and the conditions: in decisions and in the controller."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`envFrom` brings HF_ENDPOINT where the operator's settings allow hubs of the manifests' own, and nowhere else."""
+"""`envFrom` sets HF_ENDPOINT only if the operator's settings allow manifests to name a hub."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reconciles that end between two requests: the next reconcile completes them and recognises our objects."""
+"""Reconciles that end between two requests: the next one completes them, and recognises the operator's objects."""
 
 import asyncio
 

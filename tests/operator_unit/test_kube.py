@@ -1,4 +1,4 @@
-"""The client against an HTTP server: its counts, its errors, and no changes by a process that no longer leads."""
+"""The client against an HTTP server: its counts, its errors, and no changes by a process that has ceased to lead."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The KubeRay versions that can be used, and services without KubeRay: their objects stay, their status tells why."""
+"""The KubeRay versions that can be used. Without KubeRay, objects of services stay, and the status has the reason."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The conditions of an LLMGateway over what its Deployment reports, and over a spec that cannot be read, as decisions.
+"""The conditions of an LLMGateway for each report of its Deployment, and for a spec that cannot be read, as decisions.
 
 Left out: faults of routes (test_llmgateway_route.py) and of names (test_llmgateway_names.py).
 """

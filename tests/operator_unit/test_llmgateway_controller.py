@@ -1,4 +1,4 @@
-"""LLMGateways at work on a cluster that is a dictionary: events, writes, the models file, crashes, a missing CRD."""
+"""LLMGateways in the controller, whose cluster is a dictionary: events, writes, the models file, crashes, no CRD."""
 
 import asyncio
 import copy

@@ -1,4 +1,4 @@
-"""The names that an LLMGateway serves: selected services, conflicts, aliases and their targets, as tables and laws."""
+"""The names that an LLMGateway serves: selected services, conflicts, aliases, targets, as tables and invariants."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A service without engines, and without gateway pods of its own, behind an LLMGateway whose pods are played."""
+"""A service without engines and without gateway pods of its own, behind an LLMGateway with simulated pods."""
 
 import contextlib
 

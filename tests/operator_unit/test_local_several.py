@@ -1,4 +1,4 @@
-"""`rayloom-operator local` with several replicas as a process with fake engines: starts and ends that go wrong.
+"""`rayloom-operator local` with several replicas, as a process with fake engines: starts and ends with faults.
 
 tests/engine_real/test_local_several.py runs it with real engines: streams, restarts and an orderly end.
 """

@@ -1,6 +1,6 @@
-"""A tenant chooses the numbers of an inspection: none of them blocks the operator, wherever it reads them.
+"""A tenant chooses the numbers in an inspection's result. None of them blocks the operator where it reads them.
 
-Without bounds some of them take seconds, or for ever, in the event loop that all tenants share.
+Without limits, some numbers would stop the event loop that all tenants share for seconds, or for ever.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The objects of a service: facts that a cluster depends on, not whole dumps."""
+"""The objects of a service: the fields on which a cluster depends."""
 
 import base64
 import copy

@@ -1,10 +1,10 @@
-"""Invariants while engines, pods, nodes and operators fail at random and specs change, and that every run ends well.
+"""Invariants while engines, pods, nodes and operators fail at random and specs change. Every run must end well.
 
-In every reconcile: no RayCluster is created while one of its name exists or existed within the last minute, or beyond
-replicas + maxSurge, or of a revision that failed. A serving engine loses its route only if the status has it as
-terminating, enough others serve, and it is one too many or the new revision has served. An engine is deleted only after
-clients do not find it and it has drained, unless it has failed for good. Force is used on lost nodes alone. And no
-engine is created more often than its back-off allows.
+The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, of a revision that failed, or
+with the name of one that exists or existed within the last minute. A serving engine loses its route only if the status
+has it as terminating and enough others serve. Also, it must be one too many, or the new revision must have served. An
+engine is deleted only after clients no longer find it and it has drained, unless it has failed for good. Pods are
+deleted without a grace period only on lost nodes. No engine is created more often than its back-off allows.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Records of failed engine replicas in the status: the ones that are kept, and the ones that are dropped."""
+"""Records of failed engine replicas in the status: records that are kept, and records that are dropped."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,8 @@
-"""Facts that an operator of an earlier version stored have no costs: services stay as they were sized, and a few Jobs
-at a time inspect such models again.
+"""Facts without costs, which an operator of an earlier version stored: services keep their sizing, and a few Jobs at a
+time inspect such models again.
 
-Statuses here are what that operator wrote. Left out: Jobs of models that were never inspected (test_inspection.py).
+The statuses here are those that the earlier operator wrote. Left out: Jobs for models that were never inspected
+(test_inspection.py).
 """
 
 import copy

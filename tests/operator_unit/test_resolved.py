@@ -1,6 +1,6 @@
-"""Values that a spec leaves out:
+"""Values that a spec leaves out are computed from the model.
 
-computed from the model, kept while its inputs are the same, and part of the revision.
+They stay while their inputs are the same, and are part of the revision.
 """
 
 import pytest

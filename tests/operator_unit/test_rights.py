@@ -1,6 +1,6 @@
 """The chart grants the rights that the operator uses and no other: recorded requests are compared with the rules.
 
-The story below has to reach every request that the operator can make. The requests of kopf are written down by hand.
+The test has to cause every request that the operator can make. The requests of kopf are written down by hand.
 """
 
 import asyncio

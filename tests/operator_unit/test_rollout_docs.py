@@ -1,4 +1,4 @@
-"""The page about rolls has every step and every setting, with its default."""
+"""The page about rollouts has every step and every setting, with its default."""
 
 import json
 import re

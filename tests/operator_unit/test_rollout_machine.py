@@ -1,10 +1,10 @@
-"""Rollouts with engines that fail at random, edits of the spec at any moment and operators that die between any two
+"""Rollouts with engines that fail at random, edits of the spec at any moment, and operators that die between any two
 changes.
 
-With every change (asserted in `rt_rolling`): no more than replicas + maxSurge engines, never fewer that serve than
-replicas - maxUnavailable by the planner's doing, no drain or deletion while clients find the engine, no old engine is
-terminated before the new revision has proven itself, and no failed revision is tried again.
-Once the faults stop, every eviction passes, the rollout ends, and nothing changes any more.
+The invariants of every change, asserted in `rt_rolling`: There are at most replicas + maxSurge engines. The planner
+leaves at least replicas - maxUnavailable engines available. No engine drains or is deleted while clients find it. No
+old engine is terminated before the new revision has proven itself. No failed revision is tried again. Once the faults
+stop, every eviction passes, the rollout ends, and nothing changes any more.
 """
 
 import pytest

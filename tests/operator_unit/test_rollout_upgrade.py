@@ -1,7 +1,7 @@
 """The operator is replaced by the next release in the middle of a rollout.
 
-tests/data/rollouts_of_the_release_before.json holds, for each step, what the planner of the release before had stored
-(by the names of then), what it saw, and where it came to rest with that: its state, and the changes that it made.
+tests/data/rollouts_of_the_release_before.json has data of the previous release's planner, for each step: the state that
+it had stored (with the former names), its input, its changes until nothing was left to do, and its state after them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is decided about the route to gateways: its object, status.gateway.route, the conditions, the next reconcile."""
+"""The decisions about the route to gateways: its object, status.gateway.route, the conditions, the next reconcile."""
 
 from dataclasses import replace
 from datetime import timedelta

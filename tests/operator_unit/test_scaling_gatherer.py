@@ -1,4 +1,4 @@
-"""The samples of a load, and the decision about them: with a window of 10 s, a look each third of a second."""
+"""The samples of a load, and the decisions from them: with a window of 10 s, a sample each third of a second."""
 
 import asyncio
 from datetime import timedelta

@@ -1,7 +1,7 @@
 """The scaler beside the rollout planner: paused and halted rollouts, and engines that find no node.
 
-The planner's simulated service has engines; a test sets the load that they take together, and the scaler looks every
-2 s with a window of 10 s.
+The engines are those of the planner's simulated service. A test sets their total load, and the scaler decides every 2 s
+with a window of 10 s.
 """
 
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The way to zero with an operator that ends at any of its writes, on an API server that records no writer of them."""
+"""Scaling to zero with an operator that ends at any write, on an API server that records no field manager."""
 
 import asyncio
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The scaler's view of engines: which of them report their load, and what the rollout planner does."""
+"""The scaler's view of engines: the engines that report their load, and the activity of the rollout planner."""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
-"""A pod that fetches or converts its model into its own scratch volume asks for the disk that this takes.
+"""A pod that downloads or converts its model into its own scratch volume requests the disk space for that.
 
-140 GB of weights are 141,107,412,992 bytes, a twentieth more 148,162,783,641: 141,300 MiB, and 1,024 for the rest.
+The expected size: 141,107,412,992 bytes of weights, with a twentieth more 148,162,783,641 bytes or 141,300 MiB, plus
+1,024 MiB.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The kept part of an object reads the same as the whole object, and is small."""
+"""The kept part of an object gives the same results as the whole object, and is small."""
 
 import json
 

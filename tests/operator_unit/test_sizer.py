@@ -1,4 +1,4 @@
-"""Shapes are computed in a thread of their own, and a computation that takes too long is no fault of the spec's."""
+"""Sizings are computed in a thread of their own, and a computation that takes too long is no fault of the spec."""
 
 import asyncio
 import threading

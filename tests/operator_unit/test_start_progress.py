@@ -1,6 +1,6 @@
 """The status has the progress of starting engines, with a bounded rate of writes.
 
-Not here: a change of a reading's text triggers a reconcile, which writes it to the status (test_controller_events).
+test_controller_events.py tests that a changed text of a reading triggers a reconcile, which writes it to the status.
 """
 
 import asyncio

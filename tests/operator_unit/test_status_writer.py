@@ -1,4 +1,4 @@
-"""Statuses of which only words change: written, and when not yet, the next pass knows when."""
+"""Statuses in which only words change: if a write must wait, the next reconcile comes at the time of the write."""
 
 import asyncio
 

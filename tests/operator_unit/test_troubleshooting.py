@@ -1,4 +1,4 @@
-"""The page for when something is wrong has every reason, every condition, and says which are Events."""
+"""docs/troubleshooting.md has every reason and every condition, and marks the reasons that become Events."""
 
 import re
 from pathlib import Path

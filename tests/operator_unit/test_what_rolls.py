@@ -1,7 +1,6 @@
-"""The fields of the spec whose change recreates engines: each field of the schema is sorted in here and in the docs.
+"""The fields of the spec whose change recreates engines: each field of the schema is in a list here and in the docs.
 
-A field that is new fails the first test until CHANGES has the effect of a change of it, and the last until the page
-does.
+A new field fails the first test until CHANGES has the effect of its change, and the last test until the page has it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The order of the queue: which key is reconciled first, and that none waits for ever."""
+"""The order of the queue: the key that is reconciled first. No key waits for ever."""
 
 import asyncio
 

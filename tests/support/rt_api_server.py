@@ -1,4 +1,4 @@
-"""A FakeKube behind HTTP, as far as the operator's process and kopf need an API server. It runs in a thread."""
+"""A FakeKube behind HTTP: the part of an API server that the operator's process and kopf need. It runs in a thread."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class ApiServer:
         self.address = ""
 
     def put(self, manifest):
-        """Stores an object, as the cluster does, from another thread: watchers get the event in the server's thread."""
+        """Stores an object. May be called from any thread: watches get the event in the server's thread."""
         asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(10)
 
     async def _put(self, manifest):
@@ -109,7 +109,7 @@ class ApiServer:
 
 @contextmanager
 def serving(folder):
-    """An ApiServer that answers meanwhile; `folder/kubeconfig` names it."""
+    """An ApiServer that answers during the block. `folder/kubeconfig` has its address."""
     server, is_up, is_over = ApiServer(), threading.Event(), asyncio.Event()
 
     async def run():

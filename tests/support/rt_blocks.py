@@ -1,4 +1,4 @@
-"""The fenced code blocks of Markdown files, and how a test can run each."""
+"""The fenced code blocks of Markdown files, and the commands with which a test runs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^```(\w*)\s*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 @dataclass(frozen=True)
 class Block:
     file: str  # relative to the repository's root
-    line: int  # number of its first line of code
+    line: int  # number of the block's first line of code
     language: str
     text: str
 
@@ -29,17 +29,17 @@ class Block:
 
     @property
     def is_server(self) -> bool:
-        """True if it starts the server and runs until Ctrl-C."""
+        """True if the block starts the server and runs until Ctrl-C."""
         return self.commands[0].split()[:2] == ["make", "run"]
 
     @property
     def is_engine(self) -> bool:
-        """True if it starts an engine without a manifest, which runs until Ctrl-C."""
+        """True if the block starts an engine without a manifest, which runs until Ctrl-C."""
         return " serve" in self.commands[-1] and self.commands[-1].startswith(".venv/bin/")
 
     @property
     def is_client(self) -> bool:
-        """True if the block asks that server."""
+        """True if the block sends requests to that server."""
         return "127.0.0.1:800" in self.text
 
     @property
@@ -65,8 +65,8 @@ def blocks_of(root: Path, path: Path) -> list[Block]:
 def runnable(command: str) -> str:
     """The command as a test runs it.
 
-    Targets of make that run this suite, change the environment or measure for minutes are only expanded (`make -n`),
-    and a benchmark only reads its flags (`--help` comes last, so that flags before it that do not exist are refused).
+    Targets of make that run this suite, change the environment or measure for minutes are only expanded (`make -n`). A
+    benchmark only reads its flags: `--help` comes last, so that unknown flags before it are refused.
     """
     words = command.split()
     if words[0] == "make" and words[1:2] != ["run"]:
@@ -77,7 +77,7 @@ def runnable(command: str) -> str:
 
 
 def install_stand_in_curl(folder: Path) -> Path:
-    """A `curl` that does what the documents' examples ask of it, for machines without one. Returns its folder."""
+    """Writes a `curl` that can do what the documents' examples need, for machines without it. Returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "curl"
     script.write_text(f"#!{sys.executable}\n{_CURL}")

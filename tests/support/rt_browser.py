@@ -1,6 +1,6 @@
 """Debian's chromium without a window, driven by the DevTools protocol over a pair of pipes.
 
-A page counts everything that a visitor's console would show, and every address that the page asks for.
+A page records every error and warning of the browser's console, and every address that the page requests.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Page:
         self.before_load(_WATCH_POLICY)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a DevTools method. Fails with the browser's own words if it is refused."""
+        """The result of a DevTools method. Fails with the browser's message if the browser refuses the method."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if self._session is not None:
@@ -114,7 +114,7 @@ class Page:
         return self.evaluate(f"document.querySelectorAll({json.dumps(selector)}).length")
 
     def fill(self, selector: str, text: str) -> None:
-        """Types `text` into a field, whose text it replaces."""
+        """Replaces the text of a field by typing `text`."""
         self.evaluate(f"document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)
 
@@ -125,7 +125,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def click(self, selector: str) -> None:
-        """Clicks on the middle of an element with the mouse, as a person would; a covered element is not reached."""
+        """Clicks with the mouse on the middle of an element. If another element covers it, that one gets the click."""
         middle = (
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
@@ -151,7 +151,7 @@ class Page:
 
 @contextlib.contextmanager
 def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
-    """A tab of a new browser, whose files are in `folder`. The browser ends with the block."""
+    """A tab of a new browser, which has its files in `folder` and ends with the block."""
     command_read, command_write = _pipe()
     answer_read, answer_write = _pipe()
     # Chromium reads commands from file descriptor 3 and writes answers to 4.
@@ -174,7 +174,7 @@ def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
     try:
         yield Page(process, command_write, messages)
     finally:
-        os.close(command_write)  # chromium ends when the pipe does
+        os.close(command_write)  # chromium ends when the pipe is closed
         try:
             process.wait(10.0)
         except subprocess.TimeoutExpired:
@@ -185,7 +185,7 @@ def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose file descriptors are not among those that the shell redirects."""
+    """A pipe whose file descriptors are none of those that the shell redirects."""
     made = os.pipe()
     read_end, write_end = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in made)
     for end in made:

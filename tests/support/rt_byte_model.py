@@ -1,4 +1,4 @@
-"""A model folder whose tokenizer has one token per byte: ids can be read off a text, and characters break in half."""
+"""A model folder whose tokenizer has one token per byte: ids are bytes of a text, and may be parts of characters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def byte_model(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's character for each byte: printable ones stand for themselves, the others are U+0100 and on, in order."""
+    """GPT-2's character for each byte: a printable byte has its own character, the others U+0100 and up, in order."""
     others = iter(range(0x100, 0x200))
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rt_server import Stream
 
-# A list that is longer than any answer.
+# The JSON schema of a list that is longer than any answer.
 ENDLESS_JSON = {
     "type": "array",
     "minItems": 1_000_000,
@@ -34,7 +34,7 @@ TOOL = {
 
 @dataclass
 class CallStream(Stream):
-    """One streamed chat whose answer is a tool call. Deltas are put together by OpenAI's rules."""
+    """One streamed chat whose answer is a tool call. Deltas are joined by OpenAI's rules."""
 
     endpoint: ClassVar[str] = "/v1/chat/completions"
     logprobs: ClassVar[object] = True
@@ -65,7 +65,7 @@ class CallStream(Stream):
 
 
 def call_body(prompt: str, max_tokens: int) -> dict[str, object]:
-    """A chat that is answered by a call of TOOL and cut inside its arguments."""
+    """The body of a chat whose answer is a call of TOOL that is cut off inside its arguments."""
     return {
         "model": "m",
         "messages": [{"role": "user", "content": prompt}],

@@ -18,11 +18,11 @@ EVERY_S = 0.02
 
 @dataclass
 class Canary:
-    """GET /health, again and again, while the block of `canary` runs."""
+    """The delays of repeated GET /health during the block of `canary`."""
 
     delays_s: list[float] = field(default_factory=list)  # the part of each answer's delay that the front causes
     failures: list[str] = field(default_factory=list)
-    peak_bytes: int = 0  # peak of the front's resident memory
+    peak_bytes: int = 0  # peak of the front's resident memory, in bytes
     before_bytes: int = 0
 
     @property
@@ -36,7 +36,7 @@ class Canary:
 
 @contextlib.contextmanager
 def canary(url: str, front: psutil.Process) -> Iterator[Canary]:
-    """Asks from before the block until after it, at least five times on each side."""
+    """Requests /health during the block, and at least five times before and after it."""
     found = Canary(before_bytes=front.memory_info().rss)
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(url, front, found, stop), daemon=True)
@@ -74,8 +74,8 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
                 found.failures.append(f"HTTP {answer.status}")
         except (OSError, http.client.HTTPException) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
-        # A front that waits for a processor is not to blame: what it has computed meanwhile is all that it can have
-        # put before this answer.
+        # The front does not cause the time in which it waits for a processor. It can have delayed this answer only by
+        # the CPU time that it used meanwhile.
         found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
         found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
         stop.wait(EVERY_S)
@@ -85,7 +85,7 @@ def _cpu_s(process: psutil.Process) -> float:
     """Processor time of all threads of a process, to the microsecond where the kernel counts it so."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
-        with contextlib.suppress(OSError, ValueError):  # a thread that has just ended
+        with contextlib.suppress(OSError, ValueError):  # the thread has just ended
             total += int((task / "schedstat").read_text().split()[0])
     if total:
         return total / 1e9

@@ -1,4 +1,4 @@
-"""Damaged weights of a loaded rank, whichever backend holds them."""
+"""Damages weights of a loaded rank, with any backend."""
 
 from __future__ import annotations
 

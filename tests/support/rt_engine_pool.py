@@ -21,7 +21,7 @@ IDS = [*TEXT.encode(), 257]
 
 
 class World:
-    """A client and its engines, by name; all in one event loop."""
+    """A client, and its engines by name, in one event loop."""
 
     def __init__(self, folder: Path, hold_s: float, names: tuple[str, ...] = ("a", "b")) -> None:
         self.folder = folder
@@ -54,12 +54,12 @@ class World:
             core.hold_after = num_tokens
 
     def is_known(self, name: str) -> bool:
-        """True if the engine is usable and its first report, which replaces the estimate, has come."""
+        """True if the engine is usable and has sent its first report, which replaces the estimate."""
         link = self.client.pool.links[name]
         return link in self.client.pool.usable() and link.estimate.load == self.cores[name].load
 
     def place_of(self, sequence: ClientSequence) -> str:
-        """The engine that has it; waits for nothing."""
+        """The name of the engine that has the sequence now."""
         assert sequence.place.engine is not None
         return sequence.place.engine
 
@@ -71,7 +71,7 @@ def run(
     engines: tuple[str, ...] = ("a", "b"),
     hold_s: float = 60.0,
 ) -> None:
-    """Runs a story with these engines up and connected."""
+    """Runs `story` with these engines, which are connected."""
 
     async def play() -> None:
         world = World(folder, hold_s, tuple(sorted({"a", "b", *engines})))
@@ -107,7 +107,7 @@ def sequence(name: str = "s", max_tokens: int = 100, prompt_ids: tuple[int, ...]
 
 
 async def ids_of(one: ClientSequence) -> list[int]:
-    """All ids that the client gets, until the last one."""
+    """All token ids that the client gets, up to the end of the sequence."""
     ids: list[int] = []
     while True:
         for _lane, output in await one.mailbox.take(20.0):

@@ -1,4 +1,4 @@
-"""The manifests in examples/: LLMServices, and what stands around one in a cluster."""
+"""The manifests in examples/: LLMServices, and objects that a cluster has beside an LLMService."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def of_services() -> list[Path]:
 
 
 def of_others() -> list[Path]:
-    """The files that hold something else: routes and autoscalers."""
+    """The files with other objects: routes and autoscalers."""
     return [path for path in sorted(FOLDER.glob("*.yaml")) if _kind(path) != "LLMService"]
 
 

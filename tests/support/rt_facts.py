@@ -1,4 +1,4 @@
-"""Configurations of published models, the tool that writes the operator's facts from them, and shapes of no model."""
+"""Configurations of published models, the tool that writes the operator's facts from them, and random shapes."""
 
 import importlib.util
 import tempfile
@@ -23,7 +23,7 @@ def load_tool():
 
 
 def shape_of(name):
-    """The engine's shape of tools/model_configs/NAME.json."""
+    """The shape that the engine reads from tools/model_configs/NAME.json."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes((CONFIGS / f"{name}.json").read_bytes())
         return read_shape(Path(folder))
@@ -55,7 +55,7 @@ def make_shape(**changes):
 
 @st.composite
 def shapes(draw):
-    """Every shape that the engine takes, for hypothesis."""
+    """A hypothesis strategy for every shape that the engine accepts."""
     num_layers = draw(st.integers(1, limits.MAX_LAYERS))
     num_kv_heads = draw(st.integers(1, 64))
     window = draw(st.none() | st.integers(1, limits.MAX_POSITIONS))

@@ -1,7 +1,7 @@
-"""A core without a model: speaks the protocol, and answers each sequence with the tokens that a script gives it.
+"""A core without a model: speaks the protocol, and answers each sequence with the tokens of a script.
 
-A script is a function of the Submit, and token k of a sequence is script(submit)[k], so a sequence that is submitted
-again goes on exactly, as with the real core.
+A script is a function of the Submit, and token k of a sequence is script(submit)[k]. So a sequence that is submitted
+again continues exactly, as with the real core.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rt_byte_model import END, VOCAB_SIZE
 
 TOKEN = "secret"
 BLOCK_SIZE = 16
-STATUS_S = 1.0  # between two statuses
+STATUS_S = 1.0  # seconds between two statuses
 
 FINGERPRINT = Fingerprint(
     architecture="LlamaForCausalLM",
@@ -69,31 +69,31 @@ Script = Callable[[Submit], Sequence[int]]
 
 
 def say(text: str) -> Script:
-    """A script: the bytes of `text`, then EOS."""
+    """Returns a script: the bytes of `text`, then EOS."""
     return lambda _submit: [*text.encode(), END]
 
 
 class FakeCore:
-    """All methods and attributes belong to the event loop that `serve` runs in."""
+    """A core without a model. All methods and attributes belong to the event loop in which `serve` runs."""
 
     def __init__(self, model_folder: Path, *, max_model_len: int = 512) -> None:
         self.state = "serving"
         self.message = ""
         self.is_draining = False
-        self.num_running = 1  # sequences that the status has, whatever runs
-        self.is_mute = False  # sends no status every second, as a core that hangs
-        self.lost = ""  # while recovering: which rank
+        self.num_running = 1  # the number of running sequences in the status, independent of the real number
+        self.is_mute = False  # sends no status every second, like a core that hangs
+        self.lost = ""  # while recovering: the lost rank
         self.epoch = 1
         self.gateway_requests = GatewayRequests()
-        self.cached: list[bytes] = []  # hashes of blocks, as `prompt_hashes` makes them
-        self.load = SchedulerLoad(decode_token_cost=2.0)  # not the load that a gateway assumes before a report
+        self.cached: list[bytes] = []  # hashes of cached blocks, as `prompt_hashes` computes them
+        self.load = SchedulerLoad(decode_token_cost=2.0)  # differs from the load that a gateway assumes before a report
         self.num_index_requests = 0
         self._index_number = 0
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
         self.drains: list[bool] = []  # drains that the front has reported
-        self.num_fetches = 0  # parts of text files that were asked for
+        self.num_fetches = 0  # number of parts of text files that were requested
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
             architecture="LlamaForCausalLM",
@@ -110,22 +110,22 @@ class FakeCore:
         self.reset()
 
     def reset(self) -> None:
-        """Back to how a test wants to find it; connections stay."""
+        """Resets the state that tests change. Connections stay."""
         self.script: Script = say("Hello there.")
         self.tokens_per_output = 1
-        self.hold_after: int | None = None  # tokens of each sequence after which nothing more comes until `release`
-        # The most likely tokens after some ids, instead of "!" alone.
+        self.hold_after: int | None = None  # number of tokens of each sequence after which it waits for `release`
+        # Returns the most likely tokens after some ids; None: "!" alone.
         self.alternatives: Alternatives | None = None
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
-        self.is_silent = False  # takes no notice of Submits
+        self.is_silent = False  # ignores Submits
         self.submits: list[Submit] = []
-        self.num_prompts = 0  # prompts that were sent once for several Submits
+        self.num_prompts = 0  # number of prompts that were sent once for several Submits
         self.aborts: list[str] = []
-        self.completed: list[str] = []  # those of the aborts whose answer was complete
+        self.completed: list[str] = []  # the part of `aborts` whose answer was complete
         self._released = asyncio.Event()
 
     async def serve(self, path: Path) -> None:
-        """Listen until cancelled."""
+        """Listens until it is cancelled."""
         server = await asyncio.start_unix_server(self._accept, path=str(path))
         async with server:
             while True:
@@ -155,7 +155,7 @@ class FakeCore:
         return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def release(self) -> None:
-        """Lets held sequences continue, now and later."""
+        """Lets sequences that wait continue. From now on, no sequence waits."""
         self.hold_after = None
         self._released.set()
 
@@ -171,7 +171,7 @@ class FakeCore:
         self._index_number = 0
 
     def cache(self, hashes: Sequence[bytes], *, is_told: bool = True) -> None:
-        """Blocks are cached from now on. `is_told`: False if the message about it gets lost."""
+        """Adds blocks to the prefix index. `is_told`: False if the message about them is lost."""
         self.cached += hashes
         self._index_number += 1
         for writer in self._writers if is_told else ():
@@ -186,7 +186,7 @@ class FakeCore:
             _write(writer, Outputs((output,)))
 
     def refuse(self, sequence_id: str, reason: str, text: str) -> None:
-        """Ends a sequence that was accepted."""
+        """Refuses a sequence that was accepted before."""
         for writer in self._writers:
             _write(writer, Refused(sequence_id=sequence_id, reason=reason, message=text))
 
@@ -332,7 +332,7 @@ class FakeCore:
 
 
 def _logprobs(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
-    """Each token itself at -0.5, and "!" as the most likely one; none when none were asked for."""
+    """-0.5 for each token, with "!" as the most likely one. Empty if the request has no logprobs."""
     if num_top is None:
         return ()
     top = ((ord("!"), -0.25),)[:num_top]

@@ -1,7 +1,7 @@
 """A fake `rayloom-engine` for tests of the operator: `rt_fake_engine.py serve --config FILE`, or `gateway`.
 
-It opens the two ports of its config, answers /status and one scripted chat stream, and misbehaves as the environment
-variable FAKE_ENGINE says:
+It opens the two ports of its config, and answers /status and one scripted chat stream. The environment variable
+FAKE_ENGINE chooses a fault:
 
     (unset)     three statuses of start-up, then serving; ends on SIGINT
     crash       prints 40 lines and exits with code 3 before it opens a port
@@ -11,7 +11,7 @@ variable FAKE_ENGINE says:
     stubborn    ignores SIGINT and SIGTERM
     bad_sample  answers a chat with an error event
     silent      answers a chat with its first words only
-    hangs       never comes further than starting
+    hangs       stays in the state starting for ever
 
 A gateway does the same, and says that all its engines serve.
 
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             if SCENARIO == "silent" and event is events[1]:
                 self.wfile.flush()
-                self.rfile.read()  # until the client leaves
+                self.rfile.read()  # lasts until the client disconnects
                 return
         self.wfile.write(b"data: [DONE]\n\n")
         self.wfile.flush()
@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """The log holds only what tests look for."""
+        """Logs nothing: the log has only lines that tests expect."""
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGTERM, handler)
     if "FAKE_ENGINE_PIDS" in os.environ:
-        # It outlives an engine that ends by itself, unless the whole group is killed.
+        # This child outlives an engine that ends by itself, unless the whole group is killed.
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         with Path(os.environ["FAKE_ENGINE_PIDS"]).open("a") as pids:
             pids.write(f"{os.getpid()} {child.pid}\n")

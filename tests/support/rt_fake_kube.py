@@ -1,7 +1,7 @@
-"""A Kube whose cluster is a dictionary: objects, watches, and the refusals that a test asks for.
+"""FakeKube: a Kube whose cluster is a dictionary, with watches, and with refusals that a test sets.
 
-It collects no garbage and runs no pod: a test does both with `put` and `remove`. Of controllers there is one, which
-keeps the EndpointSlices of pods with the route label.
+FakeKube collects no garbage and runs no pods: a test does both with `put` and `remove`. Its only controller keeps the
+EndpointSlices of pods with the route label.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.r
 
 
 def make_definition(*missing, versions=("v1",)):
-    """KubeRay's definition of a RayCluster, as far as the operator looks at it, without the fields in `missing`."""
+    """The part of KubeRay's definition of RayClusters that the operator reads, without the fields in `missing`."""
 
     def fields(*names, **parts):
         names = {name: {"type": "string"} for name in names} | parts
@@ -42,24 +42,24 @@ def make_definition(*missing, versions=("v1",)):
 class FakeKube:
     def __init__(self):
         self.objects = {}  # path -> object
-        self.calls = []  # (verb, path) of everything that was asked to change
-        self.refusals = {}  # (verb, end of a path) -> KubeError
+        self.calls = []  # (verb, path) of each request for a change
+        self.refusals = {}  # (verb, end of a path) -> KubeError to raise
         self.statuses = []  # the written statuses
         self.lists = []  # paths
         self.gets = []  # paths
-        self.graces = {}  # path -> the grace that a deletion asked for
+        self.graces = {}  # path -> grace period of the last deletion
         self.page_size = 250  # objects
-        self.turn_page = lambda path: None  # called between two pages of a list; may raise
+        self.turn_page = lambda path: None  # called with the path between two pages of a list; may raise
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
-        # False: as for objects that were made by server-side apply without `replicas`
+        # False: as for objects that server-side apply created without `replicas`
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self.put(make_definition())
 
     def put(self, manifest):
-        """The object is there, with a uid, a version and a generation, and those who watch hear of it."""
+        """Stores the object with a uid, a version and a generation, and sends an event to the watches."""
         path = path_of(manifest)
         self.version += 1
         found = copy.deepcopy(manifest)
@@ -81,7 +81,7 @@ class FakeKube:
         self._note_endpoints(found)
 
     def _note_endpoints(self, changed):
-        """The EndpointSlice of a service after a change of one of its pods."""
+        """Updates the EndpointSlice of a service after a change of one of its pods."""
         meta = changed["metadata"]
         name = meta.get("labels", {}).get(SERVICE_LABEL)
         if changed["kind"] != "Pod" or name is None or not self.lists_endpoints:
@@ -147,7 +147,7 @@ class FakeKube:
         self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):
-        """A merge patch of the first level, as far as anybody looks at it: of a Lease."""
+        """Applies a merge patch to the first level only, which suffices for a Lease."""
         self._note("patch", path)
         known = self.objects.get(path)
         if known is None or known["kind"] != "Lease":
@@ -208,7 +208,7 @@ class FakeKube:
             yield kind, msgspec.convert(document, shape)
 
     def end_watches(self, end, error):
-        """Watches of the collections whose path ends so break with `error`."""
+        """Ends the watches of collections whose paths end with `end`, with `error`."""
         for path, _, queue in self._watches:
             if path.endswith(end):
                 queue.put_nowait(error)
@@ -237,7 +237,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """True if the object at `path` belongs to a cluster's or a namespace's collection."""
+    """True if the object at `path` is in this collection, of the cluster or of a namespace."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

@@ -1,4 +1,4 @@
-"""A small OpenAI server for tests of the bench: answers every completion with tokens `t0 t1 ...`, or misbehaves."""
+"""A small OpenAI server for tests of the bench: answers every completion with tokens `t0 t1 ...`, or with a fault."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Fault = str  # "short", "no done", "error event", "no usage", "status", "cut", "
 
 @dataclass
 class FakeOpenAI:
-    """The requests that the server got, and the number of the request that it answers wrongly."""
+    """The settings of the server, and the requests that it got."""
 
     faults: dict[int, Fault] = field(default_factory=dict)
     has_tokenize: bool = True
-    num_at_once: int = 1  # nothing is answered before so many requests have come
+    num_at_once: int = 1  # the server answers only once this many requests have come
     bodies: list[dict] = field(default_factory=list)
-    connections: set[tuple[str, int]] = field(default_factory=set)  # addresses of clients that asked for a completion
+    connections: set[tuple[str, int]] = field(default_factory=set)  # addresses of clients that requested a completion
     num_active: int = 0
     most_active: int = 0
     url: str = ""
@@ -41,7 +41,7 @@ class FakeOpenAI:
         return web.json_response({"object": "list", "data": [{"id": "fake-model"}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        """Two tokens for a word of seven letters or more, one for every other."""
+        """Two tokens for a word of seven letters or more, one token for every other word."""
         words = (await request.json())["prompt"].split()
         tokens = [token for word in words for token in ([1, 2] if len(word) >= 7 else [1])]
         return web.json_response({"count": len(tokens), "tokens": tokens})
@@ -101,7 +101,7 @@ class FakeOpenAI:
 
 @contextmanager
 def running(fake: FakeOpenAI) -> Iterator[FakeOpenAI]:
-    """The server on a free port, in a thread with an event loop of its own."""
+    """Runs the server on a free port, in a thread with an event loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""Ranks without a model: they dial a pool as real ones do, and answer orders by a function of the test."""
+"""Ranks without a model: they connect to a pool as real ranks do, and answer orders by a function of the test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_loaded(num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic
 
 
 class FakeRank:
-    """Sends beats until it is closed or silenced. `orders`: all orders that it has received."""
+    """A rank that sends beats until it is closed or silenced. `orders`: all orders that it has received."""
 
     def __init__(
         self,
@@ -65,9 +65,10 @@ class FakeRank:
         num_oom_kills: int = 0,
         is_loaded: threading.Event | None = None,
     ) -> None:
-        """`answer` may return a message, None for the usual one, or raise ChannelClosed to die there.
+        """`answer` returns the answer to an order; None: the usual one. If it raises ChannelClosed, the rank dies.
 
-        Its weights, of 20 bytes in files of 10, are in place once `is_loaded` is set; at once without it.
+        The rank has loaded its weights (20 bytes, from files of 10) once `is_loaded` is set; without `is_loaded`, at
+        once.
         """
         self.orders: list[object] = []
         self.beat = Beat(phase="idle", step=0, memory_bytes=1)
@@ -108,7 +109,7 @@ class FakeRank:
         self.steps.close()
 
     def wait_until_dead(self) -> None:
-        """After `die`: while its thread still waits for an order, the system keeps what it reads from open."""
+        """Waits until the rank's thread has ended after `die`. Until then, the thread's read keeps the socket open."""
         self._server.join(5.0)
         assert not self._server.is_alive()
 
@@ -146,7 +147,7 @@ class FakeRank:
 
 
 class FakeLauncher:
-    """Takes fences; `on_fence` may start the rank again."""
+    """A launcher that receives fences. `on_fence` may start the rank again."""
 
     def __init__(self, port: int, on_fence: Callable[[Fence], None] = lambda _: None) -> None:
         self.fences: list[Fence] = []
@@ -172,7 +173,7 @@ def make_listener() -> tuple[socket.socket, int]:
 
 
 class Ranks:
-    """A pool of two, and what the tests start for it."""
+    """A pool of two ranks, and the ranks and launchers that tests start for it."""
 
     def __init__(self, hang_seconds: float = 5.0) -> None:
         listener, self.port = make_listener()

@@ -1,4 +1,4 @@
-"""Faults, made from outside: signals, and code that is brought into a server's ranks. Shipped code has no hooks."""
+"""Faults from outside: signals, and code that is loaded into a server's ranks. The engine has no hooks for faults."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def patch(runner):
 def patched_server(
     folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
 ) -> Iterator[RunningServer]:
-    """A server whose ranks call `patch(Runner)` of `code` first; Python loads `sitecustomize` in every process.
+    """A server whose ranks first call `patch(Runner)` of `code`, which Python loads as `sitecustomize`.
 
-    `target` is the module and the name that `patch` is called with, in whichever process imports it.
+    `target`: module and name of the object that `patch` gets, in every process that imports the module.
     """
     plugin = folder / "plugin"
     plugin.mkdir()
@@ -78,13 +78,13 @@ def patched_server(
 
 @contextlib.contextmanager
 def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
-    """A server that `strike` can break in every way."""
+    """A server that has every fault of `strike`."""
     with patched_server(folder, _STANDS_STILL.format(flag=str(_flag(folder))), *arguments) as server:
         yield server
 
 
 def strike(server: RunningServer, victim: str, fault: str) -> None:
-    """Breaks "rank N", "core", "launcher" or "front", which is "killed" or "stopped"; ranks may also get "stuck".
+    """Causes a fault of "rank N", "core", "launcher" or "front": "killed" or "stopped", for ranks also "stuck".
 
     A stuck rank shows signs of life and never ends its step.
     """
@@ -103,7 +103,7 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
     family = [supervisor, *supervisor.children(recursive=True)]
     for process in family:
         if process.name() == "raylet":
-            # Ray's shutdown gives the raylet one second to record that it was told to end. On a busy machine the raylet
+            # Ray's shutdown gives the raylet one second to record that it ends on purpose. On a busy machine the raylet
             # misses this, and Ray's agents then try for 60 s to report a fault. A suspended raylet misses it, too, so
             # only `local_ray`, which kills the agents, can end them in time.
             process.suspend()
@@ -112,5 +112,5 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
 
 
 def _flag(folder: Path) -> Path:
-    """Names the rank that is to stand still; that one takes it away."""
+    """The path of the file with the number of the rank that shall get stuck. That rank deletes the file."""
     return folder / "stands-still"

@@ -6,14 +6,14 @@ from rayloom_bench.fleet.step_cost import points_of_sweeps
 
 
 def best_hit_tokens(arrivals, block_size):
-    """Returns how many prompt tokens one endless cache would have: each block is computed once."""
+    """Returns the number of prompt tokens that a cache without a limit would have: each block is computed once."""
     seen = set()
     num_hits = 0
     for arrival in arrivals:
         ids = arrival.prompt_ids()
         content = 0
         is_hit = True
-        for end in range(block_size, len(ids), block_size):  # the last token is always computed
+        for end in range(block_size, len(ids), block_size):  # the last token of a prompt is always computed
             content = hash((content, ids[end - block_size : end]))
             is_hit = is_hit and content in seen
             num_hits += block_size * is_hit

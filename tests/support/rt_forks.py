@@ -1,4 +1,4 @@
-"""Processes of tests that start as forks of one process, which has imported what they need.
+"""Processes of tests that start as forks of one process, which has imported their modules.
 
 The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
 test that starts it. Variables that modules read at import have the values of the first test.
@@ -19,7 +19,7 @@ _PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank",
 
 
 class _Fork(ForkServerProcess):
-    """A fork with the environment of its caller. Its server has that of the test which started the server."""
+    """A fork with the environment of its caller. Without this class, it would have that of the first test."""
 
     def start(self) -> None:
         self._environ = dict(os.environ)
@@ -70,7 +70,7 @@ class ForkedFront:
 
 
 class _Stderr:
-    """A copy of this process's stderr. In another process it is the number of the file, because it is pickled so."""
+    """A copy of this process's stderr. Pickled for another process, it is the number of the file descriptor."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _number_of, (reduction.DupFd(2),)
@@ -83,7 +83,7 @@ def _number_of(file: Any) -> int:
 def _be_front(arguments: Sequence[str], api: socket.socket, admin: socket.socket, stderr: int) -> None:
     from rayloom_engine.front.process import main
 
-    os.dup2(stderr, 2)  # a fork has the stderr of its server, which pytest has closed since
+    os.dup2(stderr, 2)  # Without it, a fork would have its server's stderr, which pytest has closed since.
     own = ["--api-fd", str(api.detach()), "--admin-fd", str(admin.detach()), "--parent", str(os.getppid())]
     sys.argv = ["front", *arguments, *own]
     sys.exit(main())

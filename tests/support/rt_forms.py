@@ -1,4 +1,4 @@
-"""Grammars over the tokens of the tiny tokenizer, of which every printable character is one."""
+"""Grammars over the tokens of the tiny tokenizer, in which every printable character is a token."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class FrontUnderTest:
-    """`core` and `service` belong to the loop of another thread: read and change them through `do`."""
+    """A running front. `core` and `service` belong to another thread's loop: read and change them through `do`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, core: FakeCore, app: ApiApplication, api: str, admin: str
@@ -46,7 +46,7 @@ class FrontUnderTest:
         self.admin = httpx.Client(base_url=admin, timeout=20.0)
 
     def do(self, action: Callable[[], R]) -> R:
-        """Run `action` in the front's loop."""
+        """Runs `action` in the front's loop."""
 
         async def run() -> R:
             return action()
@@ -72,7 +72,7 @@ class FrontUnderTest:
 
     @contextlib.contextmanager
     def chat_stream(self, content: str = "Hi", **fields: Any) -> Iterator[Iterator[Any]]:
-        """Events of a streamed chat as they come: decoded documents, "[DONE]", or ": ping" for a comment."""
+        """Events of a streamed chat as they arrive: decoded documents, "[DONE]", or ": ping" for a comment."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": True, **fields}
         with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200, response.read()
@@ -94,7 +94,7 @@ def running_front(
     rules: PoolRules | None = None,
     **config: Any,
 ) -> Iterator[FrontUnderTest]:
-    """A front with its fake core; `config` are fields of EngineConfig. Without `ready` the core is still loading."""
+    """A front with its fake core. `config`: fields of EngineConfig. Without `ready`, the core still loads."""
     started: list[FrontUnderTest] = []
     is_started = threading.Event()
     stop: list[asyncio.Event] = []
@@ -133,7 +133,7 @@ def running_front(
         stop.append(asyncio.Event())
         is_started.set()
         await stop[0].wait()
-        # Not by `should_exit`, which uvicorn reads every 0.1 s, and after which it waits for another 0.1 s.
+        # Cancelled, because uvicorn reads `should_exit` only every 0.1 s, and then waits for another 0.1 s.
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""The front as a process of its own, and a fake core in this process that it dials."""
+"""The front as a process of its own, which connects to a fake core in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FrontProcess:
         self._loop = loop
 
     def do(self, action: Callable[[], Any]) -> Any:
-        """Run `action` in the core's loop."""
+        """Runs `action` in the core's loop."""
 
         async def run() -> Any:
             return action()
@@ -59,9 +59,9 @@ class FrontProcess:
 
 @contextlib.contextmanager
 def front_process(folder: Path, *, max_files: int | None = None, **config: Any) -> Iterator[FrontProcess]:
-    """A front process that is ready, with a fake core that holds every answer back after 5 tokens.
+    """A front process that is ready, with a fake core that stops every answer after 5 tokens.
 
-    `max_files` is how many files it may open, if not as many as this process.
+    `max_files`: the most files that the front may open; None: as many as this process.
     """
     core = FakeCore(byte_model(folder / "model"))
     core.hold_after = 5
@@ -114,7 +114,7 @@ def start(
 
 
 def _fork(folder: Path, core_address: str, **config: Any) -> tuple[ForkedFront, str, str]:
-    """Like `start`, but without the second that the imports take."""
+    """Like `start`, but as a fork, which saves the second of the imports."""
     arguments = _arguments(folder, core_address, config)
     api, admin = _listeners()
     with api, admin:

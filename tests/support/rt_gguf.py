@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written from tiny checkpoints the way llama.cpp's converter writes them."""
+"""Tiny GGUF files, written from tiny checkpoints as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def write_gguf(
     extra_tensors: tuple[str, ...] = (),
     architecture: str | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Writes the checkpoint as GGUF; returns its tensors by their Hugging Face names, as the file represents them.
+    """Writes the checkpoint as GGUF. Returns Hugging Face name -> tensor, with the values that the file represents.
 
-    Matrices are stored as `kind`, everything else as float32, like llama.cpp does.
+    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _ARCHITECTURES[config["architectures"][0]]

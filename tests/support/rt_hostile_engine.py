@@ -1,5 +1,5 @@
-"""Engines that mean harm, or are broken: `python rt_hostile_engine.py PORT` serves one at 127.0.1.N for each of KINDS,
-and well ones at 127.0.2.N, until its stdin is closed. It works in a process of its own, as engines do."""
+"""Hostile or broken engines. `python rt_hostile_engine.py PORT` serves one of each of KINDS at 127.0.1.N, and healthy
+engines at 127.0.2.N, until its stdin is closed. This process is separate from the operator's, as engines are."""
 
 import asyncio
 import itertools
@@ -56,7 +56,7 @@ async def answer(kind, reader, writer):
             writer.write(HEAD + b"X-Long: " + b"y" * 60_000)
             while True:
                 await writer.drain()
-                # Each in a segment of its own; nobody waits for them to be full.
+                # Each byte is a TCP segment of its own.
                 writer.write(b"y")
                 await asyncio.sleep(0)
         elif kind == "chunks of a byte":

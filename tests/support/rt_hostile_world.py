@@ -1,7 +1,8 @@
-"""`python rt_hostile_world.py SECONDS`: the operator's controller among hostile tenants, and what it costs the others.
+"""`python rt_hostile_world.py SECONDS`: the operator's controller with hostile tenants, and the delays of the others.
 
-One service has an engine for each of `rt_hostile_engine.KINDS`, some have models whose costs stop an operator without
-bounds, and 20 are well. Prints figures as JSON; a process of its own, so that its memory is the operator's.
+One service has an engine of each of `rt_hostile_engine.KINDS`. Some services have models whose costs would stop an
+operator without limits, and 20 services are healthy. Prints figures as JSON. Runs in a process of its own, so that its
+memory is that of the operator.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from rt_operator import SETTINGS, make_pod_document
 SERVICES = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices"
 HUGE = 10**12
 LOOPING = SHAPE | dict.fromkeys(("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), HUGE)
-# As many numbers of ranks and layers as there may be, of kinds that differ, with weights that fit nowhere.
+# As many tensor sizes and layers as are allowed, with alternating kinds of layers and weights that fit nowhere.
 MANY = list(range(1, 65))
 LARGE = {"elements": [1 << 38] * len(MANY)}
 LARGEST = COSTS | {
@@ -69,9 +70,10 @@ class Cluster(FakeKube):
 
 
 class Watchdog:
-    """How long the loop stands still: by the clock, and by the CPU time of its thread, whoever else is busy here.
+    """The longest stalls of the event loop: by the clock, and in CPU time of its thread.
 
-    CPU time leaves out what another thread of this process does while it holds the interpreter's lock, such as sizing.
+    CPU time does not include the time in which another thread of this process, such as sizing, holds the interpreter's
+    lock.
     """
 
     def __init__(self):
@@ -105,7 +107,7 @@ class World:
     def __init__(self):
         self.kube = Cluster()
         self.controller = Controller(self.kube, SETTINGS)
-        self.passes = []  # seconds from the event of a well service to the end of its reconcile
+        self.passes = []  # seconds from the event of a healthy service to the end of its reconcile
         self._began = {}
         self._addresses = {"bad": iter(range(1, 255)), "well": iter(range(1, 255))}
         reconcile = self.controller._reconcile
@@ -123,20 +125,20 @@ class World:
         self.controller.set_service(self.kube.put(document), False)
 
     def ask_for_requests(self, name, number):
-        """A service that asks for room for another number of requests."""
+        """Changes the number of requests in a service's spec, so that its sizing is computed again."""
         document = copy.deepcopy(self.kube.objects[f"{SERVICES}/{name}"])
         document["spec"]["sizing"] = {"minConcurrentRequests": number}
         self.ask_for(document)
 
     def touch(self, number):
-        """News of a well service."""
+        """Queues a healthy service, as its events do."""
         key = ("team", f"well-{number}")
         if key not in self._began:
             self._began[key] = time.monotonic()
             self.controller._queue.add(key)
 
     async def play(self):
-        """KubeRay and the kubelets: pods of engines, and Jobs that end at once."""
+        """Plays KubeRay and the kubelets: creates the pods of engines, and ends Jobs at once."""
         while True:
             for each in list(self.kube.objects.values()):
                 if each["kind"] == "RayCluster":
@@ -199,7 +201,7 @@ async def scenario(seconds, world):
     choice = random.Random(1)
     walls_s = []
     for number in range(ROUNDS):
-        # Their shapes are computed once more, so each round has all that the tenants can do.
+        # The sizings are computed again, so that each round has every kind of work that the tenants can cause.
         for name in (*MODELS, "stored"):
             world.ask_for_requests(name, number + 1)
         ends = asyncio.get_running_loop().time() + seconds / ROUNDS
@@ -212,7 +214,8 @@ async def scenario(seconds, world):
     status = world.kube.objects[f"{SERVICES}/bad"]["status"]
     return {
         "loop_cpu_ms": round(watchdog.cpu_s * 1000, 1),
-        # What else runs on the machine stalls the loop in one round or the other, tenants in each.
+        # Other programs stall the loop in some rounds, tenants in all of them. So the smallest of the rounds' stalls
+        # counts.
         "loop_wall_ms": round(min(walls_s) * 1000, 1),
         "loop_wall_ms_of_rounds": [round(each * 1000, 1) for each in walls_s],
         "rss_mib": _rss_kib() // 1024,
@@ -235,7 +238,7 @@ def _camel(name):
 
 
 def _rss_kib():
-    """The most that this process has ever had; getrusage would count that of whoever started it."""
+    """Returns the peak memory of this process in KiB. getrusage would include the peak of the parent process."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 

@@ -25,11 +25,11 @@ def serve_hub(
     tls: tuple[Path, Path] | None = None,
     seen: list[str] | None = None,
 ) -> Iterator[str]:
-    """The URL of a hub with `folder` as `repository`, public or, with `token`, for its bearer alone.
+    """The URL of a hub with `folder` as `repository`. With `token`, the repository is private: requests need the token.
 
-    `gated/model` needs its terms accepted, `forbidden/model` other rights, `broken/model` a hub that works and
-    `slow/model` more patience than anybody has; nothing else exists. `tls` is the server's (certificate, key).
-    `seen` gets "METHOD path" of each request.
+    Further repositories: `gated/model` refuses until its terms are accepted, `forbidden/model` refuses every token,
+    `broken/model` answers with server errors, and `slow/model` answers too late. All others are unknown. `tls`:
+    (certificate, key) of the server. `seen`: gets "METHOD path" of each request.
     """
     is_over = threading.Event()
 
@@ -86,7 +86,7 @@ def serve_hub(
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Logs nothing into the output of a test."""
+            """Logs nothing, to keep the output of tests short."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     if tls is not None:

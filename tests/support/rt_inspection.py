@@ -1,4 +1,4 @@
-"""Jobs that inspect a model, as a cluster holds them, and the inspection that follows from them."""
+"""Jobs that inspect a model, as objects of the API server, and the inspection that follows from them."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -54,7 +54,7 @@ def failure(reason, message="it is so"):
 
 
 def at(seconds):
-    """So many seconds after noon, as Kubernetes writes it."""
+    """The time so many seconds after noon, as Kubernetes writes it."""
     return (NOON + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -65,7 +65,7 @@ def make_job(attempt=0, service=None, conditions=(), commit=None):
 
 
 def make_job_pod(job, state, volumes=()):
-    """The Job's pod, its container in `state`."""
+    """The Job's pod, whose container has the state `state`."""
     meta = job["metadata"]
     return {
         "apiVersion": "v1",
@@ -83,14 +83,14 @@ def make_job_pod(job, state, volumes=()):
 
 
 def ended(words, seconds=0, code=0):
-    """A container's state after it ended so many seconds after noon."""
+    """The state of a container that ended so many seconds after noon."""
     return {"terminated": {"exitCode": code, "reason": "Error", "message": words, "finishedAt": at(seconds)}}
 
 
 def look(*attempts, seconds=0, stored=None, mount_failures=None, commit=None, may_refresh=False, **spec):
-    """The inspection so many seconds after noon. `attempts`: states of containers, oldest first; None: no pod.
+    """The inspection so many seconds after noon. `attempts`: states of containers, oldest first; None: without a pod.
 
-    The attempts' Jobs inspect `commit` where that is given.
+    `commit`: the commit that the Jobs inspect, if it is given.
     """
     service = make_service(**({"model": HUB_MODEL} | spec))
     jobs = [make_job(number, service, commit=commit) for number in range(len(attempts))]

@@ -21,8 +21,8 @@ from rt_server import RunningServer, is_ready, wait_until
 
 @dataclass
 class RunningJob:
-    server: RunningServer  # the server's process is that of rank 0, or torchrun
-    processes: list[subprocess.Popen[bytes]]  # one a rank, or torchrun alone
+    server: RunningServer  # the server: the process of rank 0, or torchrun
+    processes: list[subprocess.Popen[bytes]]  # a process for each rank, or torchrun alone
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ def running_job(
     with_torchrun: bool = False,
     until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
 ) -> Iterator[RunningJob]:
-    """The ranks of a server, started by torchrun or each by itself, until the block ends. It begins when `until`."""
+    """A server of several ranks, started by torchrun or rank by rank, until the block ends. Waits for `until` first."""
     master_port, api_port, admin_port = _free_ports()
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}
@@ -65,7 +65,7 @@ def running_job(
 
 
 def _free_ports() -> tuple[int, int, int]:
-    """A port whose successor is free too, and two more; below those that the system gives to connections meanwhile."""
+    """Returns a free port whose successor is free, too, and two more. The system uses none for outgoing connections."""
     while True:
         first = random.randrange(20000, 30000)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

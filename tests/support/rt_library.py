@@ -42,7 +42,7 @@ ISAS = _instruction_sets()
 
 
 def open_library(isa: str, num_threads: int = 2) -> CpuLibrary:
-    """The library with an instruction set. More than one thread, because attention is then cut between them."""
+    """The library with an instruction set. By default it has several threads, so that they share the attention."""
     functions = library_functions()
     assert functions is not None
     library = CpuLibrary(functions, isa)
@@ -63,7 +63,7 @@ def load_on_library(
 
 
 def library_cache(model: RankModel, num_blocks: int) -> KvPages:
-    """A KV cache for the model: blocks of the library's size, in the type of the weights."""
+    """A KV cache for the model, with blocks of the library's size and the type of the weights."""
     return KvPages.allocate(
         model.kv_layout,
         num_blocks=num_blocks,

@@ -1,4 +1,4 @@
-"""LLMGateways and the services that they select, as the API server stores them, and a controller at work on them."""
+"""LLMGateways and the services that they select, as the API server stores them, and a controller for them."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ def make_gateway_document(name="public", **spec):
 
 
 def make_service_document(name="chat", *, labels=None, created="2026-01-01T00:00:00Z", available="Serving", **spec):
-    """A selected service with a port for gateways, which serves unless `available` is another reason."""
+    """A selected service with a port for gateways. It serves, unless `available` has another reason than Serving."""
     labels = {"public": "yes"} if labels is None else labels
     condition = {
         "type": "Available",
@@ -46,7 +46,7 @@ def make_service_document(name="chat", *, labels=None, created="2026-01-01T00:00
 
 
 class GatewayWorld:
-    """A controller of LLMGateways at work, and its cluster. `services` are those that the operator knows."""
+    """A running controller of LLMGateways, and its cluster. `services`: the LLMServices that the operator knows."""
 
     def __init__(self, kube, services):
         self.kube, self.services = kube, services
@@ -80,7 +80,7 @@ class GatewayWorld:
         return {} if found is None else json.loads(base64.b64decode(found["data"]["models.json"]))
 
     def show_pods(self, number, ready=True):
-        """The Deployment of the only LLMGateway has these pods, all of them with its present settings."""
+        """Gives the Deployment of the only LLMGateway these pods, all with the present settings."""
         for each in range(number):
             document = make_pod_document(f"gateway-{each}", is_head=False, ready=ready)
             document["metadata"]["labels"] = {"rayloom.dev/llmgateway": "public"}
@@ -96,7 +96,7 @@ class GatewayWorld:
                 await asyncio.sleep(0.005)
 
     async def rest(self):
-        """Returns when nothing is left to do but what a timer or a new event starts."""
+        """Returns when no work is left, except work that a timer or an event will start."""
         for _ in range(5):
             await self.until(lambda: is_at_rest(self.controller._queue))
             await asyncio.sleep(0.002)

@@ -12,10 +12,11 @@ from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_work import StepWork
 from rt_scheduler import make_scheduler, make_sequence
 
-WORK = StepWork(flops_per_token=270e6, flops_per_pair=69_120.0, num_layers=30)  # of a model with 135M parameters
+# operation counts of a model with 135M parameters
+WORK = StepWork(flops_per_token=270e6, flops_per_pair=69_120.0, num_layers=30)
 _HOST_S = 0.0005  # seconds of a step outside the model
 _HTTP_S = 0.003  # seconds from sending a request to its arrival at an idle engine
-_SPACING_S = 0.001  # between arrivals of requests that are sent together
+_SPACING_S = 0.001  # seconds between arrivals of requests that are sent together
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class Seen:
     """The figures that the clients measured."""
 
     tok_s: float  # output tokens
-    ttft_s: tuple[float, ...]  # times to the first token of all requests, ascending
-    gaps_s: tuple[float, ...]  # between tokens of a stream, ascending
+    ttft_s: tuple[float, ...]  # seconds to the first token of all requests, ascending
+    gaps_s: tuple[float, ...]  # seconds between tokens of a stream, ascending
 
     def ttft_ms(self, share: float) -> float:
         return 1e3 * percentile(self.ttft_s, share)
@@ -66,10 +67,10 @@ class LinearRank:
 
 
 class LoadedEngine:
-    """An engine with a token budget of 512, warmed up, that is put under loads."""
+    """A warmed-up engine with a token budget of 512, for measurements under several loads."""
 
     def __init__(self, work: StepWork = WORK) -> None:
-        """`work`: without operations, the engine learns no costs, and nothing but the token budget limits a step."""
+        """`work`: without operation counts, the engine learns no costs, and only the token budget limits a step."""
         self._rank = LinearRank()
         sizes = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 4096}
         scheduler = make_scheduler(4000, enable_prefix_caching=False, **sizes)

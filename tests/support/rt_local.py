@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
-# `local` looks for the engine beside this Python, so its sys.executable is a Python beside the fake.
-# Tests that run under nohup would hand on that a closed terminal ends nothing.
+# `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine. SIGHUP is
+# set to its default, because under nohup tests would pass the ignored SIGHUP on.
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -25,7 +25,7 @@ DEADLINE_S = 60.0
 
 
 def install_fake_engine(folder: Path) -> Path:
-    """Puts a command `rayloom-engine` into a new `bin` folder; gives the path of a Python beside it."""
+    """Puts a command `rayloom-engine` into a new folder `bin`. Returns the path of a Python beside it."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     command = bin_folder / "rayloom-engine"
@@ -35,7 +35,7 @@ def install_fake_engine(folder: Path) -> Path:
 
 
 def write_manifest(folder: Path, environment: dict[str, str], spec: str = "") -> Path:
-    """A manifest whose engine gets `environment`; `spec` holds more lines for its spec."""
+    """A manifest whose engine gets `environment`. `spec`: further lines of its spec."""
     path = folder / "service.yaml"
     lines = [
         "apiVersion: rayloom.dev/v1alpha1",
@@ -54,7 +54,7 @@ def write_manifest(folder: Path, environment: dict[str, str], spec: str = "") ->
 
 
 class Local:
-    """A running `rayloom-operator local`; `output` grows as it prints. `folder` holds its temporary files."""
+    """A running `rayloom-operator local`. `output`: its output so far. `folder`: the folder of its temporary files."""
 
     def __init__(self, folder: Path, manifest: Path, *flags: str, python: Path | None = None) -> None:
         self.temporary = folder / "tmp"
@@ -79,7 +79,7 @@ class Local:
             self.output += piece.decode()
 
     def wait_for(self, text: str) -> None:
-        """Returns once `text` was printed; fails with the output when the process ends, or time is up, before."""
+        """Returns once `text` was printed. Fails with the output if the process ends or time is up before that."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self.output:
             is_over = self._process.poll() is not None and not self._reader.is_alive()
@@ -91,7 +91,7 @@ class Local:
         os.kill(self.pid, number)
 
     def exit_code(self) -> int:
-        """Waits for the end; everything that it printed is in `output` then."""
+        """Waits for the end, and returns the exit code. After that, `output` is complete."""
         code = self._process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
         return code
@@ -112,7 +112,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(*pids: int) -> None:
-    """Returns once none of the processes runs; fails when one still does after the deadline."""
+    """Returns once none of the processes runs. Fails if one still runs at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     while alive := [pid for pid in pids if is_alive(pid)]:
         assert time.monotonic() < deadline, f"still running after {DEADLINE_S} s: {alive}"

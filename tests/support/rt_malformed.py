@@ -1,4 +1,4 @@
-"""Malformed model files: writers without the checks of real ones, and the command that must refuse these files."""
+"""Malformed model files: writers without checks, and the command that must refuse these files."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
 
 @dataclass(frozen=True)
 class Raw:
-    """JSON text that no Python value gives."""
+    """JSON text that cannot be written from a Python value."""
 
     text: str
 
 
 def sound_folder(folder: Path) -> Path:
-    """A model that can be served; the cases break one file of it."""
+    """A model that can be served. Each case breaks one of its files."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
     weights = {name: np.zeros(sizes, dtype=np.float32) for name, sizes in _SIZES.items()}
@@ -68,7 +68,7 @@ def sound_folder(folder: Path) -> Path:
 
 
 def config_text(**changes: Any) -> str:
-    """config.json with some fields changed; the value ... leaves a field out, a Raw is written as it is."""
+    """config.json with changed fields. The value ... leaves a field out; a Raw is written unchanged."""
     fields = {name: value for name, value in {**LLAMA, **changes}.items() if value is not ...}
     parts = [
         f"{json.dumps(name)}: {value.text if isinstance(value, Raw) else json.dumps(value)}"
@@ -108,7 +108,7 @@ def strings(name: str, values: Sequence[str | bytes]) -> bytes:
 
 
 def tensor(name: str | bytes, sizes: Sequence[int], kind: int = 0, offset: int = 0) -> bytes:
-    """A description; kind 0 is F32."""
+    """A tensor's entry in the header; kind 0 is F32."""
     return text(name) + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset)
 
 
@@ -140,7 +140,7 @@ def gguf_file(
     version: bytes = struct.pack("<I", 3),
     cut: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """A small file; the arguments change, add or (None) leave out entries and tensors."""
+    """A small file. The arguments change, add or (None) leave out entries and tensors."""
     made_entries = [value for value in {**ENTRIES, **(entries or {})}.values() if value is not None]
     made_tensors = [value for value in {**TENSORS, **(tensors or {})}.values() if value is not None]
     head = magic + version
@@ -154,7 +154,7 @@ def gguf_file(
 
 @contextlib.contextmanager
 def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores this process afterwards: the command sets up logging and the number of torch's threads."""
+    """Restores the logging and the number of torch's threads, which the command sets, at the end of the block."""
     monkeypatch.setenv("RAYLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     monkeypatch.setenv("MKL_NUM_THREADS", os.environ.get("MKL_NUM_THREADS", "1"))

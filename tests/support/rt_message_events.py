@@ -1,4 +1,4 @@
-"""A strict reader of Messages streams: every event is valid by the types of the anthropic client, and in order."""
+"""A strict reader of Messages streams: each event must be valid by the anthropic client's types, and in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 
 @dataclass
 class StreamedMessage:
-    """A whole stream that was well-formed. `message` is put together as the client does it."""
+    """A whole, well-formed stream. `message` is joined from the events as the client does it."""
 
     events: list[dict[str, Any]]
     message: dict[str, Any]
@@ -27,7 +27,7 @@ class StreamedMessage:
 
 
 def read_messages_stream(response: httpx.Response) -> StreamedMessage:
-    """The stream in a response that was read whole. Fails where it breaks a rule."""
+    """Reads the stream in a complete response. Fails at the first event that breaks a rule."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     received = sse_events(response.content)

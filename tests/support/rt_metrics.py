@@ -1,4 +1,4 @@
-"""An engine's metrics with values in every family, as they would be after two starts of the EngineCore."""
+"""An engine's metrics with values in every family, as after two starts of the EngineCore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL_NAME = 'a "quoted\\name"\n'
 
 
 def busy(metrics: Any, record: type) -> None:
-    """Observes something in every family. `record` is the class of recoveries."""
+    """Adds an observation to every family. `record`: the class of recoveries."""
     rank = RankReport(
         rank=3,
         node="n",

@@ -1,4 +1,4 @@
-"""A gateway with several models, with engines that have no model, for tests."""
+"""A gateway with several models, whose engines are fake cores, for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNIFORM = {"targets": [{"model": "one", "weight": 50}, {"model": "two", "weight"
 
 
 class World:
-    """A gateway with the models one, two, ..., each of which says its name."""
+    """A gateway with the models one, two, ... Each model's answer contains its name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class World:
         self.cores[name], self.places[name] = core, place
 
     def document(self, aliases: dict[str, Any] | None = None, **entries: dict[str, Any]) -> ModelsDocument:
-        """The models in `entries`, which have further fields of each."""
+        """A document with these models. `entries`: name of a model -> further fields of its entry."""
         models = {name: {"engines": {"e": self.places[name]}, "key": KEY, **entry} for name, entry in entries.items()}
         found = parse_models({"version": "v1", "models": models, "aliases": aliases or {}})
         assert not found.problems

@@ -1,8 +1,8 @@
-"""Checks answers against OpenAI's published schemas, as tests/data/openai-answers.json holds them.
+"""Checks answers against OpenAI's published schemas in tests/data/openai-answers.json.
 
-The document is corrected where OpenAI's own servers and its prose say otherwise: OpenAPI 3.0's `nullable` is written as
-JSON Schema; the first token of an echoed prompt has no log-probability; and a completion's chunk has neither a finish
-reason nor, with include_usage, a usage before its last.
+The schemas are corrected where OpenAI's servers and documentation differ from them. OpenAPI 3.0's `nullable` is written
+as JSON Schema. The first token of an echoed prompt has no log-probability. Before the last chunk of a completion,
+chunks have no finish reason, and with include_usage no usage.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "data" / "openai-answers.json"
-COMPLETION_CHUNK = "completion chunk"  # OpenAI has no schema of its own for it
+COMPLETION_CHUNK = "completion chunk"  # OpenAI has no separate schema for this object
 
 
 def check(name: str, document: Any) -> None:
-    """Fails with every violation of schema `name`, and where it is."""
+    """Fails with the path and message of every violation of the schema `name`."""
     errors = [f"{error.json_path}: {error.message}" for error in validator(name).iter_errors(document)]
     assert not errors, f"{name}: " + "; ".join(errors) + f"\n{json.dumps(document)[:1000]}"
 

@@ -1,4 +1,4 @@
-"""Services, pods and engine answers as the operator sees them, with everything well unless a test says otherwise."""
+"""Services, pods and engine answers as the operator sees them. By default all of them are healthy."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 
-NOW = 110.0  # as readings count
+NOW = 110.0  # seconds of the event loop's clock, as in readings
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(
     engine_image="rayloom/engine:test",
@@ -68,9 +68,9 @@ def make_pod_document(
     phase="Running",
     ip="10.0.0.1",
 ):
-    """A Pod document; `engine` is the state of the engine's container (or a worker's), None for a running one.
+    """A Pod document. `engine`: the state of the engine's container, or of a worker's; None: it runs.
 
-    It has run since `started`, and is being deleted where it has a `deletion_grace`, in seconds.
+    The container has run since `started`. With `deletion_grace`, in seconds, the pod is being deleted.
     """
     own = engine or {"ready": True, "state": {"running": {"startedAt": started}}}
     container = {"name": "engine" if is_head else "ray-worker", "image": "i", "containerID": "c", **own}
@@ -135,7 +135,7 @@ def make_group(*pods, reading=None, name="chat-00000000-0", uid="uid-cluster", r
 
 
 def make_serving(resolved, number=0, **facts):
-    """A group of the spec's revision that serves, with its pods on nodes n1 (head) and n2."""
+    """A serving engine replica of the spec's revision, with pods on the nodes n1 (head) and n2."""
     name = group_name(resolved.service.metadata.name, revision(resolved), number)
     pods = (make_pod(f"head{number}", route=True), make_pod(f"worker{number}", is_head=False, node="n2"))
     facts = {"reading": make_reading(make_said()), "uid": f"uid-{number}", **facts}
@@ -143,7 +143,7 @@ def make_serving(resolved, number=0, **facts):
 
 
 def settled(resolved):
-    """The rollout state of a service whose spec was taken up and never changed."""
+    """The rollout state of a service whose spec has not changed since the first reconcile."""
     current = revision(resolved)
     counts = {current: resolved.service.spec.replicas} if resolved.service.spec.replicas else {}
     return RolloutState(current_revision=current, update_revision=current, counts=counts)
@@ -177,11 +177,12 @@ def turn(
     clock=CLOCK,
     **facts,
 ):
-    """What one reconcile of a service decides and says: `slots`, `step`, `plan`, `status`, `document`, the status as
-    written, and the `situation` that it was decided in.
+    """Decides as one reconcile does. Returns `situation`, `slots`, `step`, `plan`, `status`, and `document`, the status
+    as written.
 
-    `previous` is the document of the reconcile before; without one the spec was taken up a reconcile ago. `old` is what
-    engines of earlier revisions are made from, `endpoints` the addresses that clients find; None: those with the route.
+    `previous`: the document of the reconcile before; without it, the spec had its first reconcile before this one.
+    `old`: the resolved specs of earlier revisions. `endpoints`: the addresses that clients find; None: those of head
+    pods with the route label.
     """
     if endpoints is not None:
         groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
@@ -191,7 +192,7 @@ def turn(
         desired = desired_of(resolved, revision(resolved))
         view = view_of(seen, memory, desired.revision, mono=now.mono)
         if not rollout.update_revision:
-            # As the reconcile before has written it, but that no engine was to be terminated then.
+            # The state that the first reconcile would have written, but without terminating engines.
             rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
         step = next_step(desired, rollout, view, now.wall)
         made_from = {revision(each): each for each in old}

@@ -19,7 +19,7 @@ def make_workload(name: str, **fields: int) -> Workload:
 
 
 def make_records(tok_s: float, *, ttft_s: float = 0.5) -> tuple[RequestRecord, ...]:
-    """Two requests at the same time, of three tokens each, that end so that both make `tok_s` together."""
+    """Two simultaneous requests of three tokens each, which together have `tok_s` tokens per second."""
     end_s = 6 / tok_s
     gap_s = (end_s - ttft_s) / 2
     arrivals_s = (ttft_s, ttft_s + gap_s, end_s)

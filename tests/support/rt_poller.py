@@ -22,7 +22,7 @@ GOOD = {
 
 @contextlib.asynccontextmanager
 async def polled(monkeypatch, answer, num_expected=0):
-    """A poller that follows one engine, whose answers `answer(request)` gives; the list of its events."""
+    """Yields a poller that follows one engine, and the list of its events. `answer(request)` plays the engine."""
     monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)
@@ -44,7 +44,7 @@ async def polled(monkeypatch, answer, num_expected=0):
 
 
 class Counted:
-    """An engine that says what `say` gives for the number of its answer."""
+    """An engine whose n-th answer is `say(n)`."""
 
     def __init__(self, say=lambda _: GOOD):
         self.num = 0

@@ -1,4 +1,4 @@
-"""The front's HTTP protocol without sockets: a transport that keeps what is written, and a clock of the test's."""
+"""The front's HTTP protocol without sockets: its transport keeps written bytes, and the test sets its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
 
 class Clock:
-    """The loop as a protocol sees it, with a time of its own."""
+    """An event loop for a protocol, whose time the test sets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -33,7 +33,7 @@ class Clock:
         return timer
 
     def advance(self, until: float) -> None:
-        """Moves the time on, and calls what becomes due on the way."""
+        """Advances the time to `until`, and calls the timers that become due, in order."""
         while due := [timer for timer in self.due if timer.when() <= until]:
             first = min(due, key=Timer.when)
             self.due.remove(first)
@@ -42,7 +42,7 @@ class Clock:
         self.now = until
 
     def stand_still(self, until: float) -> None:
-        """Advances the time like `advance`, but all timers are late."""
+        """Like `advance`, but all timers fire late, at `until`."""
         self.now = until
         self.advance(until)
 
@@ -62,7 +62,7 @@ class Timer:
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that keeps written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +114,6 @@ def connection(table: ConnectionTable | None = None) -> tuple[Clock, Wire, Bound
 
 
 async def settle() -> None:
-    """Lets everything run that is ready."""
+    """Lets all tasks run that are ready."""
     for _ in range(20):
         await asyncio.sleep(0)

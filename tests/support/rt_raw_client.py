@@ -16,14 +16,14 @@ class RawClient:
     def __init__(self, url: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         place = urlsplit(url)
         self._socket = socket.create_connection((place.hostname, place.port), timeout=60.0)
-        data = json.dumps(body, separators=(",", ":")).encode()  # byte for byte the body of httpx
+        data = json.dumps(body, separators=(",", ":")).encode()  # the same bytes as httpx would send
         fields = {"Host": "test", "Content-Type": "application/json", "Content-Length": str(len(data))}
         lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
         self._socket.sendall(f"POST {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode() + data)
         self.received = b""
 
     def read_until(self, part: bytes) -> bytes:
-        """Reads until the answer so far has `part`. Returns the answer so far."""
+        """Reads until the answer contains `part`. Returns all of it so far."""
         while part not in self.received:
             data = self._socket.recv(65536)
             assert data, f"the connection ended; so far: {self.received[-500:]!r}"

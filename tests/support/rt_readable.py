@@ -1,4 +1,4 @@
-"""True if data can be read now or soon. Uses poll, because select cannot watch descriptors above 1023."""
+"""Waits until a descriptor is readable. Uses poll, because select cannot watch descriptors above 1023."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_readable(source: Any, seconds: float) -> bool:
-    """Waits up to `seconds` until `source` (a descriptor, or what has a fileno) has something, or has ended."""
+    """True if `source` (a descriptor, or an object with a fileno) has data or has ended within `seconds`."""
     poller = select.poll()
     poller.register(source, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

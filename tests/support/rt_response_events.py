@@ -1,4 +1,4 @@
-"""A strict reader of Responses streams: every event is valid by the types of the openai client, and in order."""
+"""A strict reader of Responses streams: each event must be valid by the openai client's types, and in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDS = ("response.completed", "response.incomplete")
 
 @dataclass
 class StreamedItem:
-    """An item of the output, put together from events."""
+    """An item of the output, joined from events."""
 
     kind: str
     item_id: str
@@ -30,7 +30,7 @@ class StreamedItem:
 
 @dataclass
 class StreamedResponse:
-    """A whole stream that was well-formed."""
+    """A whole, well-formed stream."""
 
     events: list[dict[str, Any]]
     items: list[StreamedItem]
@@ -53,7 +53,7 @@ def sse_events(body: bytes) -> list[dict[str, Any]]:
 
 
 def read_responses_stream(response: httpx.Response) -> StreamedResponse:
-    """The stream in a response that was read whole. Fails where it breaks a rule."""
+    """Reads the stream in a complete response. Fails at the first event that breaks a rule."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = sse_events(response.content)

@@ -1,6 +1,7 @@
-"""The simulated service of the rollout planner with faults, for the planner's tests.
+"""The rollout planner's simulated service, with faults, for the planner's tests.
 
-`reconcile` lets the planner act, and asserts with every change what must hold in each. The state goes through JSON.
+`reconcile` carries out the planner's step, and asserts the planner's invariants at every change. The stored state is
+converted to JSON and back.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from rayloom_operator.decide.rollout.inputs import Desired
 from rayloom_operator.decide.rollout.planner import next_step
 
 START_S = 15
-# The first letter of a revision says how its engines are broken. All others are good.
+# The first letter of a revision decides how its engines are broken. Engines with any other letter work.
 FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
 FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE, and its first requests fail
 
@@ -48,7 +49,7 @@ class Running(SimulatedEngine):
 
     start_s: int = START_S
     is_placed: bool = False
-    is_short: bool = False  # no node had room for it
+    is_short: bool = False  # no node has room for the engine
     ill_s: int = 0
     is_cordoned: bool = False
     is_tolerant: bool = False
@@ -102,7 +103,7 @@ class Rolling(SimulatedService):
         self.acts = []  # changes of the last reconcile, in their order
         self.step = None
         self.least_ready = 0  # minAvailable of the disruption budget, as written with the last reconcile
-        self.evicted = []  # with how many then served
+        self.evicted = []  # (name of an evicted engine, number of available engines after that)
 
     def new_engine(self, name, revision):
         return Running(name, revision)
@@ -132,8 +133,8 @@ class Rolling(SimulatedService):
         super().pass_time(seconds)
 
     def evict(self):
-        """Evicts every engine on a cordoned node, as `kubectl drain` tries each 5 s. Pods that are not ready always
-        may be evicted."""
+        """Evicts every engine on a cordoned node, as `kubectl drain` tries each 5 s. Pods that are not ready may always
+        be evicted."""
         for each in self.running:
             num_ready = sum(other.state == "well" for other in self.running)
             if each.is_cordoned and (each.state != "well" or num_ready > self.least_ready):
@@ -145,7 +146,7 @@ class Rolling(SimulatedService):
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
-        """Runs a reconcile. With `num_acts` the operator dies after so many changes, before it writes the status."""
+        """Runs a reconcile. With `num_acts`, the operator dies after that many changes, before it writes the status."""
         written = RolloutStatus.of(self.stored).model_dump_json(by_alias=True, exclude_none=True)
         stored = RolloutStatus.model_validate_json(written).state()
         assert stored == self.stored
@@ -163,13 +164,13 @@ class Rolling(SimulatedService):
         return step
 
     def run(self, seconds, each_s=1):
-        """Lets time pass with a reconcile after each so many seconds, and more while the state changes."""
+        """Lets time pass. Reconciles every `each_s` seconds, and again while the state changes."""
         for _ in range(0, seconds, each_s):
             self.pass_time(each_s)
             self.settle()
 
     def settle(self):
-        """Reconciles until the state stays. Returns True where time alone would change it."""
+        """Reconciles until the state stays. Returns True if it may change by time alone."""
         for _ in range(9):
             if (requeue_after_s := self.reconcile().requeue_after_s) != 0.0:
                 return requeue_after_s is not None

@@ -1,4 +1,4 @@
-"""Fleets and loads as the scaler sees them, and a small world in which its decisions have effects."""
+"""Inputs of the scaler: fleets and loads. Also a simulated service on which the scaler's decisions have effects."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ WINDOWS = Windows()
 
 
 def make_load(number, *, is_complete=True, held=NOTHING_HELD, **inputs):
-    """A load of so many fully used engines."""
+    """A load of `number` fully used engines."""
     is_idle = is_complete and number == 0 and held.is_idle
     inputs = {"held_tokens": held.tokens, "held_requests": held.requests, **inputs}
     inputs = ScalingInputs(needed_engines=f"{number:.2f}", **inputs)
@@ -29,13 +29,13 @@ def make_load(number, *, is_complete=True, held=NOTHING_HELD, **inputs):
 
 
 def steadily(load, *, seconds=120.0, until=1000.0, is_complete=True):
-    """Samples of a load that stayed the same, every 2 s."""
+    """Samples of a constant load, every 2 s."""
     number = int(seconds // 2) + 1
     return tuple(Sample(until - 2 * (number - 1 - index), load, is_complete) for index in range(number))
 
 
 def make_fleet(replicas=2, load=1.0, **facts):
-    """A fleet that has been under this load for two minutes, all engines serving."""
+    """A fleet that has had this load for two minutes, with all engines available."""
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
@@ -89,7 +89,7 @@ class ScaledWorld:
         return self.replicas - sum(time > self.at for time in self.starting)
 
     def turn(self, load, *, rollout=RolloutActivity.SETTLED, is_complete=True, held=NOTHING_HELD):
-        """One look, two seconds after the one before."""
+        """Advances the time by two seconds, then calls the scaler and carries out its decision."""
         self.at += 2
         self.starting = [time for time in self.starting if time > self.at]
         self.samples.append(Sample(self.at, load, is_complete))
@@ -116,7 +116,7 @@ class ScaledWorld:
         return found
 
     def put(self, replicas, writer=""):
-        """Sets `replicas`, as the scaler does, or another writer."""
+        """Sets `replicas`, as the scaler or as another writer."""
         self.starting = [*self.starting, *[self.at + self.start_s] * (replicas - self.replicas)][-replicas:]
         self.replicas = replicas
         self.samples = []

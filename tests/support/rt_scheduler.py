@@ -16,7 +16,7 @@ from rayloom_engine.core.step import NewSlot, PromptLogprobs, SampledToken, Step
 
 BLOCK_SIZE = 4
 VOCAB = 50
-POISON = 1000  # a token that turns its own KV, and that of all tokens after it, into NaN; never sampled
+POISON = 1000  # a token that makes its KV and that of all later tokens NaN; never sampled
 
 
 def make_sequence(request_id: str = "a", prompt: SequenceOf[int] = (1, 2, 3), max_tokens: int = 4, **other) -> Sequence:
@@ -46,7 +46,7 @@ def next_token(token_ids: SequenceOf[int]) -> int:
 
 
 def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
-    """The `num` ids that follow `prompt`, whatever the scheduling."""
+    """The `num` ids that follow `prompt` with any scheduling."""
     ids = list(prompt)
     for _ in range(num):
         ids.append(next_token(ids))
@@ -54,7 +54,7 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """Keeps, for each position of each block, the ids that its KV was computed from; refuses to read anything else.
+    """A rank that stores, for each position of each block, the ids from which the KV was computed. Asserts every read.
 
     Like every stage but the last, it knows the ids that plans tell it. It also keeps the ids that it sampled, for
     placeholders, with 0 for logits that are not finite. Logits after POISON are not finite. KV of POISON in a block
@@ -69,9 +69,9 @@ class SimulatedRank:
         keys: Mapping[str, bytes] | None = None,
         build_steps: dict[str, int] | None = None,
     ) -> None:
-        """`window`: positions that a token sees, itself included; no other is read. `keys`: request id -> cache key.
+        """`window`: positions that a token sees, itself included; no others are read. `keys`: request id -> cache key.
 
-        `build_steps`: request id -> steps in which its grammar is not built; counted down.
+        `build_steps`: request id -> number of steps until its grammar is built; counted down here.
         """
         self._build_steps = build_steps if build_steps is not None else {}
         self._postponed: set[str] = set()
@@ -163,7 +163,7 @@ class SimulatedRank:
                 yield slot
 
     def forget_all(self, keeps_memory: bool = False) -> None:
-        """`keeps_memory`: its process lives, so the blocks hold what they held."""
+        """Empties all slots. `keeps_memory`: True if the rank's process survives, so that blocks keep their content."""
         self._slots = {}
         self._unsent = {}
         if not keeps_memory:
@@ -177,7 +177,7 @@ class SimulatedRank:
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:
-    """Steps until nothing is left, as many in flight as may be, with the books checked after every step."""
+    """Runs steps until no sequence is left, with all plans in flight that are allowed. Checks integrity after each."""
     outputs: list[SequenceOutput] = []
     in_flight: deque[StepPlan] = deque()
     for _ in range(max_steps):

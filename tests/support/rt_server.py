@@ -1,4 +1,4 @@
-"""The real server as a subprocess, and a client that counts as a failure whatever a user would."""
+"""The real server as a subprocess, and a strict client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) -> Iterator[RunningServer]:
-    """`rayloom-engine serve` on free ports until the block ends. The log is printed when it does not come up."""
+    """`rayloom-engine serve` on free ports until the block ends. Prints the log if the server does not become ready."""
     from rayloom_engine.config import parse_config
     from rayloom_engine.supervisor.sockets import bind_sockets
 
@@ -97,10 +97,10 @@ def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[
 
 @dataclass
 class Stream:
-    """A streamed completion, read while it runs. `failure` is set for anything that a user would call a failure."""
+    """A streamed completion, read while it runs. `failure`: HTTP error, error event, broken or incomplete stream."""
 
     endpoint: ClassVar[str] = "/v1/completions"
-    logprobs: ClassVar[object] = 0  # the value with which a token comes with its own logprob alone
+    logprobs: ClassVar[object] = 0  # with this value, a token has its own logprob and no alternatives
 
     text: str = ""
     tokens: list[str] = field(default_factory=list)
@@ -113,7 +113,8 @@ class Stream:
         """Streams an answer with logprobs, so that tokens can be compared one by one. No retries."""
         request = {**body, "stream": True, "logprobs": self.logprobs}
         try:
-            # A client that reads certificates takes 16 ms of a core, and the stream that is through first runs ahead.
+            # verify=False, because reading certificates takes 16 ms of a core, and the first stream would get ahead of
+            # the others.
             with httpx.stream(
                 "POST", f"{url}{self.endpoint}", json=request, headers=headers, timeout=120.0, verify=False
             ) as response:

@@ -1,4 +1,4 @@
-"""A RayCluster whose pods KubeRay makes, and the engine in it: it starts, takes requests, drains, fails and ends."""
+"""A simulated RayCluster, with its pods and its engine, which starts, takes requests, drains, fails and ends."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ class Place:
     name: str
     node: str
     ip: str
-    ends_at: float | None = None  # when its kubelet is done with it, once it was deleted
+    ends_at: float | None = None  # time at which a deleted pod is gone; None: it is not deleted
     is_routed: bool = False
 
 
@@ -27,15 +27,15 @@ class Place:
 class Cluster:
     name: str
     uid: str
-    line: str  # of engines of which each was made for the one before, which failed: uid of the first
+    line: str  # uid of the first engine in a row of failed engines and their replacements
     fails_requests: bool = False
     pods: dict = field(default_factory=dict)  # head and worker -> Place
     serves_at: float = 0.0
-    fault: str = ""  # hung or spent
+    fault: str = ""  # "hung" or "spent"; empty without a fault
     was_whole: bool = False
     is_leaving: bool = False
     silent_since: float | None = None
-    has_answered: bool = False  # to the operator that runs now
+    has_answered: bool = False  # the engine has answered the present operator process
     num_pods: int = 0  # pods whose creation the present operator has seen
     is_drained: bool = False  # the engine was asked to drain
     was_found: bool = False  # clients have reached the engine
@@ -49,7 +49,7 @@ class Cluster:
 
     @property
     def head(self):
-        """Its head pod, unless that is being deleted."""
+        """The head pod; None if it is missing or being deleted."""
         head = self.pods.get("head")
         return None if head is None or head.ends_at is not None else head
 
@@ -65,7 +65,7 @@ class Cluster:
         return self.is_connected(lost) and not self.fault and not self.is_leaving and t >= self.serves_at
 
     def answers(self, lost):
-        """On its admin port."""
+        """True if the engine answers on its admin port."""
         return self.head is not None and self.head.node not in lost and not self.fault
 
     def is_ready(self, lost):
@@ -73,12 +73,12 @@ class Cluster:
         return self.answers(lost) and self.was_whole and not self.is_drained
 
     def be_found(self, t, is_found):
-        """Or not, from now on."""
+        """Records whether clients find the engine from now on."""
         self.was_found |= is_found
         self.unfound_since = None if is_found or self.is_routed else self.unfound_since or t
 
     def take_requests(self, t, lost, is_found, are_stuck):
-        """Within a second. Whoever is connected sends more until the engine drains."""
+        """Plays the requests of one second. Connected clients send more requests until the engine drains."""
         if not self.serves(t, lost):
             return
         if is_found and not self.is_drained:
@@ -106,7 +106,7 @@ class Cluster:
 
     def _pod(self, kind, t, lost):
         place, is_head = self.pods[kind], kind == "head"
-        # What its kubelet said last of a pod on a lost node stays.
+        # A pod on a lost node keeps the last state that its kubelet reported.
         is_unready = is_head and (self.fault == "hung" or self.is_drained or not self.was_whole)
         state = crashed(70, "ranks died") if is_head and self.fault == "spent" else UNREADY if is_unready else None
         return pod(

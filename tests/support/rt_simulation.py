@@ -1,6 +1,7 @@
-"""A cluster in a few lines: RayClusters whose pods KubeRay makes, engines that start, nodes that are lost.
+"""A simulated cluster: RayClusters whose pods KubeRay creates, engines that start, nodes that are lost.
 
-The operator's pure parts act on it turn by turn; nothing of it runs. `run_turn` asserts what must hold in every turn.
+The operator's pure functions decide, and their changes are made to the simulated cluster; no process runs. `run_turn`
+asserts the invariants of every reconcile.
 """
 
 from datetime import timedelta
@@ -12,34 +13,35 @@ from rayloom_operator.resolve.revision import revision
 from rt_operator import CLOCK, make_resolved, turn
 from rt_simulated_engine import START_S, Cluster, Place
 
-DRAIN_S = 45.0  # seconds after which an engine ends that gets no order to drain
+DRAIN_S = 45.0  # seconds until a deleted pod ends whose engine was not asked to drain
 DRAIN_SECONDS = 20  # spec.drainSeconds
 NODES = ("n0", "n1", "n2")
-FAILS_REQUESTS = 3  # threads with which no request of an engine ends well
+FAILS_REQUESTS = 3  # value of `threads` with which all requests of an engine fail
 
 
 class Simulation:
     def __init__(self):
         self.t = 1000.0
-        self.lost = {}  # node -> since when
+        self.lost = {}  # node -> time since which it is lost
         self.clusters = {}
         self.endpoints = frozenset()  # addresses that clients find
-        self.gone_at = {}  # name -> when
-        self.known_gone_at = None  # as the operator that runs now knows it, of those there None; None before it looked
-        self.line_of = {}  # uid -> line
+        self.gone_at = {}  # name of a RayCluster -> time at which it was gone
+        # the present operator's version of `gone_at`: None for existing RayClusters; None before its first observation
+        self.known_gone_at = None
+        self.line_of = {}  # uid of an engine -> its line
         self.document = {}
-        self.made_at = {}  # line -> times, since the spec was changed
-        self.cursed = set()  # lines of engines that give up as soon as they start
-        self.has_stuck_streams = False  # requests never end
-        self.asked = {}  # revision -> Resolved, of all that the spec ever said
-        self.old_specs = {}  # the same, of those of which a ControllerRevision is there
-        self.proven = set()  # revisions of which an engine served since the spec was changed
+        self.made_at = {}  # line -> times of creations since the last change of the spec
+        self.cursed = set()  # lines whose engines give up as soon as they start
+        self.has_stuck_streams = False  # running requests never end
+        self.asked = {}  # revision -> Resolved, for all specs so far
+        self.old_specs = {}  # the same, for revisions with a ControllerRevision
+        self.proven = set()  # revisions of which an engine has served since the last change of the spec
         self.bounds = {}  # further fields of spec.rollout
         self.serial = 0
         self.ask()
 
     def ask(self, replicas=1, threads=1):
-        """Another number of threads makes another revision."""
+        """Changes the spec. Another number of threads gives another revision."""
         self.spec = {
             "replicas": replicas,
             "drainSeconds": DRAIN_SECONDS,
@@ -66,12 +68,12 @@ class Simulation:
 
     @property
     def rollout(self):
-        """The rollout state as it was written."""
+        """The rollout state as it was last written."""
         return self.document.get("rollout", {})
 
     @property
     def terminating(self):
-        """Names of engines that are to go, as it was written."""
+        """Names of terminating engines in the last written state."""
         return self.rollout.get("terminatingEngines", {})
 
     def number(self):
@@ -95,7 +97,7 @@ class Simulation:
         for kind, place in list(cluster.pods.items()):
             is_cut_off = place.node in self.lost
             if is_cut_off and self.t - self.lost[place.node] >= 15 and place.ends_at is None:
-                place.ends_at = self.t  # evicted, as its toleration says
+                place.ends_at = self.t  # evicted, because its toleration ends
             if place.ends_at is not None and self.t >= place.ends_at and not is_cut_off:
                 del cluster.pods[kind]
         if cluster.is_leaving:
@@ -130,7 +132,7 @@ class Simulation:
     def seen(self):
         if self.known_gone_at is None:
             self.known_gone_at = dict.fromkeys(each["name"] for each in self.document.get("groups", ()))
-            # What went while nobody looked, and is not in the status, nobody can know.
+            # A RayCluster that was deleted while no operator ran is known only if the status names it.
             self.gone_at = {name: at for name, at in self.gone_at.items() if name in self.known_gone_at}
         known = self.known_gone_at
         known |= {name: self.t for name, at in known.items() if at is None and name not in self.clusters}
@@ -146,7 +148,7 @@ class Simulation:
         )
 
     def run(self, seconds, each_s):
-        """Lets time pass with a turn after each so many seconds, and more while there is something new."""
+        """Lets time pass. Reconciles every `each_s` seconds, and again while reconciles are requeued at once."""
         for _ in range(0, seconds, each_s):
             self.pass_time(each_s)
             self.run_turns()
@@ -158,7 +160,7 @@ class Simulation:
         raise AssertionError(f"decides without end: {self.rollout}")
 
     def run_turn(self, num_actions=None):
-        """Runs a reconcile. With `num_actions` the operator dies after so many changes, before it writes the status."""
+        """Runs a reconcile. `num_actions`: the operator dies after so many changes, before it writes the status."""
         seen = self.seen()
         facts = {
             "previous": self.document,
@@ -174,7 +176,7 @@ class Simulation:
         state = found.step.state
         is_rolling = state.update_revision != state.current_revision
         if is_rolling or self.terminating or state.terminating or found.step.route_off:
-            # What clients find is not asked for while nothing depends on it.
+            # The endpoints are observed only if the decision depends on them.
             found = turn(self.resolved, seen.replicas, endpoints=self.endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
         condemned = {slot.name for slot in found.slots if slot.has_failed}
@@ -208,7 +210,7 @@ class Simulation:
         failure = self.rollout.get("failure", {})
         assert made != self.revision or failure.get("revision") != made, f"{made} failed, and is tried again"
         if self.known_gone_at is not None:
-            self.known_gone_at.setdefault(name, None)  # it may be gone before it is seen
+            self.known_gone_at.setdefault(name, None)  # the RayCluster may be deleted before the next observation
         uid = f"uid-{self.number()}"
         self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
         is_bad = self.asked[made].service.spec.engine.args.threads == FAILS_REQUESTS
@@ -224,7 +226,7 @@ class Simulation:
         cluster.be_found(self.t, self.is_found(cluster))
 
     def _may_go(self, cluster):
-        """Of an engine that serves."""
+        """Asserts that the route of an engine that serves may be removed."""
         name, made, spec = cluster.name, cluster.revision, self.order
         assert name in self.terminating, f"that {name} goes is not written"
         num_available = sum(self.is_available(each) for each in self.there)

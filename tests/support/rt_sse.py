@@ -1,4 +1,4 @@
-"""A strict reader of the API's streams: it fails for all that some client somewhere would stumble over."""
+"""A strict reader of the API's streams: fails for every irregularity that breaks some client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONSTANT = ("id", "created", "model", "object", "system_fingerprint")
 
 @dataclass
 class StreamedChoice:
-    """One choice of a stream, put together."""
+    """One choice of a stream, joined from its chunks."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -28,20 +28,20 @@ class StreamedChoice:
 
 @dataclass
 class Streamed:
-    """A whole stream that was well-formed."""
+    """A whole, well-formed stream."""
 
-    chunks: list[dict[str, Any]]  # all, the usage chunk too
+    chunks: list[dict[str, Any]]  # all chunks, including the one with the usage
     choices: dict[int, StreamedChoice]
-    usage: dict[str, Any] | None  # usage in the last chunk
+    usage: dict[str, Any] | None  # the usage in the last chunk
 
 
 def read_stream(response: httpx.Response, *, num_choices: int, include_usage: bool = False) -> Streamed:
-    """The stream in a response that was read whole. Fails where it breaks a rule.
+    """Reads the stream in a complete response. Fails at the first event that breaks a rule.
 
-    One `data:` line per event and nothing else but comments; `[DONE]` once, at the end; every chunk valid by OpenAI's
-    schema, with the same id, time, model, object and fingerprint; one choice per chunk, all indices there; in chats
-    the role once, first; one finish reason per choice, in its last chunk; usage null until the last chunk, which has no
-    choices, and no key at all where it was not asked for.
+    The rules: An event is one `data:` line; other lines are comments. `[DONE]` comes once, at the end. Every chunk is
+    valid by OpenAI's schema, and all have the same id, time, model, object and fingerprint. A chunk has one choice, and
+    no index is missing. In chats the role comes once, first. Each choice has one finish reason, in its last chunk. If
+    the request asks for usage, it is null until the last chunk, which has no choices; otherwise the key is missing.
     """
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -94,7 +94,7 @@ def _check_usage(chunks: list[dict[str, Any]], *, include_usage: bool) -> dict[s
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"], f"no sum: {usage}"
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"] is not None]
     assert counts == sorted(counts), f"usage falls: {counts}"
-    if len(counts) > 1:  # continuous_usage_stats: in every chunk
+    if len(counts) > 1:  # with continuous_usage_stats, every chunk has a usage
         assert len(counts) == len(chunks), "usage is in some chunks only"
         assert counts[-2] == counts[-1], f"the last chunk adds tokens: {counts}"
         if "delta" in chunks[0]["choices"][0]:

@@ -32,7 +32,7 @@ from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 from rt_forks import forking_context
 
 EPOCH = 1
-NUM_BLOCKS = 6  # blocks of 16 tokens: too few for all requests below at once
+NUM_BLOCKS = 6  # number of blocks of 16 tokens, too few for all requests below at once
 _ANSWER_SECONDS = 60.0
 
 
@@ -64,9 +64,9 @@ class QueueLink:
 
 
 class StagesInARow:
-    """Runs every plan on each stage in turn. The last stage's result counts; the others' results hold only times.
+    """Runs every plan on each stage in turn. The last stage's result counts; results of other stages have only times.
 
-    A rank of this process, as the engine sees it: give it to a LocalExecutor.
+    For the engine, this is a rank in this process: pass it to a LocalExecutor.
     """
 
     def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
@@ -127,7 +127,8 @@ def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict
         engine.add(Sequence(request_id=name, prompt_ids=prompt, params=params, fork_of=fork_of))
     while engine.has_unfinished:
         for output in engine.step():
-            outputs[output.sequence_id].append(msgspec.structs.replace(output, queue_s=0.0))  # differs between runs
+            # this field differs between runs
+            outputs[output.sequence_id].append(msgspec.structs.replace(output, queue_s=0.0))
         engine.scheduler.check_integrity()
     return outputs
 
@@ -137,7 +138,7 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
 
 
 class RankProcesses:
-    """A process for each rank. An executor once `join` was called; raises when a rank reports a failure."""
+    """A process for each rank. After `join`, this object is an executor. Raises if a rank reports a failure."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -149,7 +150,7 @@ class RankProcesses:
             self.start(rank)
 
     def start(self, rank: int) -> None:
-        """Starts the process of a rank, or its successor."""
+        """Starts the process of a rank, for the first time or again."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_rank_process, args=(self._config, rank, theirs), daemon=True)
         process.start()
@@ -157,14 +158,14 @@ class RankProcesses:
         self.processes[rank], self._connections[rank] = process, ours
 
     def load(self, config: EngineConfig) -> None:
-        """Every process drops its model and loads its part of another one; `join` follows. Starts missing processes."""
+        """Makes every process load its part of another model; starts missing processes. Call `join` after it."""
         self._config = config
         self._ask(range(min(config.world_size, len(self.processes))), "load", config)
         for rank in range(len(self.processes), config.world_size):
             self.start(rank)
 
     def join(self, epoch: int) -> tuple[int, list[int]]:
-        """All ranks leave the old group, meet at a new store and get runners for `epoch`.
+        """Makes all ranks leave the old group, join a group at a new store, and create runners for `epoch`.
 
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
@@ -176,7 +177,7 @@ class RankProcesses:
         self._num_submitted += 1
 
     def collect(self) -> StepResult:
-        """The result of the rank that answers; the results of the others hold nothing but times."""
+        """The result of the rank that answers. Results of other ranks have only times."""
         self._num_submitted -= 1
         replies = self._replies(range(self._config.world_size), "run")
         assert not any(result.sampled or result.prompt_logprobs for answers, result in replies if not answers)
@@ -185,7 +186,7 @@ class RankProcesses:
         return result
 
     def forget_all(self) -> None:
-        """Takes the answers to the plans in flight. A rebuild follows, and new runners have empty slots."""
+        """Receives and drops the answers to the plans in flight. The rebuild that follows has new, empty runners."""
         for _ in range(self._num_submitted):
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
@@ -204,7 +205,8 @@ class RankProcesses:
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
-        replies = [self._answer(rank, what) for rank in ranks]  # from all ranks: no reply may stay in a connection
+        # received from all ranks, because no reply may stay in a connection
+        replies = [self._answer(rank, what) for rank in ranks]
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -229,7 +231,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
     runner: Runner | None = None
-    store: object = None  # lives as long as its group
+    store: object = None  # kept as long as the group
 
     def load(new_config: EngineConfig) -> None:
         nonlocal config, rank

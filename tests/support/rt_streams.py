@@ -1,7 +1,8 @@
-"""Many streams at once, and what a fault may do to them: a pause and nothing else.
+"""Many streams at once, and checks that a fault costs them no more than a pause.
 
-The rules: retries off; new requests keep arriving; the fault lands when every stream has at least 16 and at most half
-of its tokens; float32; a request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+The rules: Retries are off. New requests keep arriving. The fault happens when every stream has at least 16 and at most
+half of its tokens. Weights are float32. A request has failed on any HTTP error, error event, missing [DONE], changed or
+missing token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NUM_STREAMS = 4
 NUM_TOKENS = 64
 LATE_TOKENS = 16
 LATE_EVERY_S = 0.3
-MOST_LATE = 16  # requests that arrive after a fault
+MOST_LATE = 16  # the most requests that arrive after a fault
 PROMPTS = [
     "Once upon a time in a small village",
     "The three laws of thermodynamics are",
@@ -89,7 +90,7 @@ def join_streams(threads: list[threading.Thread]) -> None:
 class Said(NamedTuple):
     tokens: list[str]
     text: str
-    calls: list[tuple[str, str]]  # name and arguments, put together from the deltas
+    calls: list[tuple[str, str]]  # name and arguments, joined from the deltas
 
 
 def said(stream: Stream) -> Said:
@@ -101,7 +102,7 @@ def _calls(stream: Stream) -> list[tuple[str, str]]:
 
 
 def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Said]:
-    """The text of the streams of `disturb` when nothing breaks."""
+    """The answers of the streams of `disturb` without a fault."""
     streams, threads = start_streams(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
@@ -111,7 +112,7 @@ def undisturbed(server: RunningServer, num_tokens: int = NUM_TOKENS) -> list[Sai
 
 @dataclass(frozen=True)
 class Disturbance:
-    failures: list[str]  # failed requests, in words; empty: clients only saw a pause
+    failures: list[str]  # failed requests, in words; empty if clients noticed only a pause
     num_requests: int
     noticed_s: float  # seconds from the fault until the front noticed it
     seconds: float  # seconds from the fault to the next token of a running stream
@@ -123,7 +124,7 @@ class Disturbance:
         return {f"rank {rank['rank']}": rank["pid"] for rank in (self.after if after else self.before)["ranks"]}
 
     def survivors_read_nothing(self) -> bool:
-        """No rank that kept its process has read a byte of weights since the fault."""
+        """True if no rank that kept its process has read a byte of weights since the fault."""
         read = {rank["pid"]: rank["weight_bytes_read"] for rank in self.before["ranks"]}
         return all(
             read.get(rank["pid"], rank["weight_bytes_read"]) == rank["weight_bytes_read"] > 0
@@ -138,9 +139,9 @@ def disturb(
     num_tokens: int = NUM_TOKENS,
     strike_at: int = 16,
 ) -> Disturbance:
-    """Breaks something under streams, by the rules above, once each has `strike_at` tokens.
+    """Calls `strike` under streams, by the rules above, once each has `strike_at` tokens.
 
-    `expected` is what `undisturbed` returned. Returns when every request has ended and the server serves again, in a
+    `expected` is the result of `undisturbed`. Returns when every request has ended and the server serves again, in a
     new epoch.
     """
     before = server.status()
@@ -193,6 +194,6 @@ def _is_inside(stream: Stream) -> bool:
 
 
 def _end_of_pause(times: list[float], since: float) -> float:
-    """When tokens flowed again: the end of the longest pause after `since`. What was on its way comes before it."""
+    """The end of the longest pause after `since`. Tokens that were in transit at the fault come before that pause."""
     moments = [since, *(moment for moment in times if moment > since)]
     return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

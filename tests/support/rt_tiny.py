@@ -1,4 +1,4 @@
-"""Tiny models with random weights: checkpoints written by transformers, and the batches and caches to run them with."""
+"""Tiny models with random weights: checkpoints written by transformers, and batches and caches to run them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tiny_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
-                parameter.uniform_(0.5, 1.5)  # the default of 1 would hide a missing norm
+                parameter.uniform_(0.5, 1.5)  # random, because the default of 1 would hide a missing norm
             elif name.endswith(".bias"):
                 parameter.uniform_(-0.5, 0.5)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
@@ -93,9 +93,10 @@ def tiny_checkpoint(
 
 
 def slow_checkpoint(folder: Path) -> Path:
-    """A checkpoint, with its tokenizer, of one layer whose attention takes nearly all of the time.
+    """A checkpoint of one layer, with a tokenizer. Its attention takes nearly all of the time.
 
-    It costs 16,384 floating-point operations for a token and a position: a chunk of 4,096 keeps one thread for seconds.
+    Attention costs 16,384 floating-point operations for a token and a position, so a chunk of 4,096 tokens takes one
+    thread seconds.
     """
     tiny_tokenizer(folder)
     return tiny_checkpoint(
@@ -203,7 +204,7 @@ def make_batch(
 
 @dataclass
 class TinySequence:
-    """One sequence of a test: its tokens, its scattered blocks and how far it is computed."""
+    """One sequence of a test: its tokens, its scattered blocks, and the number of computed tokens."""
 
     token_ids: Sequence[int]
     block_table: Sequence[int]

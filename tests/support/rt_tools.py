@@ -25,7 +25,7 @@ WEATHER: dict[str, Any] = {
 STOP: dict[str, Any] = {"type": "function", "function": {"name": "stop"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 STOP_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
-# A template in the manner of Qwen3's: it describes tools and opens no reasoning itself.
+# A template like Qwen3's: it describes tools, and does not open the reasoning.
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n{% endif %}"
     "{% for message in messages %}[{{ message.role }}]{{ message.content }}"
@@ -38,7 +38,7 @@ OPEN_TEMPLATE = TEMPLATE.replace("{% if enable", "<think>\n{% if enable")
 
 @contextmanager
 def roomy(front: FrontUnderTest) -> Iterator[FrontUnderTest]:
-    """Gives the front a long context. At the end of the block, the front has its former model and template again."""
+    """Gives the front a long context. The end of the block restores its model and template."""
     text = front.do(lambda: front.service.text)
     assert text is not None
     longer = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))

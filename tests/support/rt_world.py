@@ -1,4 +1,4 @@
-"""A controller at work on a cluster that is a dictionary."""
+"""A running controller, whose cluster is a dictionary."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ def service(uid="uid-1", **spec):
 
 
 def generation(number):
-    """The same service after so many changes of its spec."""
+    """Metadata of the same service with this generation."""
     return {"metadata": service()["metadata"] | {"generation": number}}
 
 
@@ -33,7 +33,7 @@ def known(source):
 
 
 class World:
-    """A controller at work, and its cluster."""
+    """A running controller, and its cluster."""
 
     def __init__(self, kube, leads):
         self.kube, self.leads = kube, leads
@@ -56,7 +56,7 @@ class World:
                 await asyncio.sleep(0.005)
 
     async def rest(self):
-        """Returns when nothing is left to do but what a timer or a new event starts."""
+        """Returns when no work is left, except work that a timer or an event will start."""
         queue = self.controller._queue
         for _ in range(5):
             await self.until(lambda: is_at_rest(queue))
@@ -64,7 +64,7 @@ class World:
 
 
 def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None):
-    """Runs `story` with a cluster that `prepare` has changed; with `leads` the controller leads once that is set."""
+    """Runs `story` with a cluster that `prepare` has changed. `leads`: the controller leads once this event is set."""
 
     async def run():
         world = World(kube or FakeKube(), leads)

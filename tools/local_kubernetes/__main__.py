@@ -64,7 +64,8 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
-                ensure_packages(nodes=False, images=False)  # clusters that start side by side cannot do it themselves
+                # done before, because clusters that start side by side cannot do it themselves
+                ensure_packages(nodes=False, images=False)
                 build_parts()
         case "images":
             cluster.build_images()

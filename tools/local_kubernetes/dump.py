@@ -26,10 +26,10 @@ _TIMEOUT_S = 10
 
 
 def dump_cluster(cluster: Cluster, folder: Path) -> None:
-    """Writes into `folder`, which is created. The file of an object that cannot be read holds the reason.
+    """Writes into `folder`, which is created. If an object cannot be read, its file has the reason.
 
-    Raises nothing for that. After the first request without an answer in time no other is sent: the next test needs
-    the time.
+    Unreadable objects raise no error. After the first request that times out, no further request is sent, because the
+    next test needs the time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(CommandTimeout):

@@ -20,7 +20,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A test with both outcomes. `exception`: the cause of a failure here that stays; empty if there is none."""
+    """A test with both outcomes. `exception`: the cause of a failure here that will not be mended, or empty."""
 
     test: str
     ours: Result
@@ -74,7 +74,7 @@ def compare(
 
 
 def table(comparisons: Sequence[Comparison], peer: str) -> str:
-    """Returns a Markdown table: passed tests of each file on both servers, what is owed and what is an exception."""
+    """Returns a Markdown table of each file's tests: passed on each server, passed by the peer alone, exceptions."""
     rows = [f"| file | tests | ours pass | {peer} passes | owed | exceptions |", "|---|---|---|---|---|---|"]
     for file in sorted({each.file for each in comparisons}):
         rows.append(_row(file.removeprefix("tests/"), [each for each in comparisons if each.file == file]))
@@ -83,7 +83,8 @@ def table(comparisons: Sequence[Comparison], peer: str) -> str:
 
 
 def listed(comparisons: Sequence[Comparison]) -> str:
-    """Returns Markdown lists: tests that are owed, each with the end of its failure, and exceptions with causes."""
+    """Returns Markdown lists: tests that the peer alone passes, each with the end of its failure; exceptions with
+    causes."""
     owed = [f"- `{_short(each)}`: {_end(each.ours)}" for each in comparisons if each.is_owed]
     excepted = [
         f"- `{_short(each)}`: {each.exception}" for each in comparisons if each.is_theirs_alone and each.exception

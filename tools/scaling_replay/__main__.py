@@ -30,7 +30,7 @@ _HEADER = (
 MOST = 12
 TTFT_S = 2.0
 START_S = 60.0
-# Name of a row -> the requests, and the sizes of the fixed fleets beside it.
+# Name of a row -> its requests, and the sizes of the fixed fleets that serve them.
 CASES = {
     "conversation, one hour": (Shape(trace="conv", factor=2), (4, 5)),
     "conversation, a day in 6 hours": (Shape(trace="conv", factor=4, hours=6, night=0.1), (5, 8, 10)),

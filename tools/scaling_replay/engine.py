@@ -1,4 +1,4 @@
-"""One engine under a virtual clock, with a step's cost from three numbers: a step, a token, a token of context read.
+"""One engine under a virtual clock. Three numbers give the cost of a step: for the step, a token, a token of context.
 
 The scheduling is that of the real engine in outline: slots, a token budget, decodes first, prompts in order, and no
 sequence begins before the KV cache has room for it.
@@ -14,7 +14,7 @@ from rayloom_operator.decide.scaling.load import EngineLoad
 from scaling_replay.traces import Request
 
 SLOTS = 64
-BUDGET = 2048  # tokens in a step
+BUDGET = 2048  # the most tokens in a step
 KV_TOKENS = 200_000
 # An 8B model on a GPU of 300 GB/s and 60 TFLOPS.
 STEP_S = 0.025

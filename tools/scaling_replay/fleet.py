@@ -1,4 +1,4 @@
-"""A service of simulated engines that one rule scales, and what its clients see."""
+"""A service of simulated engines that one rule scales, and the latencies of its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scaling_replay.traces import Request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     rule: str
-    seconds_over: int  # seconds in which a request arrived whose first token took longer than the goal
+    seconds_over: int  # number of seconds in which a request arrived whose first token took longer than the goal
     percent_over: float  # share of all requests whose first token took longer
     ttft_p50_s: float
     ttft_p99_s: float

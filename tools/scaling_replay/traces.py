@@ -35,7 +35,8 @@ class Request:
 class Shape:
     """The use of a trace: the hour of `factor` such services, repeated `hours` times.
 
-    `night` is the share of the requests that is kept at the beginning and at the end; in the middle all are kept.
+    `night` is the share of the requests that is kept at the beginning and at the end; in the middle all requests are
+    kept.
     """
 
     trace: str

@@ -4,8 +4,8 @@
 
 A count does not depend on the load of the machine. valgrind executes the AVX2 kernels, because it does not know
 AVX-512; both are made of the same sources. The difference of two runs with different numbers of steps leaves out start
-and loading. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails if it
-has none for the compiler of the library, or if something that it needs is missing. --record adds the present counts.
+and loading. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails
+without numbers for the library's compiler, and if a tool that it needs is missing. --record adds the present counts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def compiler_of(library: bytes) -> str:
 
 
 def no_record(compiler: str, on_file: Collection[str]) -> str:
-    """Returns the sentences for a compiler without numbers on file: which ones have numbers, and what to do."""
+    """Returns the message for a compiler without numbers on file: the compilers with numbers, and what to do."""
     known = ", ".join(repr(name) for name in sorted(on_file)) or "no compiler"
     return (
         f"there are no numbers for {compiler!r}, only for {known}, so nothing was compared. Compile with one of these, "

@@ -1,4 +1,4 @@
-"""`rayloom-engine bench`: measures an OpenAI server, a peer and the limit of the machine in one run.
+"""`rayloom-engine bench`: measures an OpenAI-compatible server, a peer and the limit of the machine in one run.
 
 command -> sequence               the settings; the order of a run
         -> server | endpoint      the measured server: an engine that the bench starts, or any URL

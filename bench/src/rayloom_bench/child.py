@@ -34,7 +34,7 @@ def run_child(
         text=True,
         start_new_session=True,
     )
-    assert process.stdin is not None and process.stdout is not None  # both are pipes
+    assert process.stdin is not None and process.stdout is not None  # for mypy: both are pipes
     result: dict[str, Any] | None = None
     try:
         try:

@@ -18,7 +18,7 @@ from rayloom_bench.workload import LONG_ARRAY, Workload
 
 Prompt = tuple[int, ...] | str
 
-SILENCE_S = 600  # a stream without a byte for this long has failed; far above a slow prefill
+SILENCE_S = 600  # seconds without a byte after which a stream has failed; a slow prefill takes far less
 
 FIRST_TOKEN_QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -40,7 +40,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     ignores_eos: bool = True  # False leaves ignore_eos and min_tokens out, for servers that refuse them
-    extra_fields: Mapping[str, object] = field(default_factory=dict)  # added to every body, for one kind of server
+    # fields that are added to every body, for one kind of server
+    extra_fields: Mapping[str, object] = field(default_factory=dict)
     reuses_connections: bool = True  # False for servers that may close a connection after an answer
 
 
@@ -194,7 +195,7 @@ async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping
                     last_s = now
                 has_new_token = has_new_token or event.has_new_token
                 usage = event.usage or usage
-            # Tokens of one read count as one arrival: otherwise a client that reads late would measure gaps of zero.
+            # Tokens of one read count as one arrival. Otherwise a client that reads late would measure gaps of zero.
             if has_new_token:
                 arrivals_s.append(now)
     end_s = time.perf_counter()

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_settings(args: argparse.Namespace) -> BenchSettings:
-    """The checked settings. Raises ConfigError with the flag, the given value and the allowed ones."""
+    """The checked settings. Raises ConfigError with the flag, the given value and the allowed values."""
     from rayloom_bench.endpoint import base_url
     from rayloom_bench.settings import BenchSettings, parse_compare_dtypes, positive, without_separator
     from rayloom_bench.workload import parse_workloads

@@ -26,11 +26,11 @@ from rayloom_engine.protocol.channel import encode, welcome
 from rayloom_engine.protocol.ranks import Computed, Run, Welcomed
 
 NUM_SLOTS = 16
-GOALS = {"shared memory": 0.2, "TCP": 0.5}  # upper bounds, as fractions of a Ray call's median
+GOALS = {"shared memory": 0.2, "TCP": 0.5}  # goals: upper bounds of the medians, as fractions of a Ray call's median
 RAY = "Ray actor call"
 _BLOCK = 50  # round trips of one kind in a row; kinds alternate, so that a busy moment slows all of them
 _START_SECONDS = 30.0
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least that Ray accepts
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; the least that Ray accepts
 
 RoundTrip = Callable[[Run], Computed]
 
@@ -63,7 +63,7 @@ def measure(num_round_trips: int) -> dict[str, list[float]]:
         for kind, round_trip in kinds.items():
             seconds[kind] = []
             for ticket in range(_BLOCK):
-                round_trip(_plan(ticket))  # warms up
+                round_trip(_plan(ticket))  # one round trip as a warm-up
         for first in range(0, num_round_trips, _BLOCK):
             for kind, round_trip in kinds.items():
                 for ticket in range(first, min(first + _BLOCK, num_round_trips)):

@@ -29,7 +29,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     choices: tuple[Choice, ...] = ()
     usage: Usage | None = None
-    error: Any = None  # an error of any type, which is printed unchanged
+    error: Any = None  # an error, of any JSON type, which is printed unchanged
 
     @property
     def has_new_token(self) -> bool:

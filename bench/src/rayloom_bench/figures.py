@@ -42,7 +42,7 @@ class Figures:
     ms_per_token: float | None  # mean inter-token latency; None when every output is one token
     ttft_p50_ms: float
     ttft_p99_ms: float
-    itl_p50_ms: float | None  # gap between arrivals; None if every answer arrived at once
+    itl_p50_ms: float | None  # 99th percentile of the gaps between arrivals; None if every answer arrived at once
     itl_p99_ms: float | None
 
 

@@ -11,12 +11,12 @@ import torch
 
 from rayloom_bench.child import report_result
 
-BUFFER_BYTES = 512 * 1024 * 1024  # far more than any cache that a test machine has
+BUFFER_BYTES = 512 * 1024 * 1024  # bytes; far more than the cache of any test machine
 MATMUL_M = 512
 MATMUL_N = 2048
 MATMUL_K = 2048
 MIN_RUNS = 3
-MIN_S = 1.0  # seconds of all runs together, so that the cores have reached their highest clock rate
+MIN_S = 1.0  # the least seconds of all runs together, in which the cores reach their highest clock rate
 
 
 def main() -> None:

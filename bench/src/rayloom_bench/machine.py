@@ -30,8 +30,9 @@ class CpuClock:
     def read() -> CpuClock:
         machine = psutil.cpu_times()
         own = os.times()
-        # `steal`, the time that the hypervisor gave to other machines, counts as busy: it was not available here.
-        idle = {"idle", "iowait", "guest", "guest_nice"}  # guest time is counted in user and nice already
+        # `steal`, the time that the hypervisor gave to other machines, counts as busy, because this machine could not
+        # use it.
+        idle = {"idle", "iowait", "guest", "guest_nice"}  # without guest time, which user and nice include already
         return CpuClock(
             wall_s=time.perf_counter(),
             busy_s=sum(seconds for name, seconds in machine._asdict().items() if name not in idle),

@@ -19,7 +19,7 @@ from rayloom_bench.machine import BUSY_WARNING_PERCENT, busy_percent
 from rayloom_engine.errors import ConfigError
 
 PAGES = Path("docs/benchmarks")
-MOST_PART_S = 1800  # a part that takes longer hangs
+MOST_PART_S = 1800  # seconds after which a part counts as hung
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,10 @@ class Part:
     name: str
     page: str
     flags: tuple[str, ...]
-    short_flags: tuple[str, ...]  # instead of `flags` in a short run, whose figures only show that everything works
+    short_flags: tuple[str, ...]  # used instead of `flags` in a short run, whose figures have no meaning
 
     def command(self, folder: Path, *, is_short: bool) -> list[str]:
-        """The command line of the part."""
+        """Returns the command line that runs the part and writes its page into `folder`."""
         flags = self.short_flags if is_short else self.flags
         return [sys.executable, "-m", "rayloom_engine", "bench", self.name, "--page", str(folder), *flags]
 

@@ -13,7 +13,7 @@ import psutil
 
 from rayloom_bench.child import report_progress, report_result
 
-WARM_UP_OUTPUT = 4  # tokens; enough to allocate and to choose kernels
+WARM_UP_OUTPUT = 4  # tokens of the warm-up; enough to allocate memory and to choose kernels
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
 
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()  # stderr has the bar of the bench
+    transformers.logging.disable_progress_bar()  # the progress bar of the bench is on stderr
     start_s = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
     # Without an end-of-sequence id every output has full length, and no step spends time to suppress that id.

@@ -11,7 +11,7 @@ from rayloom_bench.limit import MachineRates, ModelCost, output_tok_s, wall_s
 from rayloom_bench.result import RunResult
 from rayloom_bench.workload import Workload
 
-MAX_WIDTH = 118  # characters of a line, so that a table fits a terminal of 120
+MAX_WIDTH = 118  # the most characters of a line, so that a table fits a terminal of 120 columns
 NAME_WIDTH = 36
 DISTURBED_PERCENT = 5
 COLUMNS = ("out tok/s", "all tok/s", "ms/token", "TTFT p50", "p99", "ITL p50", "p99", "wall s", "ours/it")
@@ -58,7 +58,7 @@ def summary(result: RunResult) -> str:
 
 
 def table(result: RunResult) -> str:
-    """The figures of every workload: the server, its peers, the machine's limit, and the server's ratio to each."""
+    """The figures of every workload: the server, its peers and the machine's limit, with the server's ratio to each."""
     lines = [_line("", COLUMNS), "-" * (NAME_WIDTH + sum(WIDTHS))]
     for workload in result.workloads:
         lines.append(f"{workload.name}: {workload.description}")
@@ -93,7 +93,7 @@ def document(result: RunResult) -> dict[str, object]:
 
 
 def _distrust(result: RunResult) -> str:
-    """A warning if other processes used the CPU: threads that wait for each other lose more than those used."""
+    """A warning if other processes used the CPU: threads that wait for each other lose more time than that."""
     return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 
 

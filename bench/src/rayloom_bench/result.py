@@ -24,7 +24,7 @@ class Measured:
 class StartUp:
     """Seconds from starting the process to the first streamed token of a short chat."""
 
-    first_s: float  # may include a download and a conversion
+    first_s: float  # seconds of the first start, which may include a download and a conversion
     second_s: float
     phases: Mapping[str, float]  # seconds of the second start's phases, which may overlap
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # process -> CPU seconds from its start to the first token

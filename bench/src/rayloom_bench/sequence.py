@@ -35,7 +35,7 @@ from rayloom_bench.workload import Purpose, Workload, token_prompts
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-FIRST_START_S = 1800  # may download and convert the model
+FIRST_START_S = 1800  # seconds; the first start may download and convert the model
 SECOND_START_S = 300
 UNKNOWN_VOCAB_SIZE = 32000  # the smallest of today's common vocabularies
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -82,7 +82,7 @@ def measure(settings: BenchSettings, api_key: str | None, *, log: Log) -> RunRes
 
 
 def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) -> None:
-    assert settings.model is not None  # BenchSettings has one if there is no URL
+    assert settings.model is not None  # for mypy: without a URL, BenchSettings has a checkpoint
     flags = ["--model", settings.model, "--dtype", settings.dtype, "--threads", str(settings.threads)]
     if settings.revision is not None:
         flags += ["--revision", settings.revision]
@@ -105,7 +105,7 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
             phases={phase.name: phase.seconds for phase in status.startup},
             cpu_s=cpu_s,
         )
-        assert status.model is not None  # the engine has just answered a request
+        assert status.model is not None  # for mypy: the engine has just answered a request
         dtype = status.model.dtype
         compute_dtype = status.model.compute_dtype
         shape = read_shape(_folder(settings))
@@ -199,7 +199,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """Notes the CPU time of other processes. The engine's must have ended, or their time would count as others'."""
+    """Records the CPU time of other processes. Call it after the engine's processes, which would count as others."""
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 
@@ -208,7 +208,7 @@ def _cost(shape: ModelShape | None, weight_bytes: int | None, element_bytes: int
     if shape is None and weight_bytes is None:
         return None
     if shape is None:
-        assert weight_bytes is not None  # the case above
+        assert weight_bytes is not None  # for mypy: the case above has returned
         return model_cost(
             num_parameters=weight_bytes // element_bytes,
             num_head_parameters=0,
@@ -237,7 +237,7 @@ def _text_prompt_maker(settings: BenchSettings, endpoint: Endpoint) -> MakePromp
 
 
 def _folder(settings: BenchSettings) -> Path:
-    assert settings.model is not None  # callers have checked
+    assert settings.model is not None  # for mypy: the callers have checked this
     return resolve(settings.model, settings.revision).path
 
 

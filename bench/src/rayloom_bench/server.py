@@ -19,8 +19,8 @@ from rayloom_bench.endpoint import Endpoint, EndpointError, call_json, first_mod
 from rayloom_engine.errors import EngineError
 from rayloom_engine.status import EngineStatus
 
-READY_POLL_S = 0.02  # a measured start is longer by half of this on average
-STOP_S = 15  # an idle server stops in well under a second; after this time it is killed
+READY_POLL_S = 0.02  # seconds between checks; on average, a measured start is longer by half of this
+STOP_S = 15  # seconds after which a server is killed; an idle server stops in less than a second
 LOG_LINES_SHOWN = 30
 
 
@@ -90,7 +90,8 @@ class Server(ServerProcess):
 
 @contextmanager
 def running_server(flags: Sequence[str]) -> Iterator[Server]:
-    """Starts `rayloom-engine serve` on free ports with these flags. It and its descendants have ended afterwards."""
+    """Starts `rayloom-engine serve` on free ports with these flags. Ends it and its descendants at the end of the
+    block."""
     port, admin_port = free_ports(2)
     command = [sys.executable, "-m", "rayloom_engine", "serve", *flags]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -109,7 +110,7 @@ def running_server(flags: Sequence[str]) -> Iterator[Server]:
 def running_process(
     title: str, command: Sequence[str], environment: Mapping[str, str], *, port: int, ready_path: str
 ) -> Iterator[ServerProcess]:
-    """Starts a command that serves at `port`. It and its descendants have ended afterwards."""
+    """Starts a command that serves at `port`. Ends it and its descendants at the end of the block."""
     with _running(command, environment) as (process, started_s, log):
         yield ServerProcess(
             title=title,
@@ -190,7 +191,8 @@ def tree_cpu_seconds(pid: int) -> float:
     total = 0.0
     for process in (parent, *parent.children(recursive=True)):
         try:
-            total += sum(process.cpu_times()[:4])  # user, system, and both of children that were waited for
+            # user and system time, of the process and of children that it has waited for
+            total += sum(process.cpu_times()[:4])
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue  # the process ended after it was listed
     return total

@@ -20,9 +20,9 @@ class BenchSettings:
     name: str | None  # name in the table of the server at `url`
     model: str | None  # the checkpoint; None if there is a URL and no local checkpoint
     revision: str | None
-    served_model_name: str | None  # None: the first in the server's /v1/models
+    served_model_name: str | None  # None: the first model in the server's /v1/models
     dtype: str
-    serve_flags: tuple[str, ...]  # passed to `rayloom-engine serve` as they are
+    serve_flags: tuple[str, ...]  # flags that `rayloom-engine serve` gets unchanged
     workloads: tuple[Workload, ...]
     scale: float
     seed: int
@@ -51,7 +51,7 @@ class BenchSettings:
 
 
 def page_file(folder: Path | None, name: str) -> Path | None:
-    """The file of a page in `folder`, which is made; None without a folder. Raises ConfigError."""
+    """Makes `folder` and returns the path of a page in it; None without a folder. Raises ConfigError."""
     if folder is None:
         return None
     try:

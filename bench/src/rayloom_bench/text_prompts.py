@@ -8,7 +8,8 @@ from collections.abc import Callable
 from rayloom_bench.endpoint import Endpoint, EndpointError, call_json
 from rayloom_bench.workload import Purpose, Workload, prompt_rng
 
-MAX_CORRECTIONS = 6  # a word is about one token, so a few proportional corrections reach the length or come close
+# a word is about one token, so after this many proportional corrections the length is right or nearly so
+MAX_CORRECTIONS = 6
 
 # Common English words. After a blank each of them is one token in the vocabularies of today's models.
 _COMMON = (
@@ -37,7 +38,7 @@ def text_of(num_tokens: int, rng: random.Random, count_tokens: CountTokens | Non
     """Random words of about `num_tokens` tokens, each after a blank."""
     words = rng.choices(WORDS, k=num_tokens)
     for _ in range(MAX_CORRECTIONS if count_tokens and words else 0):
-        assert count_tokens is not None  # the range above is empty without it
+        assert count_tokens is not None  # for mypy: without it, the loop does not run
         surplus = count_tokens("".join(f" {word}" for word in words)) - num_tokens
         if surplus == 0:
             break
@@ -52,7 +53,7 @@ def token_counter(endpoint: Endpoint) -> CountTokens | None:
     """A counter that calls the server's `/tokenize`, as vLLM and llama.cpp have it; None if the server has none."""
 
     def count(text: str) -> int:
-        # `prompt` is vLLM's field and `content` llama.cpp's; each ignores the other's.
+        # `prompt` is vLLM's field and `content` llama.cpp's; each server ignores the other's field.
         body = {"model": endpoint.model_name, "prompt": text, "content": text, "add_special_tokens": False}
         tokens = call_json(f"{endpoint.base_url}/tokenize", body, headers=endpoint.headers).get("tokens")
         if not isinstance(tokens, list):

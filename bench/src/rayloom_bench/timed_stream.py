@@ -18,11 +18,11 @@ from rayloom_bench.workload import Workload
 
 @dataclass(slots=True, kw_only=True)
 class TimedStream:
-    """The tokens that arrived within `seconds`: all of each ended answer, and those so far of the last answer."""
+    """The tokens that arrived within `seconds`: those of ended answers, and the first ones of the last answer."""
 
     seconds: float
     num_tokens: int = 0
-    num_answers: int = 0  # ended ones
+    num_answers: int = 0  # number of ended answers
 
     @property
     def tok_s(self) -> float:
@@ -58,9 +58,9 @@ async def _until_time_is_over(
                 for body in bodies:
                     await _count_answer(client, f"{endpoint.base_url}/v1/completions", body, workload, found)
     except TimeoutError:
-        # Timers of the event loop may fire a little early, so the clock does not tell whose time is over.
+        # Timers of the event loop may fire a little early, so the clock does not show which time-out has fired.
         if not limit.expired():
-            raise  # an error of the connection
+            raise  # the connection failed; the time is not over
 
 
 async def _count_answer(

@@ -14,7 +14,8 @@ from rayloom_engine.errors import ConfigError
 # A JSON schema whose shortest instance is longer than any output here, so that no answer ends early.
 LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
-WARM_UP_OUTPUT = 16  # tokens; long enough to reach every step size, short beside the measured set
+# output tokens of the warm-up; enough to reach every step size, few compared with the measured requests
+WARM_UP_OUTPUT = 16
 
 Purpose = Literal["measured", "warm-up"]
 
@@ -31,7 +32,7 @@ class Workload:
     num_output: int
     temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0  # 1: every token may be drawn
-    is_json: bool = False  # every answer is forced to be the beginning of an instance of LONG_ARRAY
+    is_json: bool = False  # True: every answer is forced to be the beginning of an instance of LONG_ARRAY
 
     @property
     def num_prompt(self) -> int:

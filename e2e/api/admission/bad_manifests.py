@@ -1,6 +1,6 @@
 """Manifests that cannot be served, and the error message of `kubectl apply` for each.
 
-A row holds the mistake, the spec (or the whole manifest, where it has a kind), and a part of the message with the cure.
+A row has the mistake, the spec (or the whole manifest, if it has a kind), and a part of the message with the cure.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
 
 
 def _missing(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    """Paths of values of `wanted` that `found` lacks. `found` may hold more."""
+    """Paths of values of `wanted` that `found` lacks. `found` may have further values."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key, value in wanted.items():
             yield from _missing(value, found.get(key), f"{path}.{key}")
@@ -158,7 +158,7 @@ def test_reserved_variables_are_out_of_reach_of_env_from(
 
 
 _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
-    # Messages of the API server about the RayCluster, whose CRD holds every field of a pod.
+    # Messages of the API server about the RayCluster, whose CRD has every field of a pod.
     "a-misspelt-probe": (
         {"containers": [{"name": "a", "image": "i", "readinessProbe": {"tcpSockt": {"port": 1}}}]},
         "Accepted",

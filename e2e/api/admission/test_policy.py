@@ -1,4 +1,4 @@
-"""The examples of an admission policy and a quota refuse what they list, and allow everything else."""
+"""The examples of an admission policy and a quota refuse the fields that they list, and allow everything else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         "whose name begins with models",
     ),
     ({"model": {"source": "hf://a/b", "cache": {"hostPath": "/models"}}}, "must be a persistentVolumeClaim"),
-    # A rollout adds one engine replica: 9 of them with 2 pods each.
+    # A rollout adds one engine replica: 9 replicas with 2 pods each.
     ({"replicas": 8}, "16 pods at most"),
     ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
     ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
@@ -101,7 +101,8 @@ def test_the_quota_counts_services(world: World, namespace: str, manifest: Make)
 def _is_created_counted(world: World, quotas: str, quota: dict[str, Any]) -> bool:
     """Creates the quota, and deletes it again unless it counts LLMServices.
 
-    kube-controller-manager discovers a new CRD within 30 s, but counts for an existing quota only every five minutes.
+    kube-controller-manager discovers a new CRD within 30 s. But it counts the objects of an existing quota only every
+    five minutes.
     """
     path = f"{quotas}/{quota['metadata']['name']}"
     world.request("POST", quotas, quota)

@@ -1,4 +1,4 @@
-"""An HTTPRoute of a spec, and what a controller of the Gateway API writes into it."""
+"""An HTTPRoute for `spec.gateway.route`, and the report that a controller of the Gateway API writes into it."""
 
 from __future__ import annotations
 

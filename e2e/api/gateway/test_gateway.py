@@ -19,7 +19,7 @@ _OF_PODS = {"Deployment/chat-gateway", "Service/chat-gateway", "PodDisruptionBud
 
 
 class Behind:
-    """A service with gateways, and what the API server has of it."""
+    """A service with gateways, and its objects on the API server."""
 
     def __init__(self, world: World, namespace: str, **spec: Any) -> None:
         self.world = world
@@ -47,7 +47,7 @@ class Behind:
 
     @property
     def objects(self) -> dict[str, Document]:
-        """Objects of the gateway: kind/name -> object. The Secret's name is cut to what is the same in every test."""
+        """Objects of the gateway: kind/name -> object. The Secret's name is cut to the part that all tests share."""
         found = self.world.objects(self.namespace, "chat", "services", "secrets", "deployments", "poddisruptionbudgets")
         ours = {name: each for name, each in found.items() if "/chat-gateway" in name or "/chat-engines" in name}
         return {("Secret/key" if name.startswith("Secret/") else name): each for name, each in ours.items()}
@@ -60,7 +60,7 @@ class Behind:
         return [each for each in found if "rayloom.dev/gateway" in each["metadata"]["labels"]]
 
     def addresses(self, service: str) -> set[str]:
-        """Addresses that DNS has for a headless Service, and to which another Service leads."""
+        """The addresses behind a Service: in DNS if the Service is headless, else through kube-proxy."""
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         label = f"kubernetes.io/service-name={service}"
         found = self.world.request("GET", path, labelSelector=label)["items"]
@@ -83,7 +83,7 @@ def test_clients_and_gateways_find_what_they_need(world: World, operator: Operat
     (engine,) = [each for each in world.pods(namespace, "chat") if _is_head(each)]
     it.wait(lambda: it.addresses("chat-engines") == {engine["status"]["podIP"]}, "the engine in DNS")
     it.wait(lambda: it.addresses("chat-gateway") == {each["status"]["podIP"] for each in it.pods()}, "the endpoints")
-    assert it.addresses("chat") == {engine["status"]["podIP"]}  # clients of the old endpoint
+    assert it.addresses("chat") == {engine["status"]["podIP"]}  # for clients that use the old endpoint
     config = world.objects(namespace, "chat", "configmaps").popitem()[1]["data"]["config.json"]
     assert json.loads(config)["front_port"] == 8003
     assert {each["spec"]["nodeName"] for each in it.pods()} == {"standin-a", "standin-b"}
@@ -158,7 +158,7 @@ def test_a_running_service_gets_gateways_and_loses_them(
     world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
     it.apply(gateway={"replicas": 1})
     it.wait(lambda: it.status["progress"] == "Complete" and not it.clusters() & before, "new engines", 120)
-    # No gateway is ready yet, so clients stay where they are.
+    # No gateway is ready yet, so status.endpoint stays.
     assert it.status["endpoint"] == direct
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
     world.play(namespace, "chat", "gateway", RUN)

@@ -30,7 +30,7 @@ _INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "tlsSecretName
 
 
 class PublicGateway:
-    """An LLMGateway, and what the API server has of it."""
+    """An LLMGateway, and its objects on the API server."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self.world = world
@@ -118,7 +118,7 @@ def test_one_url_follows_its_services_and_rolls_nothing(
     it.wait(lambda: it.states().get("bare") == "Absent", "a service without the port")
     assert it.condition("Degraded") == ("True", "NoGatewayPort")
     world.delete(f"{LLM}/namespaces/{namespace}/llmservices/bare")
-    # A label that is gone.
+    # The service loses the label.
     path = f"{LLM}/namespaces/{namespace}/llmservices/chat-next"
     world.request("PATCH", path, {"metadata": {"labels": {"public": None}}}, content_type=MERGE)
     it.wait(lambda: it.names() == {"chat"}, "one service again")

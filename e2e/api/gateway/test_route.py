@@ -1,7 +1,6 @@
-"""`spec.gateway.route` on a real API server: HTTPRoute and Ingress, and what a controller writes into them.
+"""`spec.gateway.route` on a real API server: HTTPRoute and Ingress, with the status that a controller writes.
 
-The Gateway API's own CRD is installed during the tests. The controller's part, the status of the objects, is written
-here.
+The Gateway API's own CRD is installed during the tests. The tests write this status in place of a controller.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def test_an_ingress_is_kept_restored_and_left_to_its_controller(
     world.request("PATCH", f"{it.ingress}/status", address, content_type=MERGE)
     it.wait_reason("Accepted")
     assert "192.0.2.7" in it.status["message"]
-    # Another program's annotation stays, and that of the manifest comes back.
+    # Another program's annotation stays, and the annotation of the manifest is restored.
     marks = {"metadata": {"annotations": {"cert-manager.io/issuer": "edited", "example.com/theirs": "y"}}}
     world.request("PATCH", it.ingress, marks, content_type=MERGE)
     wanted = {"cert-manager.io/issuer": "x", "example.com/theirs": "y"}

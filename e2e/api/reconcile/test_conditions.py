@@ -1,7 +1,7 @@
 """Every reason of a condition, reached on a real API server, with its message and Event.
 
-All services of the table are created at once, and each test waits for its own. `test_every_reason_has_a_scene` fails
-for a new reason without a row.
+All services of the table are created at once, and each test waits for one service. `test_every_reason_has_a_scene`
+fails for a new reason without a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayl
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The behaviour of a service's pods and engine, and the condition that follows."""
+    """The behaviour of a service's pods and engine, and the condition that it causes."""
 
     reason: Reason
     kind: str = "Available"
@@ -36,7 +36,7 @@ class Scene:
     head: Play | None = None
     worker: Play | None = None
     engine: dict[str, Any] = field(default_factory=dict)  # fields of its engine once it serves
-    before: dict[str, Any] | None = None  # an object of the service's name that exists before it
+    before: dict[str, Any] | None = None  # an object with the service's name that exists before the service
     job: Play | None = None  # behaviour of the Job that inspects the model
     loses_head: bool = False  # its head pod is deleted once it serves
 
@@ -235,7 +235,7 @@ def _keeps_unknown_fields(world: World, namespace: str) -> bool:
     except ApiError as error:
         if error.code not in (429, 503):
             raise
-        return False  # it refused a request that was under way: "apiserver is shutting down"
+        return False  # the API server refused a request that was under way: "apiserver is shutting down"
     return all(name in spec for name in _UNKNOWN_FIELD)
 
 
@@ -263,11 +263,11 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
 
 
 def test_every_reason_has_a_scene() -> None:
-    # The first two concern whole clusters: test_drift.py, and the last test here. The third takes 40 s without an
-    # event: tests/operator_unit/test_recovery.py.
+    # The first two reasons concern whole clusters: test_drift.py and the last test here have them. The third reason
+    # needs 40 s without an event: tests/operator_unit/test_recovery.py has it.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    # These are in test_rolls.py and test_node_drains.py, the last two in scaling/test_to_zero.py and
-    # gateway/test_gateway.py. Those of routes and of LLMGateways are in gateway/test_route.py and
+    # Reasons that other files test: test_rolls.py and test_node_drains.py; the last two in scaling/test_to_zero.py and
+    # gateway/test_gateway.py. The reasons of routes and LLMGateways are in gateway/test_route.py and
     # gateway/test_llmgateway.py.
     of_rolls = {
         *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),

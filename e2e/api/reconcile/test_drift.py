@@ -1,4 +1,4 @@
-"""The operator reverts changes and deletions of its objects by others, and restarts no engine for that."""
+"""The operator reverts changes and deletions of its objects by others, without a restart of an engine."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def test_a_deleted_raycluster_is_made_again(world: World, running: tuple[str, st
     world.request("DELETE", f"{_PATHS['RayCluster'].format(running[0])}/{before['name']}")
 
     def are_all_of_another() -> bool:
-        # KubeRay's cache may be stale too, so that it creates a pod for the deleted RayCluster and removes it again.
+        # KubeRay's cache may be stale, too. Then KubeRay creates a pod for the deleted RayCluster and removes the pod
+        # again.
         clusters = {each["metadata"]["uid"] for each in _all_own(world, running, "RayCluster")} - {before["uid"]}
         found = world.pods(*running)
         owners = {owner["uid"] for each in found for owner in each["metadata"]["ownerReferences"]}

@@ -19,7 +19,7 @@ _TAKEOVER_S = 10.0
 @pytest.fixture
 def pair(world: World) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
     """(the leader, the waiting operator)."""
-    # Otherwise a new leader would first reconcile terminating services of earlier tests.
+    # Waits, because otherwise a new leader would first reconcile terminating services of earlier tests.
     world.operator()
     wait_until(lambda: not world.services, "services of earlier tests to be gone", 120, world.story)
     world.stop_operators()
@@ -83,7 +83,7 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     world.create(manifest("new"))
     world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", _TAKEOVER_S, world.story)
-    # Requests that the old leader sent before its pause may have arrived since; later ones count.
+    # Requests that the old leader sent before its pause may have arrived since. Only later requests count.
     taken_over_at = time.monotonic()
     world.wait_serving(namespace, "new")
     world.wait_serving(namespace, "old")

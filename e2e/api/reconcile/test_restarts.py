@@ -1,7 +1,8 @@
 """After a kill at any write the next operator reaches the same end state.
 
-A write is a step: the API server has carried it out, and the operator has no answer. A kill just before a write leaves
-the same state as a kill just after the previous write. Rollouts are in test_rollout_restarts.py.
+Each write is a step. The operator is killed after the API server has carried out the write, and before it has the
+answer. A kill just before a write leaves the same state as a kill just after the previous write. Rollouts are in
+test_rollout_restarts.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from operator_processes.process import OPERATOR, OperatorProcess, wait_until
 from operator_processes.proxy import Request
 from real_api_server.world import LLM, World
 
-# Bound of writes of a story, which needs about 20 at most.
+# The most writes of a story. A story needs about 20.
 _MAX_WRITES = 60
 
 
@@ -55,7 +56,7 @@ def alone(world: World) -> Iterator[None]:
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, alone: None, namespace: str) -> None:
     *before, last = STORIES[story]
-    # Started by a command, because forked operators share the hash seed and thereby the order of sets.
+    # Started by a command, because forked operators would share the hash seed, and so the order of sets.
     current, successor = world.start_operator(command=OPERATOR), world.start_operator(is_held=True)
     undisturbed = _play(world, namespace, "chat-0", before, last, current, 0)
     assert undisturbed is not None
@@ -81,7 +82,7 @@ def _play(
     kill_at: int,
     successor: OperatorProcess | None = None,
 ) -> object:
-    """The end state. `kill_at` counts the writes of the last act; the result is None when it needed fewer."""
+    """The end state. `kill_at` counts the writes of the last act; the result is None if the act needed fewer writes."""
     for act in before:
         act(world, namespace, name)
         world.wait_serving(namespace, name)

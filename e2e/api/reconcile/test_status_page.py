@@ -1,7 +1,7 @@
 """docs/status.md shows the output of kubectl for four services; this test writes it.
 
-Times, versions and random suffixes are replaced, so the page changes only with the messages. The test fails once then,
-and the new page must be committed.
+Times, versions and random suffixes are replaced, so the page changes only with the messages. If the messages change,
+the test fails once, and the new page must be committed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_the_page_shows_what_kubectl_says(shown: None, world: World, kubectl: Ku
 
 
 def _essence(page: str) -> list[list[str]]:
-    """The words of each line, without Events, whose number depends on the states that the operator saw in between."""
+    """The words of each line. Events are left out, because their number depends on the order of observations."""
     kept = re.sub(r"(?ms)^Events:.*?^```$", "", page)
     return [line.split() for line in kept.splitlines()]
 

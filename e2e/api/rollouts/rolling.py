@@ -34,7 +34,7 @@ RELEASES = {
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
 _PATIENCE_S = 120.0
-# With more tests at once, all would wait for KubeRay, which creates pods of one RayCluster after the other.
+# More tests at once would only wait for KubeRay, which creates the pods of one RayCluster after the other.
 _NUM_AT_ONCE = 6
 
 
@@ -161,7 +161,7 @@ class Service:
         return [each for each in self._operator.proxy.writes(part, since) if each.method == method and each.code < 300]
 
     def deletion(self, cluster: str) -> Request:
-        """The first deletion of a RayCluster. A stale cache may cause another one."""
+        """The first deletion of a RayCluster. A stale cache may cause a second deletion."""
         return self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")[0]
 
     def routings(self, cluster: str) -> list[Request]:

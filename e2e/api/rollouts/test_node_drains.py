@@ -44,7 +44,7 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
         assert not world.evict(pod)
         service.wait("Progressing", "Moving")
         service.wait_until(lambda: world.evict(pod), "the eviction to go through")
-        # Any failed request would have happened by now.
+        # If a request had to fail, it would have failed by now.
         assert engine.found_at_drain == ()
         assert {method for _, method in engine.drains} == {"POST"}
         assert engine.num_running == 0

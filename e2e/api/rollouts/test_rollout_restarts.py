@@ -1,10 +1,10 @@
 """A rollout, a rollback and a scale-down reach the same end state with a kill of the operator after every write.
 
-Unlike in test_restarts.py one service experiences all kills: each next operator carries out one more step and is killed
-as well, so that no operator has any state but the cluster's. A write that changes nothing is no step, because a new
-operator applies existing objects again; nor is an Event, which no operator reads. ConfigMaps, Secrets and
-ControllerRevisions are created before their RayCluster and created again by an operator that finds no RayCluster, so a
-write of each causes one kill only: with a kill at every such write no operator would ever create the RayCluster.
+Unlike in test_restarts.py, all kills hit one service: each operator carries out one more step and is killed, so that no
+operator has any state but the cluster's. A write that changes nothing is no step, because a new operator applies
+existing objects again. An Event is no step either, because no operator reads Events. Each ConfigMap, Secret and
+ControllerRevision causes one kill only. They are created before their RayCluster, and an operator that finds no
+RayCluster creates them again: with a kill at every such write, no operator would ever create the RayCluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operator_processes.process import OperatorProcess
 from operator_processes.proxy import Request
 from real_api_server.world import World
 
-# Bound of kills of a story, which needs far fewer.
+# The most kills of a story. A story needs far fewer.
 _MAX_KILLS = 60
 _NUM_READY = 3  # started operators that wait
 _MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # otherwise the name would be part of the revision
@@ -32,7 +32,7 @@ class Story:
     begin: Callable[[Service], None]
     change: Callable[[Service], None]
     end: str  # reason of Progressing
-    least_kills: int  # steps that the story contains at least: status, creation, route, drain, deletion
+    least_kills: int  # steps that every story must contain: status, creation, route, drain, deletion
 
 
 STORIES = {

@@ -1,6 +1,6 @@
 """Changes of a running service, as its clients, its engines and its administrator see them.
 
-Most tests have clients, and only a release that fails requests may fail any of theirs. Restarts of the operator during
+Most tests have clients. Their requests may fail only in a release that fails requests. Restarts of the operator during
 a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
 """
 
@@ -236,7 +236,7 @@ def test_an_engine_that_drains_already_is_taken_back(it: Service) -> None:
 
 
 async def _num_to_fail(traffic: Traffic, engine: Engine) -> int:
-    # Runs in the event loop of both, where no request ends between the two reads.
+    # Runs in the event loop of clients and engines, so that no request ends between the two reads.
     return len(traffic.failures) + engine.num_running
 
 
@@ -337,7 +337,7 @@ def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) ->
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
     (old,) = it.clusters
-    # A change outside of the revision is no reason to try again.
+    # After a change outside of the revision, the failed revision is not tried again.
     it.apply(drainSeconds=9, replicas=2)
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: it.status["availableReplicas"] == 2, "two of the old revision")

@@ -58,7 +58,8 @@ class ScaledService:
     def __init__(self, setting: Setting, **spec: Any) -> None:
         self.world = world = setting.world
         self.namespace = namespace = setting.namespace
-        # Not by server-side apply: then the API server records no field manager for writes of the scale subresource.
+        # Not created by server-side apply, because then the API server would record no field manager for writes of the
+        # scale subresource.
         path = f"{LLM}/namespaces/{namespace}/llmservices"
         world.request("POST", path, llm_service(namespace, "chat", **spec), fieldValidation="Strict")
         world.wait_serving(namespace, "chat", 60)

@@ -1,6 +1,6 @@
 """The operator's scaler on a real API server: load, its end, a rollout, and other writers of `replicas`.
 
-The tests' operator averages loads over 10 s. The engines are simulated, and tell the load that a test sets.
+The tests' operator averages loads over 10 s. The engines are simulated, and report the load that a test sets.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_an_installation_after_that_takes_over_what_runs(
     uninstall_chart(world.kubeconfig)
     install_chart(world.kubeconfig)
     second = world.start_operator()
-    # The chart keeps the key: the engine refuses tokens of another one.
+    # The chart keeps the operator's key: the engine refuses tokens that are derived from another key.
     engine = world.kubelets.engine(namespace, "chat")
     assert engine is not None
     asked = engine.num_asked

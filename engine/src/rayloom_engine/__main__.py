@@ -11,7 +11,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     core = prepared_core(arguments)
     try:
-        # Imported only now: the core of a server imports its modules meanwhile.
+        # Imported only here, after the core of a server has begun to import its modules in parallel.
         from rayloom_engine.cli.commands import run
 
         return run(arguments, core)

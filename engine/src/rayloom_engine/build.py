@@ -87,8 +87,8 @@ def served_model(
 ) -> ServedModel:
     """Returns the facts about the model that a front needs. `weight_bytes`: of all ranks together.
 
-    Only gateways need hashes of the files, so without a port for them no file is read. Raises ModelError if one cannot
-    be read.
+    Only gateways need hashes of the files. So without a port for gateways no file is read. Raises ModelError if one
+    cannot be read.
     """
     served = ServedModel(
         path=str(found.resolved.path),
@@ -163,7 +163,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """Returns the cost of a token on one of `num_stages` equal stages, as if one rank did all the work of its stage."""
+    """Returns the operation counts of one of `num_stages` equal stages, as if one rank did all the stage's work."""
     return StepWork(
         flops_per_token=2 * shape.num_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value

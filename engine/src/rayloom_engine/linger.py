@@ -1,8 +1,8 @@
 """`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
-its streams, for which it needs its ranks, so their pods wait here until the engine has exited. If a pod with ranks is
-terminated alone, it waits a few seconds, in case the engine is about to drain. Then it exits: its ranks are replaced,
+its streams, for which it needs its ranks, so their pods wait here until the engine has exited. If only a pod with ranks
+is terminated, the pod waits a few seconds, in case the engine is about to drain. Then it exits, its ranks are replaced,
 and every stream continues.
 
 By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections:
@@ -25,7 +25,7 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # default port of Ray's head
-# Time for the engine's drain to begin: another node's kubelet terminates the engine's pod, and its front drains two
+# Seconds for the engine's drain to begin: another node's kubelet terminates the engine's pod, whose front drains two
 # seconds later.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
@@ -90,7 +90,7 @@ def ask(host: str, port: int) -> Answer:
 class Look:
     """A call that returns the engine's state.
 
-    Asks every address that has, or had, a connection, because a drain closes connections.
+    Asks every address that has or had a connection, because a drain closes connections.
     """
 
     def __init__(

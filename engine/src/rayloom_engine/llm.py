@@ -163,8 +163,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
-        Without sampling_params those of `get_default_sampling_params` are used, cut to the room in the context.
-        Raises RequestError if one of the prompts cannot be computed; then none is.
+        Without sampling_params those of `get_default_sampling_params` are used, cut to the room in the context. Raises
+        RequestError if one of the prompts cannot be computed. Then no prompt is computed.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -255,7 +255,7 @@ class LLM:
         try:
             self._finish_all(choices, use_tqdm)
         finally:
-            for sequence in sequences:  # after an interrupt, too, no sequence of this batch may stay in the engine
+            for sequence in sequences:  # no sequence of this batch may stay in the engine, even after an interrupt
                 self._engine.abort(sequence.request_id)
         by_prompt: list[list[_Choice]] = [[] for _ in prompts]
         for choice in choices.values():
@@ -272,7 +272,8 @@ class LLM:
                     if output.finish_reason == BROKEN_FORM:
                         raise RequestError(output.message, "structured_outputs")
                     if choices[output.sequence_id].add(output):
-                        if output.finish_reason is None:  # a stop string ended it, which the engine does not see
+                        # a stop string ended the choice, which the engine does not notice
+                        if output.finish_reason is None:
                             self._engine.abort(output.sequence_id)
                         unfinished.discard(output.sequence_id)
                         bar.update()

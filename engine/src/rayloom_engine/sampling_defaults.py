@@ -1,6 +1,6 @@
 """SamplingDefaults: the sampling settings in a model's generation_config.json, for requests that leave them out.
 
-As in vLLM, `do_sample` is not obeyed. The file's `eos_token_id` is read with the model's shape.
+As in vLLM, `do_sample` has no effect. The file's `eos_token_id` is read with the model's shape.
 """
 
 from __future__ import annotations

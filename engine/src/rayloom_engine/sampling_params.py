@@ -27,13 +27,13 @@ MAX_STOP_CHARS = 4096  # characters of all stop strings together
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
-MAX_ALLOWED_TOKEN_IDS = 2**20  # more than any vocabulary has
+MAX_ALLOWED_TOKEN_IDS = 2**20  # the most ids; no vocabulary has as many
 MAX_BAD_WORDS = 500
 MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
 MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
 
-_MAX_NAMED = 5  # at most this many wrong values are named in one message
+_MAX_NAMED = 5  # the most wrong values that a message names
 
 
 class ContextTooLong(RequestError):
@@ -81,10 +81,10 @@ class SamplingParams:
     seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # the answer is not ended by EOS, stop id or stop string before
+    min_tokens: int = 0  # before this many tokens, neither EOS nor a stop id or stop string ends the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
-    thinking: ThinkingBudget | None = None  # the limit with the model's tags, which chats fill in
+    thinking: ThinkingBudget | None = None  # the limit with the tags of the model; only chats set this field
     ignore_eos: bool = False
     # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
     logprobs: int | None = None
@@ -110,7 +110,7 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
-        # The dataclass is frozen, but these fields accept several types and keep one, so set them here once.
+        # The dataclass is frozen. But these fields accept several types and keep one, so they are set here once.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(

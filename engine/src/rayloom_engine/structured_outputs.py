@@ -9,7 +9,7 @@ from typing import Any
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
-MAX_CHOICES = 8_000  # the choices "0" to "7999" make a grammar of 55 KB
+MAX_CHOICES = 8_000  # the most choices; "0" to "7999" make a grammar of 55 KB
 MAX_AFTER_CHARS = 64
 
 _FORMS = ("json", "json_object", "regex", "choice", "grammar", "lark")

@@ -40,7 +40,7 @@ class EngineEnded(OperatorError):
 class Refused(OperatorError):
     """An object cannot be created or changed until somebody changes the spec or the cluster. A retry does not help.
 
-    `has_scaled`: the plan's write of `replicas` was carried out; another change was refused.
+    `has_scaled`: the plan's write of `replicas` was carried out, and only another change was refused.
     """
 
     has_scaled = False

@@ -28,7 +28,8 @@ def _context() -> ForkServerContext:
 class ForkedOperator:
     """`rayloom-operator` with these arguments and this environment, with its output in the file `log`.
 
-    The interface is that of subprocess.Popen. When two threads wait for its end at once, one may get 255 as exit code.
+    The interface is that of subprocess.Popen. If two threads wait for the process's end at once, one of them may get
+    255 as exit code.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -52,7 +53,7 @@ class ForkedOperator:
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal, if the process still runs. Safe in any thread."""
+        """Sends a signal, if the process still runs. May be called from any thread."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process_fd, number)
 

@@ -44,9 +44,9 @@ class OperatorProcess:
     ) -> None:
         """Starts an operator that connects to simulated engines.
 
-        `server` is its proxy, or the cluster entry of a kubeconfig. `folder` belongs to this process and will hold its
-        log. `arguments` are added to those of every operator. `command` is a command line of Python, such as OPERATOR;
-        without it the process is forked.
+        `server` is the operator's proxy, or the cluster entry of a kubeconfig. `folder` belongs to this process and
+        gets its log. `arguments` are added to those of every operator. `command` is a command line of Python, such as
+        OPERATOR; without it the process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -79,7 +79,7 @@ class OperatorProcess:
         self.process.wait()
 
     def stop(self, timeout_s: float = 15.0) -> int:
-        """The exit code after SIGTERM."""
+        """Sends SIGTERM. Returns the exit code."""
         self.process.terminate()
         try:
             return self.process.wait(timeout_s)
@@ -139,7 +139,7 @@ def direct(kubeconfig: Path) -> Document:
 def free_port() -> int:
     """Returns a port below those that the kernel gives to outgoing connections.
 
-    Such a connection would occupy a higher port before an operator that is held listens on it.
+    With a higher port, an outgoing connection might take the port before an operator whose start is held listens on it.
     """
     while True:
         port = random.randrange(20_000, 32_000)
@@ -148,7 +148,7 @@ def free_port() -> int:
 
 
 def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object = None) -> float:
-    """Seconds until `is_so()` held. Fails with `what` and `story()` after `timeout_s`."""
+    """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`."""
     assert callable(is_so)
     began = time.monotonic()
     while not is_so():

@@ -22,7 +22,7 @@ _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "co
 
 
 class Request(NamedTuple):
-    at: float  # time.monotonic() when it arrived
+    at: float  # time.monotonic() at which the request arrived
     method: str
     path: str
     code: int  # status of the answer; 0 before the answer
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
     @property
     def is_waiting(self) -> bool:
-        """True before the API server's answer. A watch has no answer."""
+        """True if the API server has not answered yet. A watch has no answer."""
         return self.code == 0 and "watch=true" not in self.path
 
 
@@ -47,7 +47,7 @@ class Proxy:
         self.log: list[Request] = []
         # Called with each write after the API server's answer and before the operator receives it.
         self.after_write: Callable[[Request], None] | None = None
-        self.is_open = asyncio.Event()  # while cleared, requests wait
+        self.is_open = asyncio.Event()  # requests wait while this event is cleared
         self.port = 0
         # Watches end only by cancellation.
         self._runner = web.ServerRunner(web.Server(self._pass, access_log=None), shutdown_timeout=0.1)

@@ -1,4 +1,4 @@
-"""A history of RayClusters by a watch, so that tests can assert bounds at every moment."""
+"""A history of the RayClusters that a watch reports, so that tests can assert bounds for every moment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class History:
     """A history that one event loop fills and any thread may read."""
 
     def __init__(self) -> None:
-        self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # existing ones, by name
+        self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # names of existing RayClusters
         self.ever: dict[Key, list[str]] = defaultdict(list)  # names of all that have existed, the oldest first
-        self.most: dict[Key, int] = defaultdict(int)  # most that existed at once; tests may reset it
+        self.most: dict[Key, int] = defaultdict(int)  # the most RayClusters that existed at once; tests may reset it
 
     async def follow(self, api: Api) -> None:
         async for kind, found in api.follow("/apis/ray.io/v1/rayclusters"):

@@ -58,11 +58,11 @@ _T = TypeVar("_T")
 class World:
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.kubeconfig = kubeconfig
-        self.services: dict[tuple[str, str], Document] = {}  # the API server's present objects
+        self.services: dict[tuple[str, str], Document] = {}  # copies of the API server's present objects
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
         self._last_conditions: dict[
             tuple[str, str], dict[tuple[str, str], Document]
-        ] = {}  # service -> (type, reason) -> last one
+        ] = {}  # service -> (type, reason) -> the last such condition
         self.history = History()
         self._drain_records: set[asyncio.Task[None]] = set()
         self._folder = folder
@@ -94,7 +94,7 @@ class World:
                 self._last_conditions.setdefault(key, {})[(each["type"], each["reason"])] = each
 
     async def _record_drain(self, ip: str) -> None:
-        """Records the ways by which clients could still reach an engine at a request to drain."""
+        """Records the ways by which clients could still reach an engine when it was asked to drain."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
@@ -247,7 +247,7 @@ class World:
         return self.condition(namespace, service, kind)
 
     def wait_seen(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
-        """The condition when it last had this reason, which may be over. Waits for the first time."""
+        """The condition when it last had this reason, even if that is over. Waits for the first time."""
         conditions = self._last_conditions.setdefault((namespace, service), {})
         wait_until(
             lambda: (kind, reason) in conditions,
@@ -320,5 +320,5 @@ class World:
 
 
 async def _called(call: Callable[[], _T]) -> _T:
-    """The result of the call, made in the event loop that runs this coroutine."""
+    """Makes the call in the event loop that runs this coroutine, and returns its result."""
     return call()

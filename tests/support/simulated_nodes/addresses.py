@@ -1,11 +1,10 @@
 """Addresses of simulated pods: each pod has its own, and the operator reaches it on this machine's loopback.
 
-EndpointSlices must not hold loopback addresses, and without root this machine has no other address to give away. So the
-status of a pod names an address in 198.18.0.0/15, a range reserved for benchmarks
-(https://www.rfc-editor.org/rfc/rfc2544), and an operator that calls `redirect()` connects to 127.X.Y.Z instead of
-198.X.Y.Z. So does an operator that is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...` with this
-file. The environment variable PORT replaces the port of each request, so that several sets of engines can run side by
-side.
+EndpointSlices must not have loopback addresses, and only root could give this machine further addresses. So the status
+of a pod names an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544),
+and an operator that calls `redirect()` connects to 127.X.Y.Z instead of 198.X.Y.Z. An operator that is started as
+`python FILE -m MODULE ...` or `python FILE -c CODE ...` with this file does so, too. The environment variable PORT
+replaces the port of each request, so that several sets of engines can run side by side.
 """
 
 from __future__ import annotations

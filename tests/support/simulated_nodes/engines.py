@@ -50,7 +50,7 @@ class Engine:
     num_ranks: int
     ranks_per_pod: int = 1
     nodes: list[str] = field(default_factory=list)  # nodes of the running worker pods
-    state: str = ""  # set by a test; empty: follows from the ranks
+    state: str = ""  # state that a test sets; empty: the state follows from the ranks
     reason: str = ""
     token_age: float | None = 1.0
     loading: tuple[int, int] = (0, 0)  # loaded bytes of the model, and all bytes; 0: unknown
@@ -59,7 +59,8 @@ class Engine:
     in_flight: int = 0  # requests that a test adds to those of a Traffic
     # Seconds from the beginning of a drain until those requests end; None: never.
     finish_s: float | None = 0.3
-    load: dict[str, Any] = field(default_factory=dict)  # set by a test; what is left out is that of an idle engine
+    # load that a test sets; fields that are left out have the values of an idle engine
+    load: dict[str, Any] = field(default_factory=dict)
     num_asked: int = 0
     # Results of the requests of a Traffic.
     first_token_s: float = 0.03
@@ -71,7 +72,8 @@ class Engine:
     # Times by time.monotonic(), for the order of events.
     served_at: float | None = None  # time of the first answer with state "serving"
     drains: list[tuple[float, str]] = field(default_factory=list)  # time and method of each request for /drain
-    found_at_drain: tuple[str, ...] = ()  # the ways by which clients could still reach it at the last POST /drain
+    # the ways by which clients could still reach the engine at the last POST /drain
+    found_at_drain: tuple[str, ...] = ()
 
     @property
     def said_state(self) -> str:
@@ -148,7 +150,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
-        self.gateways: dict[str, Gateway] = {}  # by address
+        self.gateways: dict[str, Gateway] = {}  # address -> engine
         self.num_answers = 0
         # Called with the address of an engine for each request to drain, before the answer.
         self.on_drain: Callable[[str], None] = lambda ip: None

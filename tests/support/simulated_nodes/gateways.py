@@ -1,4 +1,4 @@
-"""Simulated gateways: their answers to `/status`, and the tokenizer that each pod takes from an engine.
+"""Simulated gateways: their answers to `/status`, and the tokenizer that each pod gets from an engine.
 
 As in the real gateway, the tokenizer is in the pod's own volume. So a recreated pod is not ready before an engine of
 its services serves.
@@ -17,7 +17,7 @@ _LABELS = ("rayloom.dev/gateway", "rayloom.dev/llmgateway")
 
 
 def is_gateway(pod: dict[str, Any]) -> bool:
-    """Returns whether this is a gateway pod, of an LLMService or of an LLMGateway."""
+    """Returns whether a pod is a gateway pod, of an LLMService or of an LLMGateway."""
     return any(label in pod["metadata"].get("labels", {}) for label in _LABELS)
 
 
@@ -42,7 +42,7 @@ class Gateway:
 
     token: str
     has_text: bool = False
-    num_held: int = 0  # sequences
+    num_held: int = 0  # waiting sequences
     held_tokens: int = 0
     in_flight: int = 0  # requests that engines compute
     num_finished: int = 0

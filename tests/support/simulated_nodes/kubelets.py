@@ -188,7 +188,7 @@ class Kubelets:
             # A kubelet retries the mount and reports the failure in an Event.
             play, delay = Play(mount_failure=missing), _RETRY_S
         if play.runs_engine and is_gateway(pod):
-            # The pod is looked at again until the gateway has a tokenizer.
+            # The pod is updated again until the gateway has a tokenizer.
             delay = delay or await self._start_gateway(ip, pod)
         engine = self._engines.by_ip.get(ip) or self._engines.gateways.get(ip)
         if self.skips_unready_pods and engine is not None and not engine.is_ready:
@@ -214,7 +214,7 @@ class Kubelets:
         return delay
 
     async def _start_gateway(self, ip: str, pod: Document) -> float:
-        """Starts the gateway of a pod, which takes the tokenizer of any engine of its services that serves.
+        """Starts the gateway of a pod. The gateway gets its tokenizer from any serving engine of its services.
 
         Returns the seconds until the next attempt; 0 once the gateway has a tokenizer.
         """

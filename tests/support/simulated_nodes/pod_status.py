@@ -17,9 +17,9 @@ class Play:
 
     waiting: tuple[str, str] | None = None  # reason and message of a container that cannot start
     ended: tuple[int, str] | None = None  # exit code and termination message of a container that keeps ending
-    # True: the container is restarted with back-off (`crashes.py`). False: it waits from its first end on.
+    # True: the container is restarted with back-off (`crashes.py`). False: after its first end, the container waits.
     is_restarted: bool = False
-    is_oom: bool = False  # the kernel killed it, with code 137
+    is_oom: bool = False  # the kernel killed the container for lack of memory, with code 137
     mount_failure: str = ""  # the kubelet's message about a volume, in an Event
     is_never_ready: bool = False
     container: str = ""  # name of the affected container; empty: the last one, in a head pod the engine's

@@ -21,7 +21,7 @@ class ExistingCluster:
         Kubectl(self.kubeconfig)("get", "--raw", "/readyz")
 
     def down(self) -> None:
-        """Does nothing: the cluster is not ours."""
+        """Does nothing, because this program has not created the cluster."""
 
     def build_images(self) -> tuple[str, ...]:
         return tuple(image.name for image in images.IMAGES)
@@ -32,7 +32,7 @@ class ExistingCluster:
         )
 
     def load_image(self, name: str) -> None:
-        """Does nothing: the nodes have the image or can pull it."""
+        """Does nothing, because the nodes have the image or can pull it."""
 
     def node_names(self) -> tuple[str, ...]:
         nodes = Kubectl(self.kubeconfig).json("get", "nodes")["items"]

@@ -17,10 +17,10 @@ class Cluster(Protocol):
         """The path of an administrator's kubeconfig."""
 
     def up(self, mode: Mode) -> None:
-        """Starts the cluster, or repairs one that runs partly. Takes little time when it already works."""
+        """Starts the cluster, or repairs one that runs partly. Takes little time if the cluster already works."""
 
     def down(self) -> None:
-        """Removes everything that `up` created, in whatever state the cluster is."""
+        """Removes everything that `up` created, even from a cluster that runs partly."""
 
     def build_images(self) -> tuple[str, ...]:
         """Names of Rayloom's images. Builds an image whose sources changed."""
@@ -47,7 +47,7 @@ class Cluster(Protocol):
         """Reverts `cut_link`. Returns at once."""
 
     def stop_kuberay(self) -> None:
-        """Kills KubeRay's operator. If nothing else restarts the operator, `up` does."""
+        """Kills KubeRay's operator. `up` restarts the operator if nothing else does."""
 
     def logs(self) -> tuple[Path, ...]:
         """Paths of the log files of the cluster's components."""

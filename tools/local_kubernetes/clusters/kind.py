@@ -32,7 +32,7 @@ class KindCluster:
         return self._place.kubeconfig.with_name("kind-kubeconfig")
 
     def up(self, mode: Mode) -> None:
-        """Creates the cluster if it does not exist. Both modes are equal, because kind has no cluster without nodes."""
+        """Creates the cluster if it does not exist. `mode` has no effect, because kind has no cluster without nodes."""
         self.kubeconfig.parent.mkdir(parents=True, exist_ok=True)
         if self._name not in run("kind", "get", "clusters").split():
             with stage("kind"):
@@ -43,7 +43,7 @@ class KindCluster:
             run_shown("helm", "--kubeconfig", self.kubeconfig, "upgrade", "--install", *release)
 
     def down(self) -> None:
-        # `kind delete` succeeds as well when the cluster does not exist.
+        # `kind delete` also succeeds if the cluster does not exist.
         run_shown("kind", "delete", "cluster", "--name", self._name)
         self.kubeconfig.unlink(missing_ok=True)
 

@@ -49,7 +49,8 @@ class LocalCluster:
         with self._lock():
             had = self._finished_mode()
             if had is None or (had, mode) == ("api", "full"):
-                # An unfinished `up` or a reboot left remains, or the API server has an address that nodes cannot reach.
+                # The remains are of an unfinished `up` or from before a reboot. Or the API server has an address that
+                # nodes cannot reach.
                 self._remove()
             wanted: Mode = "full" if had == "full" else mode
             self._place.state.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -85,7 +86,7 @@ class LocalCluster:
         with storage_lock():
             for image in images.IMAGES:
                 images.build_with_buildah(image, base)
-            # Layers of every cluster of this machine, since they share the storage.
+            # Layers that any cluster of this machine uses, because all clusters share the storage.
             nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
             images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
@@ -107,7 +108,7 @@ class LocalCluster:
         self._node(name).disconnect()
 
     def start_node(self, name: str) -> None:
-        self._node(name)  # raises for an unknown name
+        self._node(name)  # raises ValueError for an unknown name
         self.up("full")
 
     def cut_link(self, name: str) -> None:
@@ -128,7 +129,7 @@ class LocalCluster:
         return self._place.state / "up.json"
 
     def _finished_mode(self) -> Mode | None:
-        """The mode of the last `up`; None if it was not complete, or before the last boot of the machine."""
+        """The mode of the last `up`; None if that `up` was not complete or came before the last boot of the machine."""
         try:
             written = json.loads(self._marker.read_text())
         except FileNotFoundError:

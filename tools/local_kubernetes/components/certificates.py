@@ -84,7 +84,7 @@ class Authority:
 
 
 def _rename(partial: Certificate, final: Certificate) -> None:
-    # The certificate is renamed last, so its key exists whenever it does.
+    # The certificate is renamed last, so a certificate always has its key.
     partial.key.rename(final.key)
     partial.certificate.rename(final.certificate)
 

@@ -14,12 +14,12 @@ from local_kubernetes.machine.shell import wait_until
 from local_kubernetes.parts.build import Parts
 
 _USUAL_API_PORT = 6443
-# Controllers without a use where nodes are simulated: EndpointSlices are enough there.
+# Controllers that are not needed for simulated nodes, for which EndpointSlices are enough.
 _OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
 
 
 class ControlPlane:
-    """`address` is the API server's: the bridge's for a cluster with nodes, else 127.0.0.1."""
+    """Starts the control plane. `address`: the bridge's for a cluster with nodes, else 127.0.0.1."""
 
     def __init__(self, place: Place, parts: Parts, processes: Processes, *, address: str) -> None:
         self._place = place
@@ -41,7 +41,8 @@ class ControlPlane:
             "etcd",
             data_dir=place.state / "etcd",
             unsafe_no_fsync="true",
-            quota_backend_bytes=8 << 30,  # 10,000 services with the versions of five minutes exceed the default, 2 GiB
+            # the default of 2 GiB is too little for 10,000 services with all their versions of five minutes
+            quota_backend_bytes=8 << 30,
             listen_client_urls=client,
             advertise_client_urls=client,
             listen_peer_urls=peer,
@@ -179,7 +180,7 @@ class ControlPlane:
         def is_so_with_all_alive() -> bool:
             if is_so():
                 return True
-            self._processes.expect_all_alive()  # the wait cannot succeed without all of them
+            self._processes.expect_all_alive()  # all processes must be alive, or the wait cannot succeed
             return False
 
         wait_until(what, is_so_with_all_alive, timeout_s, hint=f"its log is {self._processes.log(process)}")

@@ -1,8 +1,8 @@
 """One node of the local cluster: Linux namespaces with a containerd, a kubelet and a kube-proxy in them.
 
-A node has its own network, mounts and process ids, and a small program is its first process. When that ends, the kernel
-kills all processes of the node and removes its mounts and interfaces. Only its control groups and its folder are
-removed by name.
+A node has its own network, mounts and process ids, and a small program is its first process. When this process ends,
+the kernel kills all processes of the node and removes its mounts and interfaces. Only its control groups and its folder
+are removed by name.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Node:
         self._run_inside(inside, "ip", "route", "replace", other.pod_cidr, "via", other.ip)
 
     def _ensure_cgroup(self) -> None:
-        """Creates the control group of all of the kubelet's pods, in every hierarchy."""
+        """Creates the control group for all pods of the kubelet, in every hierarchy."""
         for hierarchy in cgroup_hierarchies():
             delegate_controllers(hierarchy)
             group = hierarchy / self.place.cgroup
@@ -265,9 +265,9 @@ def cgroup_hierarchies() -> list[Path]:
 
 
 def delegate_controllers(hierarchy: Path) -> None:
-    """Enables the kubelet's controllers for new groups of the hierarchy, as far as it has them.
+    """Enables those of the kubelet's controllers that the hierarchy has, for new groups in it.
 
-    In version 2 a group has only the controllers that its parent enables. In version 1 nothing is to do.
+    In version 2 a group has only the controllers that its parent enables. Version 1 needs no change.
     """
     control = hierarchy / "cgroup.subtree_control"
     if not control.exists():

@@ -44,7 +44,8 @@ def pause_image(pause: Path) -> str:
 
 def _make_base(name: str, key: str) -> None:
     root = partial_folder(f"base-{key}")
-    # debootstrap mounts file systems below its target. The kernel unmounts them with these namespaces, however it ends.
+    # debootstrap mounts file systems below its target. The kernel unmounts them when the namespaces end, even if
+    # debootstrap fails.
     apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     try:
         packages = f"--include={','.join(_BASE_PACKAGES)}"

@@ -32,7 +32,7 @@ class Image:
     cached_stages: tuple[str, ...]
     """Build stages to keep, although the image does not contain them."""
     scripts: tuple[str, ...]
-    """Files beside the Dockerfile that the Dockerfile copies."""
+    """Files in the Dockerfile's folder that it copies."""
     limit_bytes: int | None
     """Upper bound of the bytes of all layers above the base; None: no bound."""
     build_files: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def build_with_buildah(image: Image, base: str) -> None:
             build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host"]
             build += ["--pull-never", "--build-arg", f"BASE={base}", "--label", f"{LABEL}={image.project}", *secrets]
             build += ["--ignorefile", str(REPOSITORY / ".dockerignore"), "--file", str(image.dockerfile)]
-            # A tagged stage is not removed together with unused images.
+            # A stage gets a tag, so that it is not removed with unused images.
             for name in image.cached_stages:
                 tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
                 run_shown(*build, "--target", name, "--tag", tag, REPOSITORY, timeout_s=BUILD_S)
@@ -125,7 +125,7 @@ def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -
 
 
 def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
-    """Removes our images of other versions and without a name.
+    """Removes those of our images that have another version or no name.
 
     Layers below a named image and layers that a node has mounted are kept.
     """

@@ -40,12 +40,12 @@ def graft(store: Store, name: str, socket: Path) -> None:
             _link(socket, layer, chain_id, parent)
             with_root.append(chain_id)
     _run(socket, "images", "import", "-", stdin=archive)
-    # From here on the image itself holds its snapshots: containerd removes them once it is replaced and unused.
+    # From here on the image keeps its snapshots: containerd removes them once the image is replaced and unused.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
-    # containerd's CRI plugin learns of a new image a moment later, and never of a replaced one: it ignores a name that
-    # carries its label, and the import keeps labels. A pod that starts before the plugin knows the image would not find
-    # it, so this function removes the label and waits until the plugin has its own entry of the image.
+    # containerd's CRI plugin learns of a new image a moment later. It never learns of a replaced image, because it
+    # ignores names with its label, and the import keeps labels. A pod that starts before the plugin knows the image
+    # would not find it. So this function removes the label and waits until the plugin has an entry of the image.
     _run(socket, "images", "label", name, "io.cri-containerd.image=")
     known = _digest(config)
     wait_until(
@@ -92,7 +92,7 @@ def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
 
 
 def _remove_leftover(socket: Path, key: str) -> None:
-    """Removes the snapshot that a run left when it was killed between two of the calls."""
+    """Removes the snapshot that a killed run has left between two calls."""
     if _has_snapshot(socket, key):
         _run(socket, "snapshots", "remove", key)
 

@@ -28,7 +28,7 @@ _ALWAYS = {"openssl": "openssl"}
 
 
 def ensure_packages(*, nodes: bool, images: bool) -> None:
-    """Installs missing packages as root. Raises ClusterError with their names where that is not possible."""
+    """Installs missing packages as root. Raises ClusterError with their names if they cannot be installed."""
     wanted = _ALWAYS | (_NODES if nodes else {}) | (_IMAGES if images else {})
     if not _missing(wanted):
         return

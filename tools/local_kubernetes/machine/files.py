@@ -32,7 +32,7 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
-    """Holds a lock for the block. The kernel releases it when the process ends, however it ends.
+    """Holds a lock for the block. The kernel releases the lock when the process ends, even after a kill.
 
     Raises ClusterError naming the holder after `timeout_s`. The lock file is never removed, because two processes could
     then hold the locks of two files of the same name.

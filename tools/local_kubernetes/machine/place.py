@@ -93,7 +93,7 @@ class Place:
 class NodePlace:
     cluster: Place
     name: str
-    number: int  # from 1
+    number: int  # the number of the node, counted from 1
 
     @property
     def folder(self) -> Path:

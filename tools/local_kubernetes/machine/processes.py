@@ -21,7 +21,7 @@ from local_kubernetes.machine.shell import ClusterError, wait_until
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
 _PROCESS = "RAYLOOM_E2E_PROCESS"
 _NUM_SHOWN_LINES = 5
-# References to children that outlive this process; without them Python warns about children without a `wait`.
+# Children that outlive this process. The references prevent Python's warning about children without a `wait`.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -98,11 +98,11 @@ class Processes:
         return tuple(_marked(f"{_CLUSTER}={self._state}".encode()))
 
     def _end(self, *marks: bytes) -> None:
-        # An ending process loses its memory, and with it its environment, before it releases its ports.
+        # A process that ends loses its memory, and so its environment, before it releases its ports.
         ending: dict[int, list[str]] = {}
 
         def all_gone() -> bool:
-            # Repeated, because a process may have started another one since the last scan.
+            # The scan is repeated, because a process may have started another one in the meantime.
             found = _marked(*marks)
             for pid in found:
                 ending.setdefault(pid, _stat(f"{pid}")[19:20])
@@ -180,9 +180,9 @@ def _start_time(pid: int) -> str | None:
 
 
 def _is_ending(pid: int, started: list[str]) -> bool:
-    """True while a thread of the process with this start time lives; the first may be a zombie before the last ends."""
+    """True while a thread of the process with this start time lives, even if the first thread is a zombie."""
     threads = [_stat(f"{pid}/task/{path.name}") for path in Path(f"/proc/{pid}/task").glob("*")]
-    # The id may belong to another process now.
+    # Another process may have this id now.
     return _stat(f"{pid}")[19:20] == started and any(fields and fields[0] not in "ZX" for fields in threads)
 
 

@@ -31,8 +31,8 @@ def refuse_beside_another() -> None:
 def refuse_beside_twin(state: Path) -> None:
     """Raises ClusterError while a cluster of the same index runs in another folder, such as that of another HOME.
 
-    No other check would find it: our API server would use the other cluster's etcd, and the other KubeRay would answer
-    the readiness check of ours.
+    No other check would find the other cluster: our API server would use its etcd, and its KubeRay would answer the
+    readiness check of ours.
     """
     for twin in living_clusters() - {state}:
         if twin.name == state.name:
@@ -47,7 +47,7 @@ def end_runs() -> None:
     spared = {os.getpid(), *_ancestors(os.getpid())}
 
     def all_gone() -> bool:
-        # Repeated, because a process may have started another one since the last scan.
+        # The scan is repeated, because a process may have started another one in the meantime.
         found = _with_descendants({pid for pid, one in carriers(_RUN).items() if one == str(REPOSITORY)} - spared)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -66,7 +66,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _with_descendants(pids: set[int]) -> set[int]:
-    """These processes and all below them. A build step has the image's environment, without the mark."""
+    """Returns these processes and their descendants, since a build step has the image's environment only."""
     parents = _parents()
     found = set(pids)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 from local_kubernetes.machine.place import INDICES, Place
 
-# Time to build an image or a part of Kubernetes. Enough at the lowest priority beside busy tests, as in .ci/run.
+# Time to build an image or a part of Kubernetes. It suffices even at the lowest priority beside busy tests, as in
+# .ci/run.
 BUILD_S = 3600.0
 _NUM_SHOWN_LINES = 30
 # Pause between two checks of a condition.

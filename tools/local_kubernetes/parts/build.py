@@ -35,8 +35,8 @@ class Parts:
 def build_parts() -> Parts:
     """The programs. Compiles those whose sources are not in the cache: 7 to 13 minutes on two cores for all.
 
-    Two parts are compiled at a time, because downloads come before the first compilation of a part, and its linker at
-    the end uses one core.
+    Two parts are compiled at a time, because one part alone does not use two cores: it begins with downloads, and its
+    linker uses one core.
     """
     with ThreadPoolExecutor(max_workers=2) as threads:
         kube = threads.submit(_built, "kube", _compile_kube)
@@ -137,6 +137,6 @@ def _compile_static(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _lock(part: str) -> Iterator[None]:
-    """Lets one process build the part while others wait."""
+    """Makes other processes wait while this one builds the part."""
     with locked(cache_folder() / f".{part}.lock", f"building {part}", BUILD_S):
         yield

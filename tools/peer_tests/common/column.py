@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Failures of tests whose server was gone or too slow. They say nothing about the server's answers.
+# Failures of tests whose server was gone or too slow. They show nothing about the server's answers.
 _LOST = re.compile(
     r"Connection error|ConnectionError|APITimeoutError|Timeout \(?>|failed to start in time|exited unexp"
     r"|KeyboardInterrupt|SystemExit"
@@ -34,7 +34,7 @@ class Column:
 
 
 def run_column(column: Column, *, resume: bool, words: Sequence[str] = (), only: Sequence[str] | None = None) -> None:
-    """Runs the tests and appends to `results`. With `resume`, only those that have no result yet.
+    """Runs the tests and appends to `results`. With `resume`, runs only tests that have no result yet.
 
     `words`: further words for pytest. `only`: the ids of the tests that may run, if not all may.
     """
@@ -72,7 +72,7 @@ def forget_lost(results: Path) -> int:
 
 
 def _kill_servers(pids: Path) -> None:
-    """Kills the process groups of servers that outlived the tests, as when the tests themselves were killed."""
+    """Kills the process groups of servers that outlived the tests, for example because the tests were killed."""
     if not pids.exists():
         return
     for line in pids.read_text(encoding="utf-8").splitlines():

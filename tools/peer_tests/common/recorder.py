@@ -1,4 +1,5 @@
-"""A plugin for pytest that records the result of each test, and leaves out tests that have one. It runs anywhere.
+"""A plugin for pytest that records the result of each test, and leaves out tests that have one. Imports no module of
+ours.
 
 Results are appended to the file PEER_TESTS_RESULTS, one JSON object a line: a line when a test starts, and one for its
 outcome. So an interrupted run loses one test. With PEER_TESTS_RESUME, tests with an outcome are not run
@@ -32,7 +33,7 @@ def mark_served() -> None:
 
 
 def add_server(pid: int) -> None:
-    """Notes a server that leads a process group of its own, so that it cannot outlive the tests."""
+    """Records a server that leads a process group of its own. The group is killed if it outlives the tests."""
     mark_served()
     _GROUPS.append(pid)
     with _results().with_suffix(".pids").open("a", encoding="utf-8") as file:
@@ -72,7 +73,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, Any]:
-    """Writes the result of a test. Tests without a server compute in this process and say nothing about a server."""
+    """Writes the result of a test. Tests without a server are left out, because they show nothing about a server."""
     report = yield
     if report.when != "call" and report.outcome == "passed":
         return report

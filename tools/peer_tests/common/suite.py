@@ -1,4 +1,4 @@
-"""Suite: the tests of one peer, how they run on a server, and the failures that are not owed."""
+"""Suite: the tests of one peer, how they run on a server, and the failures that do not count against ours."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Suite:
     name: str
     version: str  # versions of the tests and of the peer; results of other versions are not reused
     files: Sequence[str]
-    column: Callable[[str, Sequence[str], Place], Column]  # of a server, files and the place; installs what it needs
+    # returns the column of a server, for these files and this place; installs what the tests need
+    column: Callable[[str, Sequence[str], Place], Column]
     has_peer: bool = True  # False: the peer itself cannot run here, and `expected` stands for it
-    # A part of a test's id -> why its result says nothing about a server.
+    # A part of a test's id -> the reason why the test's result shows nothing about a server.
     not_applicable: Mapping[str, str] = field(default_factory=dict)
-    # A part of a test's id -> the cause of a failure that only our server has and that stays.
+    # A part of a test's id -> the cause of a failure that only our server has, and that will not be mended.
     exceptions: Mapping[str, str] = field(default_factory=dict)
     # A test's id -> its outcome on the peer, for peers that cannot run here, and where the outcome was read.
     expected: Mapping[str, str] = field(default_factory=dict)

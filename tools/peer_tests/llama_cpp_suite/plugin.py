@@ -26,7 +26,7 @@ START_SECONDS = 600
 MAX_MODEL_LEN = 8192
 NO_ENGINE = "needs another kind of model"
 
-# Paths without the prefix of OpenAI's API, and the same with it.
+# Paths without the prefix of OpenAI's API -> the same paths with it.
 _ALIASES = {"/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses", "/models": "/v1/models"}
 _SHARED = ("/v1/", "/health", "/metrics")
 _NOT_SHARED = ("/v1/stream",)
@@ -39,7 +39,7 @@ def our_path(path: str) -> str | None:
 
 
 def our_command(engine: str, weights: str, server: Any, folder: str) -> list[str]:
-    """Returns the command that starts our server with the settings of a ServerProcess that we have, too."""
+    """Returns the command that starts our server with those settings of a ServerProcess that our server has."""
     slots = server.n_slots or 1
     context = min(MAX_MODEL_LEN, (server.n_ctx or MAX_MODEL_LEN) // (1 if server.kv_unified else slots))
     command = [engine, "serve", "--model", weights, "--dtype", "float32", "--threads", "2", "--admin-port", "0"]
@@ -83,7 +83,7 @@ def _require_text_model(server: Any) -> None:
 
 
 class _Running:
-    """The last server of ours. Tests ask for the same settings one after the other, and a start takes seconds."""
+    """Our last server, kept because several tests in a row have the same settings, and a start takes seconds."""
 
     command: ClassVar[list[str]] = []
     process: ClassVar[subprocess.Popen[bytes] | None] = None

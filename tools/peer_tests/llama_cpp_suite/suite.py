@@ -1,4 +1,4 @@
-"""The tests of llama.cpp's server, beside llama.cpp's server on the same weights."""
+"""The tests of llama.cpp's server, for our server and for llama.cpp's, on the same weights."""
 
 from __future__ import annotations
 

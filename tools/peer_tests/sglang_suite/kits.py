@@ -1,8 +1,8 @@
-"""SGLang's checks as tests for pytest. It runs in the environment of clients, with PEER_TESTS_SGLANG on the path.
+"""SGLang's checks as tests for pytest. It needs the variable PEER_TESTS_SGLANG: SGLang's folder.
 
-SGLang's own test files start its server on a GPU and call these checks. Here a server of ours takes the server's place.
-The modules are loaded as they are; the names that they import from SGLang's engine are replaced. The reason of a stop,
-`stop_reason` here and in vLLM, is shown to them by SGLang's name, `matched_stop`.
+SGLang's own test files start its server on a GPU and call these checks. Here our server runs instead. The modules are
+loaded as they are; the names that they import from SGLang's engine are replaced. The reason of a stop, which our server
+and vLLM call `stop_reason`, gets SGLang's name, `matched_stop`.
 """
 
 from __future__ import annotations

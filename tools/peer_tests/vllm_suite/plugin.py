@@ -84,7 +84,7 @@ def our_command(engine: str, weights: str, model_name: str, arguments: Sequence[
     """Returns the command that starts our server. API keys are written into a file in `folder`."""
     command = [engine, "serve", "--model", weights, "--dtype", "float32", "--threads", "2"]
     command += ["--served-model-name", model_name, "--admin-port", "0"]
-    command += ["--metrics-prefix", "vllm"]  # as users do who keep vLLM's dashboards
+    command += ["--metrics-prefix", "vllm"]  # the flag for users who keep vLLM's dashboards
     keys = []
     for name, value in kept_flags(arguments):
         if name == "--api-key" and value is not None:

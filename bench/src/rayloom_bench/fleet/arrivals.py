@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Ids of a segment are consecutive from its number times this, so different segments have no id in common.
+# The ids of a segment are consecutive and begin at its number times this value. So two segments have no id in common.
 _MOST_TOKENS = 2**24
 
 
@@ -18,7 +18,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request. Two prompts have the same prefix as far as their segments are equal."""
+    """A request. Two prompts have a common prefix if their first segments are of the same text."""
 
     at_s: float
     prompt: tuple[Segment, ...]
@@ -30,7 +30,7 @@ class Arrival:
         return sum(segment.num_tokens for segment in self.prompt)
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns token ids. They belong to no vocabulary, but prompts have equal ids where their texts are equal."""
+        """Returns token ids. The ids are of no vocabulary, but equal texts have equal ids."""
         ids: list[int] = []
         for segment in self.prompt:
             first = segment.text * _MOST_TOKENS

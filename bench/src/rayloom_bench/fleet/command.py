@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rates(args: argparse.Namespace) -> list[float]:
-    """Requests a second of each run; for a trace file its own rate, which is given as 0."""
+    """Requests a second of each run; 0 for a trace file, which has its own rate."""
     if args.trace is not None:
         return [0.0]
     try:

@@ -20,12 +20,12 @@ from rayloom_engine.errors import QueueFull
 from rayloom_engine.protocol.messages import CoreMessage
 
 TOKEN = 5  # id of every sampled token
-_IDLE_REPORT_S = 0.25  # after the last step, as the core's loop checks an idle engine
+_IDLE_REPORT_S = 0.25  # seconds after the last step at which the engine reports, as the core's loop does
 _GATEWAY = 1  # number of the only connection
 
 
 class VirtualClock:
-    """`now_s` is the time of the event that is being handled."""
+    """A queue of events by their time. `now_s`: the time of the event that is being handled."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -57,10 +57,11 @@ class EngineShape:
     max_num_batched_tokens: int = 512
     max_model_len: int = 8192
     max_queued: int = 1024
-    # Time of a step outside the model. On a CPU, core and front use the cores of the model: 22 us for a streamed token
-    # (docs/design/engine-front.md) and 3 us for a decode in the scheduler (docs/design/engine-core.md).
+    # Seconds of a step outside of the model. On a CPU, core and front compute on the cores that the model uses: 22 us
+    # for a streamed token (docs/design/engine-front.md) and 3 us for a decode in the scheduler
+    # (docs/design/engine-core.md).
     host_s: float = 0.0005
-    host_token_s: float = 25e-6  # for each sequence with a new token
+    host_token_s: float = 25e-6  # seconds for each sequence with a new token
 
     def scheduler(self) -> Scheduler:
         return Scheduler(
@@ -126,7 +127,7 @@ class SimulatedEngine:
         self._publisher.subscribe(_GATEWAY)
 
     def send(self, connection: int, message: CoreMessage) -> None:
-        """Passes a report on, in the place of the core's sockets."""
+        """Passes a report to the listener. A real core would send it through its sockets."""
         if not self._listener.report(self.name, message):
             self._clock.after(0.0, self.subscribe)
 
@@ -136,7 +137,7 @@ class SimulatedEngine:
             self._begin_step()
 
     def lose(self) -> None:
-        """Ends the engine: nothing more comes from it."""
+        """Ends the engine: it sends nothing any more."""
         self.is_lost = True
         self._publisher.unsubscribe(_GATEWAY)
 

@@ -28,11 +28,11 @@ class FleetOutcome:
     policy: str
     finished: tuple[FinishedRequest, ...]
     num_lost: int  # requests that a full queue refused, or that ended with their engine
-    span_s: float  # from the first arrival to the last token
+    span_s: float  # seconds from the first arrival to the last token
     engine_hours: float
     num_failures: int
     prefix_queries: int  # tokens of admitted prompts
-    prefix_hits: int  # those of the prefix_queries that were cached
+    prefix_hits: int  # the part of prefix_queries that was cached
     num_events: int
 
     @property

@@ -14,7 +14,7 @@ from rayloom_engine.routing.router import choose
 
 
 class RoutedRequest:
-    """A request as a policy sees it. `token_ids`: everything that is known of it, also after a resume."""
+    """The part of a request that a policy knows. `token_ids`: the prompt and, after a resume, the generated tokens."""
 
     def __init__(self, request_id: str, tenant: str, prompt_ids: tuple[int, ...], block_size: int) -> None:
         self.request_id = request_id
@@ -28,12 +28,12 @@ class RoutedRequest:
 class Policy(Protocol):
     """Learns of engines and requests, and picks an engine for a request."""
 
-    wants_reports: bool  # False: engines send nothing
+    wants_reports: bool  # False: engines send no reports to the policy
 
     def added(self, engine: str) -> None: ...
 
     def removed(self, engine: str) -> None:
-        """The engine drains or is lost. It gets no further request."""
+        """Forgets an engine that drains or is lost: it gets no further request."""
 
     def pick(self, request: RoutedRequest) -> str | None:
         """Returns an engine that serves, or None if there is none."""
@@ -41,7 +41,7 @@ class Policy(Protocol):
     def sent(self, engine: str, request: RoutedRequest) -> None: ...
 
     def has_token(self, engine: str, request_id: str) -> None:
-        """The request has its first token from this engine."""
+        """Records that the request has its first token from this engine."""
 
     def ended(self, engine: str, request_id: str) -> None: ...
 

@@ -23,9 +23,9 @@ from rayloom_engine.routing.fairness import HeldRequest, in_turns
 class FleetSettings:
     shape: EngineShape
     num_engines: int
-    start_s: float = 30.0  # from the decision for an engine, or a failure, until the engine serves
+    start_s: float = 30.0  # seconds from the decision for an engine, or from a failure, until the engine serves
     mean_s_between_failures: float | None = None  # mean time between failures of one engine; None: no engine fails
-    resumes: bool = True  # requests of a lost engine continue on another one; False: they are lost
+    resumes: bool = True  # True: requests of a lost engine continue on another engine; False: they are lost
     seed: int = 0
 
 
@@ -126,7 +126,7 @@ class Fleet(EngineListener):
         )
         member.engine.submit(sequence)
 
-    # What engines send.
+    # Messages of engines.
 
     def outputs(self, engine: str, outputs: list[SequenceOutput]) -> None:
         member = self._members[engine]
@@ -187,7 +187,7 @@ class Fleet(EngineListener):
             self._send(held[request.request_id])
 
     def _fail(self, member: _Member) -> None:
-        """Ends an engine with all that it has computed, and starts another one in its place."""
+        """Ends an engine, whose computed tokens are lost, and starts another one in its place."""
         if member.engine.is_lost:
             return
         self._num_failures += 1

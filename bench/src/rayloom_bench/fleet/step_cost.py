@@ -14,10 +14,10 @@ from rayloom_engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    step_s: float  # cost of every step, which reads all weights
-    token_s: float  # cost of each token, of a prompt or decoded
-    context_s: float  # cost of each position before a decoded token, whose keys and values are read
-    pair_s: float = 0.0  # cost of each pair of a token of a prompt and a position before it
+    step_s: float  # seconds of every step, which reads all weights
+    token_s: float  # seconds for each token, of a prompt or decoded
+    context_s: float  # seconds for each position before a decoded token, whose keys and values are read
+    pair_s: float = 0.0  # seconds for each pair of a prompt's token and a position before it
 
     def seconds(self, slots: Iterable[SlotStep], held_positions: int) -> float:
         """Returns the seconds of a step with these parts.
@@ -39,12 +39,12 @@ class StepCost:
         return self.step_s + self.token_s * num_tokens + self.context_s * num_positions + self.pair_s * num_pairs
 
     def work(self) -> StepWork:
-        """Returns operations of a token in the same proportions, for the engine's own forecast of steps."""
+        """Returns operation counts in the same proportions as these costs, for the engine's own forecast of steps."""
         return StepWork(flops_per_token=1.0, flops_per_pair=self.pair_s / self.token_s)
 
 
-# SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC with AVX-512, fitted to docs/benchmarks/step.md. The points of the
-# page are met within 11 %, on average within 4 %.
+# SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC with AVX-512, fitted to docs/benchmarks/step.md. The model differs
+# from the points of the page by at most 11 %, on average by 4 %.
 SMOLLM2_2_CORES = StepCost(step_s=5.642e-3, token_s=205.7e-6, context_s=0.7921e-6, pair_s=0.1176e-6)
 
 
@@ -99,7 +99,7 @@ def points_of_sweeps(
 
 
 def read_cost(path: Path) -> StepCost:
-    """The costs of a file that `bench step --json` wrote. Raises ConfigError."""
+    """The costs in a file that `bench step --json` wrote. Raises ConfigError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         points = points_of_sweeps(document["sweeps"], document["context"], document["chunk"])

@@ -42,7 +42,7 @@ def read_trace(path: Path, *, speed: float = 1.0, divisor: float = 1.0) -> list[
 
 def _azure(lines: Iterable[str], divisor: float) -> Iterator[Arrival]:
     for number, row in enumerate(csv.DictReader(lines)):
-        # The time has seven decimals, of which datetime reads six.
+        # The time has seven decimals, and datetime reads six of them.
         time = datetime.datetime.fromisoformat(row["TIMESTAMP"][:26])
         prompt = (Segment(number, _scaled(int(row["ContextTokens"]), divisor)),)
         yield Arrival(at_s=time.timestamp(), prompt=prompt, num_output=_scaled(int(row["GeneratedTokens"]), divisor))
@@ -55,7 +55,7 @@ def _mooncake(lines: Iterable[str], divisor: float) -> Iterator[Arrival]:
         num_left = _scaled(row["input_length"], divisor)
         size = _scaled(_MOONCAKE_BLOCK, divisor)
         segments = []
-        # The last block may be a partial one. Its id is unique, so it is the request's own.
+        # The last block may be partial. Its id is unique, so no other request shares it.
         for text in row["hash_ids"]:
             num = min(size, num_left)
             num_left -= num

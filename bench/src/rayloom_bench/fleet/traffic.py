@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from rayloom_bench.fleet.arrivals import Arrival, Segment
 
-_NUM_REMEMBERED = 8192  # prompts that a later request may continue
-_NUM_CANDIDATES = 48  # prompts of about the wanted age; the one with the best length is continued
+_NUM_REMEMBERED = 8192  # the most prompts that a later request may continue
+_NUM_CANDIDATES = 48  # number of prompts of about the wanted age from which the one with the best length is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """`source`: the trace to which the numbers are fitted."""
+    """Distributions of requests. `source`: the trace to which they are fitted."""
 
     source: str
     rate: float  # requests a second in the trace
@@ -43,7 +43,7 @@ class Traffic:
     outputs: Lengths
     num_common: int = 0  # tokens at the beginning of every prompt
     continued: float = 0.0  # share of requests that continue an earlier prompt
-    continued_part: float = 0.8  # the part of such a prompt that is the earlier prompt
+    continued_part: float = 0.8  # share of such a prompt that the earlier prompt has
     ages: tuple[float, float] = (0.0, 0.0)  # seconds since the earlier prompt: median, deviation of the logarithm
 
 
@@ -83,8 +83,9 @@ TRAFFIC = {
         inputs=Lengths(mu=8.74, sigma=1.20, least=513, most=126_000),
         outputs=Lengths(mu=5.34, sigma=1.36, most=2000),
         num_common=512,
-        # In the trace 39 % of the requests reuse more than the common block, mostly long ones. This share, of requests
-        # of all lengths, gives the trace's reuse of 36.6 % of its tokens.
+        # In the trace 39 % of the requests reuse more than the common block, mostly long ones. Here requests of all
+        # lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused, as in the
+        # trace.
         continued=0.47,
         ages=(123.0, 0.95),
     ),

@@ -1,8 +1,8 @@
-"""`rayloom-engine bench gateway`: CPU time of the gateway for each streamed event, beside other proxies.
+"""`rayloom-engine bench gateway`: CPU time of the gateway for each streamed event, compared with other proxies.
 
 Starts simulated engines, the gateway, a plain server of events, a proxy on aiohttp, and nginx if it is installed, all
-on this machine. Clients read many streams from each server in turn. Prints the CPU time of the server for each event
-that a client got, and the time from a single request to its first event, alone and beside the streams.
+on this machine. Clients read many streams from each server in turn. Prints the CPU time of each server for each event
+that a client got. Also prints the time from a single request to its first event, without and with the streams.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _status(model: ServedModel) -> CoreStatus:
 
 
 def _run(generator: Generator, inbox: Inbox, rate: float) -> None:
-    """Runs steps until the process is ended. A late step is not followed by more steps at once."""
+    """Runs steps until the process is ended. Steps that are missed because one is late are left out."""
     parent = os.getppid()
     due_s = time.monotonic()
     while os.getppid() == parent:

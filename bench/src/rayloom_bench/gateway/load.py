@@ -12,10 +12,11 @@ import uvloop
 
 PATH = "/v1/chat/completions"
 OPENING_S = 0.005  # seconds between the openings of two streams
-SETTLING_S = 0.005  # for each stream: seconds from the last first event to the window, so that it has no openings
+# seconds, times the number of streams, between the last first event and the window: no stream opens in the window
+SETTLING_S = 0.005
 START_S = 120.0  # seconds within which each stream must have its first event
 PROBE_S = 60.0  # seconds within which a single request must have its first event
-PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so they come at all times of a step
+PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so that they come at any time within a step
 _EVENT = b"data: {"
 
 
@@ -29,7 +30,7 @@ class LoadSettings:
 
     num_streams: int
     window_s: float  # seconds in which CPU time and events are counted
-    num_probes: int  # single requests before the streams, and again after the window beside them
+    num_probes: int  # single requests before the streams; as many again after the window, while the streams run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,12 @@ class LoadResult:
     """Counts and times of the clients of one server."""
 
     num_events: int  # events of all streams within the window
-    num_tokens: int  # in these events; more than events where a server that is late sends several at once
+    num_tokens: int  # tokens in these events; more than the events if a late server sends several tokens at once
     seconds: float
     cpu_s: float  # CPU time of the server within the window
-    first_event_s: tuple[float, ...]  # for each single request beside the streams: from the request to its first event
-    alone_first_event_s: tuple[float, ...]  # for each single request before the streams
+    # for each single request while the streams run: seconds from the request to its first event
+    first_event_s: tuple[float, ...]
+    alone_first_event_s: tuple[float, ...]  # the same for each single request before the streams
 
 
 def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]) -> LoadResult:

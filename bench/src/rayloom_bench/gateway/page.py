@@ -9,8 +9,8 @@ from rayloom_bench.gateway.rounds import ServerFigures
 from rayloom_bench.gateway.servers import DIRECT, GATEWAY
 from rayloom_bench.markdown import NO_VALUE, table
 
-GOAL_US = 20.0  # most CPU time of an event
-GOAL_MS = 3.0  # most time that the gateway adds to the time to the first event
+GOAL_US = 20.0  # goal: the most microseconds of CPU time for an event
+GOAL_MS = 3.0  # goal: the most milliseconds that the gateway adds to the time to the first event
 TOKENS_S = 50  # tokens per second of a usual stream
 _HEADER = (
     "server",

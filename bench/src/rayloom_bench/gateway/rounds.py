@@ -1,4 +1,4 @@
-"""Measures the servers in turn, several times, so that a busy moment of the machine does not hit one of them alone."""
+"""Measures the servers in turn, several times, so that a busy moment of the machine does not slow one server alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServerFigures:
 
     @property
     def token_us(self) -> tuple[float, ...]:
-        """CPU microseconds of the server for each token, by round; less than `event_us` where events have several."""
+        """CPU microseconds of the server for each token, by round; below `event_us` if events have several tokens."""
         return tuple(1e6 * each.cpu_s / each.num_tokens for each in self.rounds)
 
     @property
@@ -35,12 +35,12 @@ class ServerFigures:
 
     @property
     def first_event_ms(self) -> float:
-        """Median of the milliseconds from a request beside the streams to its first event, over all rounds."""
+        """Median of the milliseconds from a request while the streams run to its first event, over all rounds."""
         return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.first_event_s)
 
     @property
     def alone_first_event_ms(self) -> float:
-        """Median of the milliseconds from a request without any other to its first event, over all rounds."""
+        """Median of the milliseconds from a request without streams to its first event, over all rounds."""
         return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.alone_first_event_s)
 
 

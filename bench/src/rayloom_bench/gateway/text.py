@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 _TEXT = "the quick brown fox jumps over a lazy dog and then it rests near some old stone wall"
 WORDS = tuple(_TEXT.split(" "))
-FIRST_WORD_ID = 256  # the ids before it are the bytes
+FIRST_WORD_ID = 256  # id of the first word; the ids before it are the bytes
 END = FIRST_WORD_ID + len(WORDS)
 VOCAB_SIZE = END + 1
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

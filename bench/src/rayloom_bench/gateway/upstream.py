@@ -60,7 +60,7 @@ class Stream(asyncio.Protocol):
         if not found or len(body) < num_bytes:
             return
         self._received = b""
-        if num_bytes == 0:  # a check whether the server or its proxy is ready
+        if num_bytes == 0:  # a readiness check of the server or its proxy
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
             return
         self._num_events = 0

@@ -20,7 +20,8 @@ class Layout:
     has_narrow_heads: bool = False
     tensor: int = 1
     pipeline: int = 1
-    max_ratio: float | None = None  # goal: seconds per token as a multiple of one rank's; None: this is the one rank
+    # goal: seconds per token as a multiple of those of one rank; None for the layout of one rank
+    max_ratio: float | None = None
 
     def variant(self, model: str, dtype: str) -> Variant:
         """The layout's command line, with weights in `dtype`."""
@@ -50,7 +51,7 @@ def variant_name(layout: Layout, dtype: str) -> str:
 def narrow_heads(source: Path, folder: Path) -> Path:
     """Writes a checkpoint with the matrices of `source` and more, narrower heads, which two ranks can share evenly.
 
-    It computes meaningless text at the same cost. Returns `folder`.
+    The checkpoint generates meaningless text at the same cost. Returns `folder`.
     """
     for file in source.iterdir():
         if file.name != "config.json":

@@ -7,14 +7,14 @@ from typing import Literal
 from rayloom_engine.errors import ConfigError
 
 OURS = "rayloom"
-OURS_FP32 = "rayloom-fp32"  # only its answers are compared
+OURS_FP32 = "rayloom-fp32"  # an engine of which only the answers are compared
 VLLM = "vllm"
 LLAMA_BF16 = "llama.cpp-bf16"
 LLAMA_F16 = "llama.cpp-f16"
 ALL = (OURS, VLLM, LLAMA_BF16, LLAMA_F16, OURS_FP32)
 PEERS = (VLLM, LLAMA_BF16, LLAMA_F16)
 
-Dialect = Literal["vllm", "llama.cpp"]  # how a server is asked for the token ids of its answer
+Dialect = Literal["vllm", "llama.cpp"]  # the field by which a server returns the token ids of its answer
 
 
 def parse_engines(names: str) -> tuple[str, ...]:

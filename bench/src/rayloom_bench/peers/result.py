@@ -32,7 +32,7 @@ class Turn:
     records: dict[str, tuple[RequestRecord, ...]] = field(default_factory=dict)  # workload -> its requests
     pss_bytes: Mapping[str, int] = field(default_factory=dict)  # process -> memory after the last workload
     pss_after: dict[str, Mapping[str, int]] = field(default_factory=dict)  # workload -> process -> memory
-    neighbour: NeighbourFigures | None = None  # None: not measured
+    neighbour: NeighbourFigures | None = None  # None if not measured
     others_percent: float = 0.0  # share of CPU time that other processes used
 
 

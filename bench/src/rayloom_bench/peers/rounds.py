@@ -31,14 +31,14 @@ from rayloom_engine.models.shape import read_shape
 
 START_S = 900  # vLLM compiles the model at its first start
 ELEMENT_BYTES = 2  # bytes of a bfloat16 number
-SWEEP_ROUND = 0  # the number of the sweeps' turns, which gives their prompts a seed of their own
+SWEEP_ROUND = 0  # round number of the sweeps' turns, so that their prompts have a seed of their own
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPlan:
-    """The measurements of one turn, which are between the start and the end of an engine."""
+    """The measurements of one turn, between an engine's start and its end."""
 
     workloads: tuple[Workload, ...]
     round_number: int
@@ -48,7 +48,7 @@ class TurnPlan:
 
 
 def measure(settings: PeersSettings, contestants: Sequence[Contestant], result: PeersResult, *, log: Log) -> None:
-    """Adds everything to `result`. An engine that fails is a failure in the result, and the others go on.
+    """Adds everything to `result`. A failed engine is recorded in the result, and the other engines are still measured.
 
     Raises EngineError if the machine or the reference cannot be measured.
     """
@@ -97,7 +97,7 @@ def measure_rounds(
 
 
 def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
-    """The items from number `by` on, then those before: each round begins with another engine."""
+    """Returns the items from index `by` on, then those before, so that each round begins with another engine."""
     start = by % len(items) if items else 0
     return (*items[start:], *items[:start])
 
@@ -110,7 +110,7 @@ def _compare_answers(
     result: PeersResult,
     log: Log,
 ) -> None:
-    """Also the first start of the engine, which fills the caches of compiled code and of the file system."""
+    """Compares the answers of an engine. This first start fills the caches of compiled code and the file system."""
     log(f"greedy answers: {contestant.title}")
     try:
         with contestant.start() as server:
@@ -141,7 +141,8 @@ def _turn(contestant: Contestant, plan: TurnPlan, result: PeersResult) -> list[T
                 turn.neighbour = measure_neighbour(
                     endpoint, options, seed=plan.seed, vocab_size=plan.vocab_size, seconds=plan.neighbour_s
                 )
-            # Before the end of the server: the CPU time of a process that vLLM kills at its end counts nowhere.
+            # Read before the end of the server: if vLLM kills a process at its end, no counter has that process's CPU
+            # time.
             clock = CpuClock.read()
             after = replace(clock, own_s=clock.own_s + server.cpu_seconds())
     except (ServerFailed, EndpointError, psutil.Error) as error:

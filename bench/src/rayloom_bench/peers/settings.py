@@ -23,12 +23,12 @@ class PeersSettings:
     seed: int
     cores: tuple[int, ...]  # cores that this process may use; every engine gets all of them
     compares_answers: bool
-    neighbour_s: float  # seconds of a stream beside a busy process, and as many without it; 0: not measured
+    neighbour_s: float  # seconds of a stream beside a busy process, and of another stream without it; 0: not measured
     is_install_only: bool
     page_folder: Path | None  # None: the page goes to the terminal only
     has_plots: bool
     json_file: Path | None
-    command: str  # as it was typed, for the page
+    command: str  # the command line as it was typed, for the page
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that cannot work."""

@@ -13,11 +13,12 @@ JSON_W1 = dataclasses.replace(W1, name="W1j", is_json=True)
 COMPARED = (W1, SAMPLED_W1, JSON_W1, *WORKLOADS[1:])
 
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-PREFILL_LENGTHS = (128, 512, 2048, 8190)  # the longest, its answer and a token of reserve are 8192 tokens
+# prompt lengths; the longest one, its answer and one more token are 8192 tokens
+PREFILL_LENGTHS = (128, 512, 2048, 8190)
 SWEEP_PROMPT = 32
 SWEEP_OUTPUT = 64
 
-# One batch whose sequences decode together, and two prompts one after the other that are answered by one token.
+# Sizes of the sweeps: one batch whose sequences decode together, and two prompts in a row that get one token each.
 DECODE_SWEEP = tuple(
     Workload(name=f"D{batch}", num_requests=batch, concurrency=batch, num_own=SWEEP_PROMPT, num_output=SWEEP_OUTPUT)
     for batch in DECODE_BATCHES

@@ -1,6 +1,6 @@
 """`rayloom-engine bench quality`: speed, memory and perplexity of a model with plain weights and with int8 weights.
 
-First all forms of the weights are in the memory of this process at once, and the engine is called directly. Then W3 is
+First the engine is called directly, with all forms of the weights in the memory of this process at once. Then W3 is
 measured over HTTP, with a server of each form in turn. Rounds of the forms alternate, so that a busy moment of the
 machine slows all of them. The page has the goals of int8 weights.
 """

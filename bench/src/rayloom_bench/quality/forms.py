@@ -15,7 +15,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.llm import LLM
 from rayloom_engine.sampling_params import SamplingParams
 
-FORMS = ("none", "int8")  # values of the setting `quantization`
+FORMS = ("none", "int8")  # the forms: values of the setting `quantization`
 WINDOW = 2048  # most tokens of the text that are scored at once
 _NUM_STREAMS = 16
 _PROMPT_TOKENS = 128
@@ -36,7 +36,7 @@ class FormFigures:
 
 
 def fixed_text() -> str:
-    """Returns a text of about 1700 tokens: paragraphs of Rayloom's pages. It stays as it is when the pages change."""
+    """Returns a text of about 1700 tokens: paragraphs that Rayloom's pages once had, so the text never changes."""
     return importlib.resources.files("rayloom_bench").joinpath("quality_text.txt").read_text(encoding="utf-8")
 
 
@@ -78,7 +78,7 @@ def perplexity(llm: LLM, text: str) -> float:
 
 
 def table(found: dict[str, FormFigures]) -> str:
-    """The figures, speeds as medians over the rounds, and each form as a multiple of the first."""
+    """A table of the figures: medians of speeds over the rounds, and each form as a multiple of the first one."""
     lines = [
         f"{'weights':<9}{'MB':>8}{'start s':>9}{'1 stream tok/s':>16}{'16 streams tok/s':>18}{'prompt tok/s':>14}"
         f"{'perplexity':>12}"

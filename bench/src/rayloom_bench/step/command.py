@@ -2,9 +2,9 @@
 
 Runs a decode step of a batch and the steps of one prompt, and prints a table for each: time of each phase, bytes that
 it must read, floating-point operations, and the share of the limit that this machine's memory bandwidth and FLOP/s set.
-Both are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part of these steps.
-With --plot or --page also measures batches of 1 to 64, prompts of 128 to 8,192 tokens, and one decoded token after
-1,024 to 8,192 tokens.
+Bandwidth and FLOP/s are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part
+of these steps. With --plot or --page also measures batches of 1 to 64, prompts of 128 to 8,192 tokens, and one decoded
+token after 1,024 to 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     given = {"model": args.model} if args.model else {}
     config = EngineConfig(dtype=args.dtype, quantization=args.quantization, threads=args.threads, **given)
     busy = busy_percent()
-    num_threads = set_threads(config)  # must come before the first import of torch
+    num_threads = set_threads(config)  # set before the first import of torch
 
     from rayloom_bench.step import limits as machine
     from rayloom_bench.step.rank import StepRank

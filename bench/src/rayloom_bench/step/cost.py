@@ -1,7 +1,8 @@
 """Bytes that a step must read, and its floating-point operations, for each phase. Pure.
 
 Weights and the keys and values of each context are counted once for a step; activations are not, because they stay in
-the cache. A multiplication and an addition are two operations. Phases without an entry have no limit worth a figure.
+the cache. A multiplication and an addition are two operations. Phases without an entry have a limit too small to be
+shown.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 
 def _attention(model: ModelShape, step: StepShape, position_bytes: int) -> Cost:
-    """Scores and weighted values: 4 operations for each token, query head, element of a head and position in sight."""
+    """Operations of scores and weighted values: 4 for each token, query head, head element and visible position."""
     num_read = num_pairs = 0
     for window in model.layer_windows:
         for start, count in zip(step.starts, step.counts, strict=True):

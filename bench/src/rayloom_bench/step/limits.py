@@ -17,7 +17,7 @@ class Limits:
 
 
 def measure(library: CpuLibrary, dtype: torch.dtype, *, is_int8: bool) -> Limits:
-    """Measures with torch's and the library's threads, each the fastest of several runs."""
+    """Measures bandwidth with torch's threads and FLOP/s with the library's, each in the fastest of several runs."""
     plain = torch.randn(MATMUL_N, MATMUL_K).to(dtype)
     if is_int8:
         int8 = library.pack_int8(plain)

@@ -27,7 +27,8 @@ from rayloom_engine.worker.device import choose_device
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model
 
-# Phases of a step in its order. "host" is the rest of the step: Python's part of the rank, embedding and rotary tables.
+# The phases of a step, in order. "host" is the rest of the step: Python's part of the rank, embedding and rotary
+# tables.
 STEP_PHASES = (*PHASES, "head", "sampling", "host")
 
 
@@ -49,7 +50,7 @@ class _TimedHead:
 
 
 class StepRank:
-    """`shape`, `dtype`, `element_bytes`: of the model. `library`: with its threads running."""
+    """A loaded model. `shape`, `dtype` and `element_bytes` are those of the model. The threads of `library` run."""
 
     def __init__(self, config: EngineConfig, num_threads: int, environ: Mapping[str, str]) -> None:
         """Raises ConfigError or ModelError, for example if the library cannot compute the model."""

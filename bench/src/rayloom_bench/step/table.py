@@ -1,4 +1,4 @@
-"""The table of a step: a line for each phase, with its time, what it reads and computes, and its share of the limit."""
+"""The table of a step: for each phase its time, its reads, its operations, and its share of the limit."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
     if outcome.failures:
         return list(outcome.failures)
     after = CpuClock.read()
-    # The server still runs, so its CPU time is not yet among that of this process's ended descendants.
+    # Read while the server runs, because the CPU time of ended descendants would include the server's.
     after = replace(after, own_s=after.own_s + server.cpu_seconds() - cpu_s)
     figures = summarise(outcome.records)
     return Sample(

@@ -102,7 +102,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
 
 
 def _help(field: FieldInfo) -> str:
-    """Returns the field's description and its default. The default is in words if the bare value would say nothing."""
+    """Returns the field's description and its default, in words if the bare value would not be understood."""
     description = field.description or ""
     if field.is_required():
         return f"{description} Required."

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Iterator, Mapping
 
 SHOWN_CHARS = 80
-_MAX_BITS = 1024  # a larger integer is shown only by its number of bits: its digits would take long and help no reader
+_MAX_BITS = 1024  # a larger integer is shown only by its number of bits, because computing its digits would take long
 
 _other = reprlib.Repr()
 _other.maxstring = _other.maxother = SHOWN_CHARS

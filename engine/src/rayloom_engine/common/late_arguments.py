@@ -15,7 +15,8 @@ _PART_BYTES = 65536
 def sender_of(arguments: list[str]) -> int | None:
     """Returns the process id of the sender of the message; None if no message will come.
 
-    The process ends with its sender from the beginning: the message, which is read after the imports, comes too late.
+    From the beginning, the process shall end when its sender ends. The message with the arguments is read only after
+    the imports, which would be too late.
     """
     is_late = arguments[:1] == [ARGUMENTS_FD_FLAG] and arguments[2:3] == [SENDER_FLAG]
     return int(arguments[3]) if is_late else None

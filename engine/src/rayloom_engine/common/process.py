@@ -51,7 +51,7 @@ def without_garbage_collection() -> Iterator[None]:
 def return_free_memory() -> None:
     """Gives memory that was freed back to the system, where the C library can do that.
 
-    After a load, hundreds of megabytes may be free between objects that stay: malloc would keep them for later.
+    After a load, hundreds of megabytes may be free between objects that stay. malloc would keep this memory for later.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -63,7 +63,8 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
     If `how` is not SIGKILL, the process has _LAST_SECONDS to end its children; then it exits.
     """
     _control(_PR_SET_PDEATHSIG, how)
-    # A thread watches the parent too: the parent may have ended before this call, and only Linux has PR_SET_PDEATHSIG.
+    # A thread watches the parent, too, for two reasons: the parent may have ended before this call, and only Linux has
+    # PR_SET_PDEATHSIG.
     threading.Thread(target=_watch_parent, args=(parent_pid, how), daemon=True, name="parent-watch").start()
 
 
@@ -132,7 +133,7 @@ def trial_mark(run_dir: Path) -> Path:
 
 
 def drain_mark(run_dir: Path) -> Path:
-    """Returns the path of a file that exists while the engine is asked to drain, whichever of its processes restart."""
+    """Returns the path of a file that exists while the engine is asked to drain, even if its processes restart."""
     return run_dir / "draining"
 
 
@@ -150,7 +151,7 @@ def thread_cpu_clock() -> Callable[[], float]:
     After the thread has ended, the clock stands still. On systems without such clocks, it shows the whole process's CPU
     time.
     """
-    if not hasattr(time, "pthread_getcpuclockid"):  # not on macOS
+    if not hasattr(time, "pthread_getcpuclockid"):  # macOS has no such clock
         return time.process_time
     clock_id = time.pthread_getcpuclockid(threading.get_ident())
     last = 0.0

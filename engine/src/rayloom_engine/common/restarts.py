@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-WINDOW_SECONDS = 600.0  # only deaths within this time count
+WINDOW_SECONDS = 600.0  # seconds; only deaths within this time count
 _MAX_BACKOFF_SECONDS = 10.0
 
 

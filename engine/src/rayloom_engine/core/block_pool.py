@@ -37,16 +37,17 @@ class BlockPool:
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody wants them
+        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody has asked for them
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
         self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
-        self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse all the same: see `vouch`
+        self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse nevertheless, see `vouch`
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
-        self._free_plain: list[int] = []  # free blocks that were in use, the one that was freed last at the end
-        self._first_untouched = 0  # this block and all after it
-        self._free_cached: OrderedDict[int, None] = OrderedDict()  # the one that was freed first is evicted first
+        self._free_plain: list[int] = []  # free blocks that were in use; the block that was freed last is at the end
+        self._first_untouched = 0  # this block and all later ones are untouched
+        # cached blocks; the block that was freed first is evicted first
+        self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._growth = CacheGrowth(num_blocks, num_kept)
 
     def successor(self, unproven: Iterable[int] = ()) -> BlockPool:
@@ -91,7 +92,8 @@ class BlockPool:
     def _take(self) -> int:
         """Chooses the best free block to allocate, removes it from the free blocks and returns it."""
         if self._free_plain:
-            return self._free_plain.pop()  # the block that was freed last: its memory is warm
+            # the block that was freed last, because its memory may still be in the processor's caches
+            return self._free_plain.pop()
         is_full = self._growth.is_full(len(self._free_cached))
         if self.num_untouched and not is_full:
             self._first_untouched += 1
@@ -117,8 +119,8 @@ class BlockPool:
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
         """Removes a holder from each block of a sequence. `block_ids`: in order of position.
 
-        Finite logits were computed from the first `num_proven` blocks (None = all). Whether the other blocks are proven
-        does not change: another holder may have proven them.
+        Finite logits were computed from the first `num_proven` blocks (None = all). The other blocks stay as they are,
+        proven or not: another holder may have proven them.
         """
         for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
@@ -134,8 +136,7 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, and that block is held or proven, the index keeps that
-        block.
+        If the index already has another block with this content that is held or proven, the index stays as it is.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)

@@ -17,10 +17,10 @@ class CacheGrowth:
         """`num_blocks`: the blocks of the pool. `num_kept`: the limit at the beginning; None: no limit."""
         self._num_blocks = num_blocks
         self.limit = num_blocks if num_kept is None else min(num_blocks, num_kept)
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of these blocks, oldest first
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of the evicted blocks, oldest first
 
     def is_full(self, num_cached: int) -> bool:
-        """Returns whether a new block must come from the `num_cached` cached blocks although untouched ones are left.
+        """Returns whether a new block must come from the `num_cached` cached blocks even if untouched ones are left.
 
         False if the limit is the size of the pool.
         """

@@ -1,4 +1,4 @@
-"""DecodingParams: the settings by which EngineCore and ranks choose the tokens of one sequence.
+"""DecodingParams: the settings with which EngineCore and ranks choose the tokens of one sequence.
 
 Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed): a user's
 request becomes n sequences, each with its own DecodingParams. Stop strings are applied by the API server process, the
@@ -14,7 +14,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of the reasoning's tokens, and how the model writes the reasoning's beginning and end."""
 
     num_tokens: int  # after this many tokens of reasoning, the sequence continues with `end_ids`
-    start: str  # the reasoning begins after this text, at the beginning of the answer; empty: with the answer
+    # the answer begins with this text, after which the reasoning begins; empty: the reasoning begins with the answer
+    start: str
     ends: tuple[str, ...]  # texts that end the reasoning
     end_ids: tuple[int, ...]  # tokens of one of these texts
 
@@ -36,10 +37,10 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0  # [-2, 2]; over generated tokens
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
     seed: int = 0  # 0 <= seed < 2**63; if the user gave none, the front draws one, so that a replay is exact
-    stop_token_ids: tuple[int, ...] = ()  # end the sequence, besides EOS
+    stop_token_ids: tuple[int, ...] = ()  # ids that end the sequence, besides EOS
     ignore_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the generated tokens never contain
-    allowed_token_ids: tuple[int, ...] | None = None  # only these can be chosen; None = all; never empty
+    allowed_token_ids: tuple[int, ...] | None = None  # only these tokens can be chosen; None = all; never empty
     # Top alternatives per generated token; None = no logprobs at all, 0 = chosen token only.
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # top alternatives per prompt token (echo)

@@ -68,7 +68,7 @@ class StepTimes:
     token_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
     forward: float = 0.0
     sample: float = 0.0
-    host: float = 0.0  # all other work of a step: scheduling, input preparation, update; no waits for other steps
+    host: float = 0.0  # all other work of a step (scheduling, input preparation, update), without waits for other steps
 
     def note_tokens(self, num_tokens: int) -> None:
         """Counts the tokens of one step."""
@@ -150,7 +150,8 @@ class Engine:
             result = self._executor.collect()
             waited = self._clock() - asked
         except BaseException:
-            # After any exception, even KeyboardInterrupt, slots and blocks may be in any state: keep only sequences.
+            # After any exception, even KeyboardInterrupt, slots and blocks may be in any state. So only the sequences
+            # are kept.
             self._executor.forget_all()
             self.scheduler.forget_ranks()
             self.forecast.forget()
@@ -166,7 +167,8 @@ class Engine:
         times.forward += result.forward_s
         times.sample += result.sample_s
         # Host time is the time of this call without the ranks' work. With one plan in flight, the ranks compute only
-        # during this call, so subtract their times. With several, they also compute between calls: subtract the wait.
+        # during this call, so their times are subtracted. With several plans, the ranks also compute between calls, so
+        # the wait for the result is subtracted.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

@@ -14,21 +14,21 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
-# Limit of the blocks of waiting sequences that are hashed for one load; the hashes take 5 ms. The main thread counts
-# the load between two steps, and a full queue of long prompts has a million blocks.
+# The most blocks of waiting sequences that are hashed for one load, which takes 5 ms. A limit is needed because the
+# main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
 MAX_HASHED_BLOCKS = 2048
 
 
 class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of one tenant, that is of all clients with the same API key."""
 
-    tenant: str  # empty without several API keys
-    prefill_tokens: int = 0  # tokens to compute before its sequences get their next token, cached ones left out
+    tenant: str  # name of the tenant; empty unless there are several API keys
+    prefill_tokens: int = 0  # tokens to compute before its sequences get their next token, without cached tokens
 
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
     num_decodes: int = 0  # running sequences of which only the newest token is not computed yet
-    decode_token_cost: float = 1.0  # seconds of a decoded token / seconds of a token of a prompt, as measured
+    decode_token_cost: float = 1.0  # measured seconds of a decoded token / measured seconds of a prompt's token
     tenants: tuple[TenantLoad, ...] = ()  # tenants with prompts to compute, sorted by name
 
 
@@ -67,9 +67,8 @@ class LoadCount:
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return 0
         block_size = self._config.block_size
-        # The last token is always computed. The sequence keeps the hashes, and its admission needs
-        # them again.
-        # Blocks that this load may not hash count as not cached; one of the next loads hashes them.
+        # The last token is always computed. The sequence keeps the hashes, because its admission needs them again.
+        # Blocks beyond the limit count as not cached until a later load hashes them.
         num_known = len(sequence.known_hashes)
         num_full = min((sequence.num_tokens - 1) // block_size, num_known + self._num_to_hash)
         self._num_to_hash -= max(0, num_full - num_known)

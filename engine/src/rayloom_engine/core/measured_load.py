@@ -1,7 +1,7 @@
 """MeasuredLoad: the work that a scheduler has, and the tokens per second that earlier steps computed.
 
-An autoscaler reads it in `/status` and divides the work by the speed, so it needs no profile of the model or the
-machine. Not to be confused with SchedulerLoad, which a router compares between engines.
+An autoscaler reads it in `/status` and divides the work by the measured speed. So the autoscaler needs no profile of
+the model or the machine. Not to be confused with SchedulerLoad, which a router compares between engines.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    queued_tokens: int  # tokens of running and waiting prompts that are not computed yet; cached prefixes may count
+    # tokens of running and waiting prompts that are not computed yet, perhaps including cached prefixes
+    queued_tokens: int
     running_tokens: int  # tokens that fit in the KV blocks of running sequences
-    max_running_tokens: int  # with all slots or all blocks in use, at the present mean length
-    prefill_tokens_per_s: float  # measured in steps that prompts fill; 0 = not measured yet
-    decode_tokens_per_s: float  # measured, for a step with a decode in every slot; 0 = not measured yet
+    # running tokens with all slots or all blocks in use, for sequences of the present mean length
+    max_running_tokens: int
+    prefill_tokens_per_s: float  # tokens per second in steps that prompts fill; 0 = not measured yet
+    decode_tokens_per_s: float  # tokens per second in a step with a decode in every slot; 0 = not measured yet
 
 
 def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:

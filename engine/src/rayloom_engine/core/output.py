@@ -19,10 +19,11 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # Sent with the first token; the first prompt token has none. Long tuples come earlier, in parts: logprob_parts.py
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    finish_reason: str | None = None  # only in the last output; inside the core also those of core/sequence.py
-    message: str = ""  # if the form is broken: the reason
+    # only in the last output; inside the core also one of the reasons in core/sequence.py
+    finish_reason: str | None = None
+    message: str = ""  # the reason, if the sequence ends because its form is broken
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output
     queue_s: float = 0.0  # seconds from the sequence's acceptance to its first step; only in the first output
-    num_preemptions: int = 0  # of the sequence so far
-    attempt: int = 0  # on the wire: the attempt of the Submit
+    num_preemptions: int = 0  # preemptions of the sequence so far
+    attempt: int = 0  # on the wire: the attempt number of the Submit

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-PROBE_PREFIX = "probe/"  # request ids of clients cannot begin so: they begin with the number of a connection
+# beginning of the request ids of probes; ids of clients' sequences begin with the number of a connection
+PROBE_PREFIX = "probe/"
 
 
 def is_probe(request_id: str) -> bool:

@@ -116,7 +116,7 @@ class Scheduler:
             self._check_room(sequence.tenant)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # as one object, it is compared fast later
+            sequence.prompt_ids = first_choice.prompt_ids  # prompts that are one object are compared fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -151,7 +151,7 @@ class Scheduler:
         return spans_of(self._in_flight)
 
     def waiting_for_forms(self) -> dict[Sequence, Span]:
-        """The sequences whose grammars the sampling rank still builds -> the position that each computes again then.
+        """Sequence whose grammar the sampling rank still builds -> the position that it computes again afterwards.
 
         They are in no plan, but their grammars may be the cause if the rank dies now.
         """
@@ -224,7 +224,7 @@ class Scheduler:
         for part in result.prompt_logprobs:
             sequence = sequences[part.slot]
             if sequence.state is SequenceState.FINISHED:
-                continue  # aborted, or corrupt: earlier positions may be missing
+                continue  # The sequence was aborted or is corrupt, so logprobs of earlier positions may be missing.
             # A prompt that was preempted is computed twice. Its logprobs are added only once.
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
@@ -232,7 +232,7 @@ class Scheduler:
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
             if sequence.state is SequenceState.FINISHED:
-                continue  # aborted meanwhile, or corrupt
+                continue  # the sequence was aborted meanwhile, or is corrupt
             self._running.prove(sequence)
             sequence.token_ids.append(sampled.token_id)
             if sequence.num_placeholders:
@@ -326,7 +326,7 @@ class Scheduler:
         del self._sequences[sequence.request_id]
 
     def note_starts(self, plan: StepPlan, now: float) -> None:
-        """Notes how long the sequences that `plan` begins have waited."""
+        """Records the wait of each sequence whose first step is in `plan`."""
         for new in plan.new_slots:
             sequence = self._sequences.get(new.request_id)
             if sequence is not None and sequence.queue_s is None:

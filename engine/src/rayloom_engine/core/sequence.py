@@ -30,7 +30,7 @@ class SequenceState(Enum):
 class Origin:
     """The sender of a sequence. Decides its order in the queue, and which cached prefixes it may reuse."""
 
-    priority: int = 0  # lower runs first, among the sequences of a tenant
+    priority: int = 0  # the lowest value runs first, among the sequences of a tenant
     arrival: float = 0.0  # Unix time; decides the order within a priority
     tenant: str = ""  # tenants share slots, queue and blocks fairly
     cache_key: bytes = b""  # only sequences with the same key share cached blocks
@@ -65,7 +65,7 @@ class Sequence:
         self.token_ids = [*prompt_ids, *generated_ids]
         self.num_prompt_tokens = len(prompt_ids)
         if generated_ids:
-            # This is a resume: the logprobs of the prompt are already delivered.
+            # In a resume, the client already has the logprobs of the prompt.
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         self.params = params
         self.eos_token_ids = () if params.ignore_eos else eos_token_ids
@@ -81,18 +81,20 @@ class Sequence:
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
         self.num_overtaking_tokens = 0  # tokens of these sequences
-        self.block_ids: list[int] = []  # in order of position; blocks before index `first_block` are released
+        self.block_ids: list[int] = []  # KV blocks in order of position; those before index `first_block` are released
         self.first_block = 0  # index in block_ids; no later token attends to a block before it (sliding window)
         self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from it
-        self.own_blocks: frozenset[int] = frozenset()  # blocks that it filled before a preemption; it may reuse them
+        # blocks that the sequence filled before a preemption, and may reuse
+        self.own_blocks: frozenset[int] = frozenset()
         self.slot: int | None = None  # row in the ranks' table while RUNNING
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # tokens that the ranks have: entries of token_ids, and placeholders
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
         self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
-        self.num_cached_tokens: int | None = None  # found in the prefix cache at the first admission; None before it
-        self.queued_at = 0.0  # time of acceptance, by the Engine's clock
-        self.queue_s: float | None = None  # from then to the first step; None before it
+        # prompt tokens found in the prefix cache at the first admission; None before that
+        self.num_cached_tokens: int | None = None
+        self.queued_at = 0.0  # time of acceptance by the Engine's clock
+        self.queue_s: float | None = None  # seconds from acceptance to the first step; None before that
         self.num_preemptions = 0
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order
@@ -194,8 +196,8 @@ class Sequence:
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
             has_known_grammar = bool(params.grammar) and params.grammar == known.sequence.params.grammar
-            # Both tables can be equal only in blocks of a fork or of the prefix cache. Entries before `first` are never
-            # read.
+            # Block tables of two sequences have entries in common only through a fork or the prefix cache. Entries
+            # before `first` are never read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:

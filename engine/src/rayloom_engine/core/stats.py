@@ -21,7 +21,7 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
-    mean_output_tokens: float = 0.0  # mean of the sequences that ended last; 0 before the first one ends
+    mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 before the first one ends
     num_outputs: int = 0  # sequences in that mean
 
     def note_output(self, num_tokens: int) -> None:
@@ -47,7 +47,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     host_seconds: float = 0.0  # scheduling, input preparation and update
-    # The load, and what the engine has measured of itself (core/measured_load.py).
+    # The fields of MeasuredLoad (core/measured_load.py).
     queued_tokens: int = 0
     running_tokens: int = 0
     max_running_tokens: int = 0

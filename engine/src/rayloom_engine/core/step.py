@@ -26,7 +26,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     # next token are never read: their blocks are released and may belong to another sequence.
     block_table: tuple[int, ...]
     prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
-    num_shared_blocks: int = 0  # this many first entries of the block table of `prompt_of` precede block_table
+    num_shared_blocks: int = 0  # number of entries of the block table of `prompt_of` that precede block_table
     has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos

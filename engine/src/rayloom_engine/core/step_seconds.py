@@ -3,9 +3,9 @@
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
-floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. The number is
-measured in steps with chunks of the size that it leads to, because a chunk of 16 tokens takes more seconds for an
-operation than one of 512.
+floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. A chunk of 16
+tokens takes more seconds for an operation than one of 512. So the number is measured in steps with chunks of the size
+to which the number itself leads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rayloom_engine.core.step_work import StepWork
 # The prompts of a step count as having taken at least this part of its time, even if the step was not measurably
 # longer.
 _LEAST_PART = 0.01
-# One step lowers the seconds of an operation at most to this part of their earlier value. A few more tokens may cost
-# little beside decodes, and many more a lot, so chunks must not grow faster than their costs are measured.
+# One step lowers the seconds of an operation at most to this share of the value before. Chunks must not grow faster
+# than their costs are measured: a few more tokens may cost little beside decodes, but many more may cost a lot.
 _MOST_DROP = 0.9
 # After this many steps in a row with prompts and about as many decodes, the measured time of these decodes is old.
 _OLD_AFTER = 64
@@ -39,8 +39,8 @@ class StepSeconds:
     """Seconds that parts of a step take."""
 
     decode_only: tuple[tuple[int, float], ...]  # (decodes, seconds of a step with only these); not empty, ascending
-    token_s: float  # another token; > 0
-    pair_s: float  # another token and one position that it attends to
+    token_s: float  # seconds of a prompt's token; > 0
+    pair_s: float  # seconds of a prompt's token for each position that it attends to
 
     def __post_init__(self) -> None:
         assert self.decode_only, "the costs of no decode are known"
@@ -73,13 +73,15 @@ class StepMeter:
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
-        self._num_mixed: dict[int, int] = {}  # bit length, as above -> steps with prompts since the last one without
-        self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a prompt's operation, of the last steps
+        # bit length of the number of decodes -> steps with prompts since the last step without
+        self._num_mixed: dict[int, int] = {}
+        # seconds of a prompt's operation in each of the last steps
+        self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)
         self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:
-        """Returns the present costs; None until a step with decodes alone and one with a prompt were measured."""
+        """Returns the present costs; None before a step with decodes alone and a step with a prompt were measured."""
         if self._costs is None and self._decode_only and self._flop_s:
             self._costs = StepSeconds(
                 decode_only=tuple(sorted(self._decode_only.values())),
@@ -108,15 +110,16 @@ class StepMeter:
             self._add_prompts(seconds / flops)
 
     def _learn_mixed(self, num_decodes: int, flops: float, seconds: float) -> None:
-        """Learns from a step with decodes and tokens of prompts: what the prompts added to the time of the decodes.
+        """Learns from a step with decodes and tokens of prompts: prompts took the time beyond that of the decodes.
 
-        If that time is old, the step does not show which of the two became slower, so both costs change by the same
-        factor.
+        If the measured time of the decodes is old, the step does not show whether decodes or prompts became slower. So
+        both costs change by the same factor.
         """
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token  # of decodes beyond the measured number
+        # operations of decodes beyond the measured number
+        more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s
         if num_mixed > _OLD_AFTER and 0 < prompts_s <= _MOST_PROMPTS * all_decodes_s:
@@ -137,7 +140,7 @@ class StepMeter:
         self._flop_s = max(_median(self._flop_samples), _MOST_DROP * self._flop_s)
 
     def forget(self) -> None:
-        """Removes all plans in flight; what was measured stays."""
+        """Removes all plans in flight; the measurements stay."""
         self._plans.clear()
 
 

@@ -1,7 +1,7 @@
 """StepForecast: how long a step will take, computed from its number of operations and the best measured speed.
 
-The time after which a rank counts as hung depends on this forecast, because a chunk of 4,096 tokens takes thousands of
-times as long in a layer as a decode.
+The time after which a rank counts as hung depends on this forecast: in a layer, a chunk of 4,096 tokens takes thousands
+of times as long as a decode.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _LEAST_TOKENS = 64
 class StepWork:
     """The number of floating-point operations that a step's tokens take in one pipeline stage."""
 
-    flops_per_token: float = 0.0  # 2 for every parameter of the stage
-    flops_per_pair: float = 0.0  # of a token and one position that the token attends to, in all layers of the stage
+    flops_per_token: float = 0.0  # operations for a token: 2 for every parameter of the stage
+    # operations for a token and one position that it attends to, in all layers of the stage
+    flops_per_pair: float = 0.0
     num_layers: int = 1  # layers of the stage
     window: int | None = None  # a token attends to at most this many positions; None: all
 

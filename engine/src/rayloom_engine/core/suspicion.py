@@ -1,6 +1,6 @@
 """Suspicion: finds a sequence that crashes every process that computes it.
 
-It compares the sequences in flight at each death of a process. One death is no evidence against a sequence, because
+Compares the sequences in flight at each death of a process. One death is no evidence against a sequence, because
 machines fail too. A sequence is suspect if two steps that computed the same positions of it died. While there are
 suspects, the engine computes only half of them and no other sequence: a trial. A trial ends in one of two ways:
 - Each sequence of that half has computed its suspected positions: all of the half are cleared.
@@ -21,8 +21,10 @@ import msgspec
 
 from rayloom_engine.core.planning.spans import Span, overlap
 
-_KEPT_DEATHS = 4  # more than one, because several crashing sequences may cause deaths alternately
-_KEPT_CONDEMNED = 1024  # a front resubmits unfinished sequences within seconds, so older ones do not come back
+# number of deaths that are remembered; more than one, because several sequences may cause deaths in turn
+_KEPT_DEATHS = 4
+# limit of entries; a front resubmits unfinished sequences within seconds, so older entries are not needed
+_KEPT_CONDEMNED = 1024
 
 
 class Suspicion(msgspec.Struct):
@@ -65,8 +67,9 @@ class Suspicion(msgspec.Struct):
         """Returns the ids of the only sequences that may be computed now; an empty list if all may.
 
         `computed`: id -> number of positions with a result, of every unfinished sequence. Suspects that have computed
-        their suspected positions are cleared. The first entries of `computed` are tried first. Put sequences with the
-        most generated tokens first: they are the least likely to crash again, and are cleared without a death.
+        their suspected positions are cleared. The first entries of `computed` are tried first. The caller puts the
+        sequences with the most generated tokens first, because these are the least likely to crash, and so are cleared
+        without a death.
         """
         self.suspects = {name: span for name, span in self.suspects.items() if computed.get(name, 0) < span[1]}
         present = [name for name in computed if name in self.suspects]

@@ -26,8 +26,8 @@ def num_seen(start: int, window: int | None) -> int:
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence of `num_tokens` holds at once, if a step computes at most `max_step_tokens`.
 
-    The first token of a step sees the window - 1 positions before it. If these positions begin inside a block, they
-    take one block more.
+    The first token of a step sees the window - 1 positions before it. If these positions begin inside a block, they are
+    in one more block.
     """
     total = -(-num_tokens // block_size)
     if window is None:
@@ -42,7 +42,7 @@ def longest_hit(known: Sequence[int | None], window: int | None, block_size: int
     `known`: for each full block of the sequence, in order, the id of a block with that content, or None.
     """
     longest = (0, 0)
-    run = 0  # number of known blocks in a row, up to here
+    run = 0  # number of known blocks in a row that end here
     for index, block_id in enumerate(known):
         run = 0 if block_id is None else run + 1
         first = first_seen_block((index + 1) * block_size, window, block_size)

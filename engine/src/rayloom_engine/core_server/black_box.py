@@ -1,8 +1,8 @@
 """BlackBox: two files that outlive the EngineCore.
 
 One holds the positions of each sequence that are being computed (`core.planning.spans`), the other the sequences
-suspected of crashes. The files are written without fsync, because they must survive the process, but not a crash of the
-machine. A record is ignored if the process was killed while writing it.
+suspected of crashes. The files are written without fsync: they must survive the process, but need not survive a crash
+of the machine. A record is ignored if the process was killed while writing it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BlackBox:
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
         self._in_flight = _read(path, dict[str, Span]) or {}
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self.is_trial = False  # True while plans in flight compute suspects at their suspected positions
+        self.is_trial = False  # True while the plans in flight are a trial of suspects
         self._trial_mark = trial_mark(folder)
         self._trial_mark.unlink(missing_ok=True)
         was_silent = silence_mark(folder).exists()
@@ -68,7 +68,7 @@ class BlackBox:
         suspicion = self.suspicion
         if not in_flight:
             return False
-        self.note({})  # first of all, so that a crash here cannot make the same death count twice
+        self.note({})  # deleted first, so that a crash in this function cannot make the same death count twice
         if was_silent:
             return False
         condemned_before = set(suspicion.condemned)

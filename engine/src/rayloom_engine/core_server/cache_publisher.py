@@ -9,8 +9,8 @@ from rayloom_engine.core.engine import Engine
 from rayloom_engine.core_server.sockets import CoreIo
 from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges, CoreMessage, LoadReport
 
-_SECONDS = 0.2  # between two messages about the index or the load
-PART_BLOCKS = 65_536  # blocks in a part of the whole index: half a megabyte
+_SECONDS = 0.2  # seconds between two messages about the index or the load
+PART_BLOCKS = 65_536  # blocks in each part of the whole index, half a megabyte
 
 
 class CachePublisher:
@@ -35,7 +35,7 @@ class CachePublisher:
         pool = self._engine.scheduler.pool
         if not self._connections:
             self._log = pool.log = CacheLog()
-        self._send_changes()  # earlier changes go to the other fronts, so that all fronts have the same number
+        self._send_changes()  # The other fronts get earlier changes first, so that all fronts have the same number.
         self._connections.add(connection)
         hashes = pool.cached_hashes()
         num_parts = max(1, -(-len(hashes) // PART_BLOCKS))
@@ -43,7 +43,7 @@ class CachePublisher:
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
         self._io.send(connection, LoadReport(self._engine.load()))
-        self._last_load = None  # the other fronts may have an older load than this front
+        self._last_load = None  # The other fronts still have an older load than this front.
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)

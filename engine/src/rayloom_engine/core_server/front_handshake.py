@@ -30,7 +30,7 @@ async def greet_local(reader: asyncio.StreamReader, token: str, epoch: int) -> W
 
 
 async def greet_remote(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, epoch: int) -> Welcome:
-    """As `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key."""
+    """Like `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key."""
     nonce = secrets.token_hex(16)
     writer.write(frame(FrontChallenge(nonce=nonce)))
     hello = await _hello(reader)

@@ -35,7 +35,7 @@ class FrontSocket:
         return self._unsent.num_bytes
 
     def send(self, data: bytes, now: float) -> bool:
-        """Sends a message, or keeps what the socket does not accept.
+        """Sends a message. Keeps the bytes that the socket does not accept at once.
 
         Returns True if there were no unsent bytes before and are some now: then the I/O thread must begin to call
         `flush`. Does nothing after `abort`, or once the peer is gone.

@@ -1,8 +1,8 @@
 """GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-the engine ends it by an error of its own. A refused request, one that moves to another engine, and one whose client or
-gateway disconnected do not count. Sequences are counted by prompt: of several choices, only the first one counts.
+the engine ends it by an error of its own. Three kinds of requests do not count: those that are refused, those that move
+to another engine, and those whose client or gateway has disconnected. For each prompt only the first choice counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class GatewayCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._connections: set[int] = set()
-        # Unfinished sequences -> time of acceptance. None: the first token is sampled, here or on an earlier engine.
+        # Unfinished sequence -> time of acceptance; None once its first token is sampled, by this engine or an earlier
+        # one.
         self._unfinished: dict[str, float | None] = {}
         self._num_finished = 0
         self._num_failed = 0
@@ -98,6 +99,6 @@ class GatewayCounter:
         if finish_reason == CORRUPT:
             self.failed(request_id)
         elif finish_reason == BROKEN_FORM:
-            self.forget(request_id)  # the client gets a 400
+            self.forget(request_id)  # the client gets a 400, so it is no error of the engine
         else:
             self.complete(request_id)

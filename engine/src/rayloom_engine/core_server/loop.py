@@ -23,8 +23,8 @@ from rayloom_engine.errors import CORRUPT_LOGITS, QueueFull, RequestError
 from rayloom_engine.protocol.messages import Abort, Outputs, Refused, ServedModel, Submit, WantCache
 from rayloom_engine.sampling_params import check_token_ids
 
-_PROBE_SECONDS = 10.0  # between probes of an idle engine
-_IDLE_CHECK_SECONDS = 0.25  # between checks of an idle engine's ranks
+_PROBE_SECONDS = 10.0  # seconds between probes of an idle engine
+_IDLE_CHECK_SECONDS = 0.25  # seconds between checks of an idle engine's ranks
 _POISON = (
     "the engine died every time that it computed this request, at last with no other request in the step; "
     "the request is ended so that others go on"
@@ -43,7 +43,7 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks`: called while the engine is idle, when no step would find a lost rank; it raises RankLost."""
+        """`check_ranks`: raises RankLost. Called while the engine is idle, because then no step finds a lost rank."""
         self.model = model
         self._engine = engine
         self._box = box
@@ -71,20 +71,21 @@ class Core:
         """
         has_begun = False
         self._end_condemned()
-        self._engine.add_probe()  # so that a token has passed through every rank before the state is "serving"
+        self._engine.add_probe()  # The probe passes a token through every rank before the state becomes "serving".
         idle_since = time.monotonic()
         while True:
             messages = inbox.take()
             if messages:
-                self._renew_note()  # a message that crashes this process must not be blamed on the last step
+                self._renew_note()  # A message may crash this process. Then the last step must not be blamed.
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
-                # The first step after an idle time may be long, and an engine that seems empty may be deleted.
+                # Sends a status before the step: the first step after an idle time may be long, and somebody may delete
+                # an engine that seems to have no requests.
                 self._publish()
             self._state.heartbeat = time.monotonic()
-            # Publish between the inbox and the step, so that the load includes the sequences that came during the last
-            # step. A front stops counting these sequences itself when it receives a load.
+            # The load is published between the inbox and the step, so that it includes the sequences that came during
+            # the last step. When a front receives a load, it no longer counts these sequences itself.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -93,7 +94,8 @@ class Core:
                 self._end_step()
                 if not has_begun:
                     has_begun = True
-                    self._publish()  # first, so that a status with "serving" also has the time of a first token
+                    # called before `began`, so that a status with "serving" also has the time of a first token
+                    self._publish()
                     began()
                 self._send(outputs)
                 self._publish()
@@ -122,7 +124,8 @@ class Core:
         else:
             self._publisher.unsubscribe(connection)
             self._gateways.disconnected(connection)
-            # Keep the suspicion: the front will submit its sequences again, and one of them may have crashed the front.
+            # The suspicion stays: the front will submit its sequences again, and one of them may have crashed the
+            # front.
             prefix = f"{connection}."
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
@@ -146,7 +149,7 @@ class Core:
     def _hold_trial(self) -> None:
         """While there are suspects, restricts the scheduler: first to a probe, then to the suspects of a trial.
 
-        The probe comes first, so that no suspect is blamed for ranks that die of any plan.
+        The probe comes first: ranks that die with every plan then die with the probe, and no suspect is blamed.
         """
         suspicion = self._box.suspicion
         scheduler = self._engine.scheduler
@@ -183,12 +186,12 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records what is in flight after a step, unless the next step will record its own plan in a moment.
+        """Records the positions in flight after a step, unless the next step will record its own plan in a moment.
 
-        With one plan in flight at a time, the record of the plan that has ended may stand until the next plan is
-        recorded, a message arrives, or the engine is idle. The end of a trial is always recorded.
+        With one plan in flight at a time, the record of an ended plan stays until the next plan is recorded, a message
+        arrives, or the engine is idle. The end of a trial is always recorded.
         """
-        is_planless = self._is_note_old  # the step has recorded no plan of its own
+        is_planless = self._is_note_old  # The step has not recorded a plan.
         if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:
             self._note()
         else:
@@ -259,7 +262,7 @@ class Core:
         by_connection: dict[int, list[SequenceOutput]] = {}
         sources: dict[str, tuple[int, int]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
-            self._engine.add_probe()  # if a rank computes NaN for the probe too, the rank exits
+            self._engine.add_probe()  # A rank that computes a NaN for the probe, too, exits.
         for output in outputs:
             source, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:
@@ -290,7 +293,7 @@ def _source(connection: int, attempt: int) -> str:
 
 
 def _parsed(source: str) -> tuple[int, int]:
-    """Returns connection and attempt of a source."""
+    """Returns (connection, attempt) of a source."""
     connection, _, attempt = source.partition(".")
     return int(connection), int(attempt)
 

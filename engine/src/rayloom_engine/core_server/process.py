@@ -23,7 +23,7 @@ from rayloom_engine.common.process import (
 )
 
 if __name__ == "__main__" and (sender := sender_of(sys.argv[1:])) is not None:
-    die_with_parent(sender)  # before the other imports, which take a second in which the sender may be killed
+    die_with_parent(sender)  # Before the other imports: these take a second, in which the sender may be killed.
 
 import argparse
 import faulthandler
@@ -118,15 +118,15 @@ class CoreProcess:
     def is_up(self) -> bool:
         """Returns True if the start is complete. Called for every pulse; exits the process if the main thread hangs."""
         state = self._state
-        # Watch the main thread once it computes. An EngineCore that is the only rank does so as soon as it has loaded:
-        # its state becomes "serving" only after its first step.
+        # The main thread is watched once it computes. In an EngineCore that is the only rank, this begins when the rank
+        # has loaded, because the state becomes "serving" only after the first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
-        # Count time by pulses, not by a clock: a process that was stopped for a while has not hung.
+        # Time is counted in pulses, and not by a clock, because a process that was stopped for a while has not hung.
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         state.quiet_s = self._stillness.quiet_s
-        # Double the patience if there are other ranks: a rank with a full socket may block the main thread for
-        # hang_seconds before the main thread blames it.
+        # With other ranks, the patience is doubled: a rank that does not read its full socket may block the main thread
+        # for hang_seconds, before the main thread blames that rank.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):
             logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)

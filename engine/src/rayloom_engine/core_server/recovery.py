@@ -55,7 +55,7 @@ class Assembly:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """Decides when a loss ends the engine. Has no state except `budget`, which counts deaths."""
+    """Decides when a loss ends the engine. Its only state is `budget`, which counts deaths."""
 
     config: EngineConfig
     budget: RestartBudget
@@ -77,7 +77,7 @@ class RecoveryLimits:
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
     def not_assembled(self) -> str:
-        """Returns the reason for giving up while ASSEMBLING. The message puts it after the cause of the loss."""
+        """Returns the reason for giving up while ASSEMBLING, which the error message adds to the cause of the loss."""
         if self.is_job:
             return "start the job again"
         return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
@@ -112,7 +112,8 @@ class RecoveryMachine:
         self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
         self._assembly = Assembly(epoch, [])  # the last assembly
         self._loss = RankLost(0, "")  # the last loss
-        self._core: Core | None = None  # None until the first assembly; keeps the sequences when ranks are lost
+        # None until the first assembly. The engine keeps the sequences when ranks are lost.
+        self._core: Core | None = None
 
     def run(self) -> NoReturn:
         """Serves for ever. Raises EngineDead if it gives up; the first assembly may raise ModelError or ConfigError."""

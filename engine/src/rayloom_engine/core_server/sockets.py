@@ -45,11 +45,11 @@ from rayloom_engine.protocol.text_files import read_part
 
 logger = logging.getLogger(__name__)
 
-_START_STATUS_SECONDS = 0.1  # between two statuses during a start, so that progress bars move
+_START_STATUS_SECONDS = 0.1  # seconds between two statuses during a start, so that progress bars move
 _STATUS_SECONDS = 1.0
 _STALL_SECONDS = 30.0  # seconds that a front has to read a small message, see unsent.py
-# If more bytes than this wait to be sent to a front, the front is disconnected at once, because the machine's memory is
-# for the ranks. Far fewer wait for a front that reads.
+# The most unsent bytes for a front. A front that exceeds them is disconnected at once, because the machine's memory is
+# for the ranks. A front that reads has far fewer unsent bytes.
 _MOST_UNSENT_BYTES = 2**30
 
 
@@ -94,7 +94,7 @@ class _Front:
 
     socket: FrontSocket
     transport: asyncio.WriteTransport
-    is_drained: asyncio.Event  # set while nothing is unsent; for the I/O thread
+    is_drained: asyncio.Event  # set while no byte is unsent; used by the I/O thread alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class CoreIo:
     ) -> None:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
-        `gateways`: a second port at which fronts are accepted; None: only the one at `address`. `on_draining`: called
-        when the engine's own front begins or cancels a drain; the next status must show it.
+        `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
+        `on_draining`: called when the engine's own front begins or cancels a drain; the next status must show it.
         """
         self._address = address
         self._token = token
@@ -150,7 +150,7 @@ class CoreIo:
     def send(self, connection: int, message: CoreMessage) -> None:
         """Sends a message, or drops it if the front is gone. For the main thread, which never waits for a front.
 
-        The I/O thread sends what the front's socket does not accept at once.
+        The I/O thread sends the bytes that the front's socket does not accept at once.
         """
         front = self._fronts.get(connection)
         if front is None:
@@ -291,7 +291,7 @@ class CoreIo:
             self._watch(connection)
 
     def _warn_once(self, problem: str) -> None:
-        # Log it once only, because a refused front tries again four times a second, for ever.
+        # Logged once, because a refused front tries again four times a second, for ever.
         if self._problems.is_new(problem):
             logger.warning("%s; repetitions are not logged until a front is accepted", problem)
 
@@ -331,5 +331,5 @@ class CoreIo:
     async def _flush_status(self) -> None:
         self._broadcast(self._status())
         for front in list(self._fronts.values()):
-            with contextlib.suppress(TimeoutError):  # too slow to matter
+            with contextlib.suppress(TimeoutError):  # a front that reads more slowly does not delay the caller
                 await asyncio.wait_for(front.is_drained.wait(), 1.0)

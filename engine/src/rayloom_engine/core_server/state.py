@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class CoreState:
     """The state of the core, from which the I/O thread makes the CoreStatus for fronts.
 
-    The main thread writes the fields, and the I/O thread reads them without a lock: fields are only replaced as a
-    whole.
+    The main thread writes the fields, and the I/O thread reads them without a lock. So a field is replaced as a whole,
+    and never changed in place.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class CoreState:
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
     rank: LoadedRank | None = None  # the loaded rank, if this process is the only rank
     quiet_s: float = 0.0  # seconds since the main thread last made progress or used CPU time
-    patience_s: float = 10.0  # the plans in flight count as hung after so many seconds without progress
+    patience_s: float = 10.0  # seconds without progress after which the plans in flight count as hung
 
     def set_patience(self, seconds: float) -> None:
         """Sets after how many seconds without progress the main thread and the ranks count as hung."""

@@ -1,4 +1,4 @@
-"""Unsent: bytes for a front that the operating system has not accepted yet, and the times by which it must."""
+"""Unsent: bytes for a front that the operating system has not accepted yet, and the times by which it has to."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ApiApplication(FastAPI):
     def __init__(
         self, config: EngineConfig, handlers: Mapping[Endpoint, Handler], middleware: Sequence[Middleware]
     ) -> None:
-        """`handlers`: that of each endpoint of ROUTES, and that of the page's status."""
+        """`handlers`: the handler of each endpoint of ROUTES, and that of the built-in page's status."""
         super().__init__(
             title=TITLE,
             version=ENGINE_VERSION,
@@ -94,7 +94,7 @@ class ApiApplication(FastAPI):
         return Response(self._document, media_type="application/json")
 
     async def _answer_page(self, _request: Request) -> Response:
-        """Answers GET /docs: the document as a page that loads nothing else."""
+        """Answers GET /docs: the document as an HTML page that loads no other file."""
         from rayloom_engine.front.document.page import CONTENT_SECURITY_POLICY, html_page
 
         page = await asyncio.to_thread(lambda: html_page(self.openapi()))
@@ -115,7 +115,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
 
 
 def port_middleware(config: EngineConfig, api_keys: KeyCheck, lifecycle: Lifecycle) -> list[Middleware]:
-    """Returns what every request to an API port passes, the outermost first."""
+    """Returns the middleware that every request to an API port passes, the outermost first."""
     middleware = [Middleware(Gate, api_keys=api_keys, lifecycle=lifecycle)]
     if config.cors_allowed_origins:
         cors = Middleware(

@@ -34,10 +34,10 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of different keys if `key`, with which a request may come in, is one of them; otherwise 0."""
+        """The number of different keys if `key` is one of them. 0 if requests pass with other keys, too."""
 
     def knows(self, key: bytes) -> bool:
-        """True if `key` is an accepted key, or may use a name that needs no key."""
+        """True if `key` is an accepted key, or if there is a model name that needs no key."""
 
 
 def no_valid_key() -> ApiError:
@@ -71,7 +71,7 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer = MutableHeaders(scope=message)
-                answer["X-Request-Id"] = state["request_id"]  # read now, because a handler may have replaced the id
+                answer["X-Request-Id"] = state["request_id"]  # read after the handler, which may have replaced the id
                 if "target" in state:
                     answer[MODEL_HEADER] = state["target"]
                 if self._lifecycle.drains:

@@ -1,7 +1,7 @@
 """ModelApi: the handlers of all endpoints, for the service of one model.
 
-A handler finds the service as `request.app.state.service`. The application of a port with one model has this state
-itself. A gateway with several models puts the ModelApi of the chosen model into the scope as the application.
+A handler finds the service as `request.app.state.service`. On a port with one model, `request.app` is the port's
+application, which has this state. On a gateway with several models, `request.app` is the ModelApi of the chosen model.
 """
 
 from __future__ import annotations

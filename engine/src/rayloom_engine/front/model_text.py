@@ -20,7 +20,7 @@ from rayloom_engine.text.chat_template import ChatTemplate
 from rayloom_engine.text.model_formats import ModelFormats, model_formats
 from rayloom_engine.text.tokenizer import Tokenizer
 
-# A shorter text is tokenised faster than the hop to a thread and back.
+# Tokenising a text of fewer characters takes less time than the change to a thread and back.
 ENCODE_IN_THREAD_ABOVE_CHARS = 4096
 
 
@@ -37,7 +37,7 @@ class TextFiles:
     async def load(
         cls, folder: Path, config: EngineConfig, load_tokenizer: Callable[[Path], Awaitable[Tokenizer]] | None = None
     ) -> TextFiles:
-        """Reads the files in a thread, the tokenizer by `load_tokenizer` if it is given.
+        """Reads the files in a thread. `load_tokenizer`: reads the tokenizer in place of the default function.
 
         Raises ModelError or OSError.
         """
@@ -48,7 +48,7 @@ class TextFiles:
         return files
 
     def with_settings(self, folder: Path, config: EngineConfig) -> TextFiles:
-        """Returns the same tokenizer and template with what follows from `config`. Raises ModelError or OSError."""
+        """Returns these files with the settings of `config` applied to them. Raises ModelError or OSError."""
         formats = model_formats(self.template, self.tokenizer, config.tool_parser, config.reasoning_parser)
         defaults = read_sampling_defaults(folder) if config.generation_config == "auto" else NO_DEFAULTS
         return replace(self, formats=formats, defaults=defaults)
@@ -61,7 +61,7 @@ class ModelText:
     template: ChatTemplate | None
     formats: ModelFormats = field(default_factory=ModelFormats)
     defaults: SamplingDefaults = NO_DEFAULTS  # values of settings that a request leaves out
-    contexts: tuple[int, ...] = ()  # of a gateway: context lengths of its engines; model.max_model_len is the longest
+    contexts: tuple[int, ...] = ()  # context lengths of a gateway's engines; model.max_model_len is the longest
     kept_ids: frozenset[int] = frozenset()  # special tokens that stay in an answer's text, because a parser reads them
 
     @classmethod
@@ -77,9 +77,9 @@ class ModelText:
     def context_of(self, params: SamplingParams, prompt_len: int) -> int:
         """Returns the context length within which a request must stay.
 
-        An answer without max_tokens may fill the context. If the engines of a gateway have several lengths, that is the
-        shortest one of which the prompt takes at most three quarters, so that as many engines as possible can compute
-        the request, and continue it. Otherwise it is the longest one.
+        An answer without max_tokens may fill the context. The engines of a gateway may have several context lengths.
+        Then the shortest length is returned of which the prompt takes at most three quarters, so that many engines can
+        compute and continue the request. If there is no such length, the longest one is returned.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

@@ -63,7 +63,7 @@ def main() -> int:
     end_with_parent(args.parent)
     config = load_config(args.run_dir / "config.json")
     set_up_logging("front", config.log_level)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn's start and stop lines repeat ours
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn's log lines about start and stop repeat ours
     api_socket = socket.socket(fileno=args.api_fd)
     admin_socket = socket.socket(fileno=args.admin_fd)
     try:

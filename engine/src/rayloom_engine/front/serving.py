@@ -23,7 +23,7 @@ from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.http.server import admin_server, api_server
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-LAST_EVENTS_S = 0.3  # time for handlers to write a last event before the process exits
+LAST_EVENTS_S = 0.3  # seconds for handlers to write a last event before the process exits
 FORCED_EXIT_S = 0.8  # seconds after which the process exits, even if a thread still runs
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class FrontServer:
         self._num_signals = 0
         self._draining: asyncio.Task[None] | None = None
         self._beside: list[asyncio.Task[None]] = []
-        self._error: BaseException | None = None  # of a task in `_beside`
+        self._error: BaseException | None = None  # the error of a task in `_beside`
         service.lifecycle.close_connections = self._close_connections
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:

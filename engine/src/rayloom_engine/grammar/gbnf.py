@@ -24,7 +24,7 @@ _TOKEN = re.compile(
       | (?P<sign>[()|*+?.])""",
     re.VERBOSE,
 )
-_MAX_NESTING = 100  # parentheses inside each other
+_MAX_NESTING = 100  # the most parentheses inside each other
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ def is_gbnf(text: str) -> bool:
 
 
 def lark_of_gbnf(text: str) -> str:
-    """Returns the grammar in Lark's syntax. Raises RequestError for what is not GBNF."""
+    """Returns the grammar in Lark's syntax. Raises RequestError if it is not GBNF."""
     rules = _rules_of(text)
     if "root" not in rules:
         raise RequestError("the GBNF grammar has no rule root, with which the answer begins; add it")
@@ -77,7 +77,8 @@ def _rules_of(text: str) -> dict[str, _Rule]:
             continue
         if rule is None:
             raise RequestError(f"the GBNF grammar begins with {shown(token)}; begin it with a rule, as root ::= ...")
-        nesting += (token == "(") - (token == ")")  # the token of a string has quotes, so it is no parenthesis
+        # not a string "(", because the token of a string begins with a quote
+        nesting += (token == "(") - (token == ")")
         if nesting > _MAX_NESTING:
             raise RequestError(f"the GBNF grammar has more than {_MAX_NESTING} parentheses inside each other")
         if kind == "name":

@@ -15,15 +15,16 @@ from typing import Any
 from rayloom_engine.errors import RequestError
 
 MAX_BYTES = 64 * 1024
-MAX_DEPTH = 100  # objects and lists inside each other
-MAX_PROPERTIES = 400  # properties of one object
-MAX_REFERENCES = 500  # occurrences of `$ref`
+MAX_DEPTH = 100  # the most objects and lists inside each other
+MAX_PROPERTIES = 400  # the most properties of one object
+MAX_REFERENCES = 500  # the most occurrences of `$ref`
 MAX_RULES = 1000
-# Alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first token with
-# more. Its limit could be higher, but then 16,000 equal alternatives keep a rank busy for 0.4 s.
+# The most alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first
+# token with more items. With a higher limit in the parser, 16,000 equal alternatives would keep a rank busy for 0.4 s.
 MAX_ALTERNATIVES = 1990
-# Number of schemas that are merged with others, times the number of properties of the largest object. Each merge makes
-# a new object: 3,200 take 0.07 s of the front and 0.17 s of the rank, and 8,000 take 0.18 s and 0.35 s.
+# The most merged properties: the number of schemas that are merged with others, times the number of properties of the
+# largest object. Each merge makes a new object. 3,200 properties take 0.07 s of the front and 0.17 s of the rank, 8,000
+# take 0.18 s and 0.35 s.
 MAX_MERGED_PROPERTIES = 4000
 
 _RULE = re.compile(
@@ -51,7 +52,7 @@ def check_rules(lark: str) -> None:
         raise RequestError(f"the grammar has {num_rules} rules, at most {MAX_RULES} are allowed")
     _check_alternatives(lark)
     _check_merged(sum(_num_embedded(lark, found.end()) for found in _EMBEDDED.finditer(lark)))
-    # A grammar can contain JSON schemas, whose references it does not count as rules.
+    # A grammar can contain JSON schemas, whose references are not counted as rules here.
     num_references = lark.count('"$ref"')
     if num_references > MAX_REFERENCES:
         raise RequestError(f"the grammar has {num_references} times $ref, at most {MAX_REFERENCES} are allowed")

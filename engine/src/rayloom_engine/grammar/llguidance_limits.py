@@ -18,10 +18,10 @@ def parser_limits() -> LLParserLimits:
     from llguidance._lib import LLParserLimits
 
     return LLParserLimits(
-        initial_lexer_fuel=500_000,  # at most 10 ms of a grammar's construction
+        initial_lexer_fuel=500_000,  # work that takes at most 10 ms when a grammar is built
         max_grammar_size=60_000,  # with 65,525 symbols the library panics after it has accepted the grammar
         max_lexer_states=25_000,
-        step_lexer_fuel=100_000,  # at most 7 ms of a mask
+        step_lexer_fuel=100_000,  # work that takes at most 7 ms for a mask
         step_max_items=25_000,
-        verbose_errors=False,  # else a message contains the whole grammar
+        verbose_errors=False,  # with the default, error messages contain the whole grammar
     )

@@ -1,4 +1,4 @@
-"""Preamble: the tokens before a form, up to the text after which the form begins."""
+"""Preamble: follows the tokens before a form, up to the text after which the form begins."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The tokens that complete the text before a form and add characters other than blanks.
+    """The tokens that would complete the text before a form and add characters other than blanks. They are banned.
 
-    One object serves all answers with the same text before their form. Such a token would begin the form with
-    characters that the grammar never saw.
+    One object serves all answers with the same text before their form. Such a token would contain the form's first
+    characters, which the grammar would not check.
     """
 
     def __init__(self, vocabulary: Vocabulary, after: str) -> None:
@@ -44,7 +44,7 @@ class Endings:
 
 
 def clear(mask: Mask, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
-    """Takes tokens out of a mask."""
+    """Removes tokens from a mask."""
     bits = ~(np.int64(1) << (token_ids % 32))
     np.bitwise_and.at(mask, token_ids // 32, bits.astype(np.uint32).view(np.int32))
 

@@ -11,10 +11,10 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
 from rayloom_engine.grammar.llguidance_limits import parser_limits
 
-# The place of a JSON schema in the grammar that compile.py wrote around it.
+# Matches the place of a JSON schema in the grammar that compile.py wrote around the schema.
 _JSON_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 _MAX_MESSAGE = 500  # characters of llguidance's words in an error
-_MAX_KNOWN = 128  # answers kept; a grammar has at most 64 KB
+_MAX_KNOWN = 128  # the most answers that are kept; a grammar has at most 64 KB
 
 
 class GrammarRefused(RequestError):
@@ -69,7 +69,7 @@ def _remember(grammar: str) -> tuple[str, ...] | str:
 
 
 def _asked(grammar: str) -> tuple[str, ...] | str:
-    from llguidance import LLMatcher  # imported with the first grammar, in the thread: it takes 50 ms
+    from llguidance import LLMatcher  # The import takes 50 ms, so it happens with the first grammar and in the thread.
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
     # Names and ids of special tokens are checked where the grammar is used, with the model's vocabulary.

@@ -42,14 +42,14 @@ class Vocabulary:
                 if "too small" not in str(error):
                     raise
                 plain = LLTokenizer(text, eos_token=eos, slices=[])
-            # In a call of its own, so that other threads can take Python's lock in between.
+            # A separate call, so that other threads can take Python's lock before and after it.
             whole = plain.with_slices(LLTokenizer.general_slices())
         except (OSError, ValueError) as error:
             raise GrammarFault(
                 f"this model's tokenizer cannot be used for structured output: {shortened(str(error))}"
             ) from error
         del plain
-        return_free_memory()  # reading takes a third more memory than the vocabulary keeps
+        return_free_memory()  # while it is read, the vocabulary takes a third more memory
         return cls(whole)
 
     def token_bytes(self, token_id: int) -> bytes:

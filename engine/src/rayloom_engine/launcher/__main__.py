@@ -31,9 +31,9 @@ from rayloom_engine.protocol.ranks import Fence, Greeting, LaunchProgress
 
 logger = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 0.1  # between checks for fences from the core
+_WAIT_SECONDS = 0.1  # seconds between checks for fences from the core
 _DIAL_SECONDS = 0.2
-_AGAIN_SECONDS = 0.5  # delay before a fenced rank, or one that found no core, is started again
+_AGAIN_SECONDS = 0.5  # seconds before a fenced rank, or a rank that found no core, is started again
 
 
 class CoreLine:
@@ -85,7 +85,7 @@ class Launcher:
         """Runs for ever. Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying."""
         self._starter.prepare(self._line.progress)
         self.is_up = True
-        _end_on_sigterm()  # again, because Ray has replaced the handler by one that only prints a trace
+        _end_on_sigterm()  # set again, because Ray has replaced the handler by one that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
@@ -107,8 +107,8 @@ class Launcher:
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
                 elif fence.incarnation is not None and self._counted.get(fence.rank) == fence.incarnation:
-                    # The core counts this death too, and knows better whether to give up. So the launcher's budget does
-                    # not count it.
+                    # The core counts this death, too, and decides whether to give up. So the launcher's budget does not
+                    # count it.
                     del self._counted[fence.rank]
                     self._budgets[fence.rank].excuse()
 

@@ -95,7 +95,8 @@ class ForkServer:
                 if self._is_fork(order.rank):
                     return order
             elif order.rank in self._running:
-                os.kill(self._running[order.rank][0], signal.SIGKILL)  # not reaped yet, so the pid cannot be reused
+                # the process is not reaped yet, so its pid cannot be reused
+                os.kill(self._running[order.rank][0], signal.SIGKILL)
                 self._send(Killed(order.rank))
         for pid, _ in self._running.values():
             os.kill(pid, signal.SIGKILL)
@@ -150,7 +151,8 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
         _preload()
-    gc.freeze()  # the garbage collector then does not touch imported objects, so that ranks keep sharing their memory
+    # After this, the garbage collector does not touch imported objects, so ranks continue to share their memory.
+    gc.freeze()
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
     if order is None:

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-_MAX_FAILURES = 2  # more than one, because a live control store may refuse one connection when its backlog is full
+# failed connections after which Ray counts as ended; a live control store may refuse one when its backlog is full
+_MAX_FAILURES = 2
 
 
 def address_file(run_dir: Path) -> Path:
@@ -41,7 +42,8 @@ def use_private_ray(run_dir: Path) -> None:
     Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
     Ray's servers listen on every address of the machine. Ranks keep the priority of this process.
     """
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # may be the token of another Ray; Ray would use it instead of the file
+    # This variable may have another Ray's token, which Ray would use instead of the file.
+    os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ.update(
         {
             "RAY_AUTH_MODE": "token",
@@ -57,7 +59,7 @@ def use_private_ray(run_dir: Path) -> None:
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes Ray's token to its file, if there is none. A restarted Ray keeps it, because the launcher may use it."""
+    """Writes Ray's token to its file, unless there is one: a restarted Ray needs the token that the launcher has."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"
@@ -128,7 +130,8 @@ def main() -> NoReturn:
         draft.write_text(ray.get_runtime_context().gcs_address)
         draft.replace(address_file(args.run_dir))
         wait_while_ray_runs()
-        address_file(args.run_dir).unlink(missing_ok=True)  # so that a launcher that starts now waits for the next Ray
+        # removed, so that a launcher that starts now waits for the next Ray
+        address_file(args.run_dir).unlink(missing_ok=True)
     except Exception:
         logger.exception("Ray did not start")
     _end_with_ray(1)

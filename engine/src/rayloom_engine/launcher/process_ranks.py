@@ -21,13 +21,15 @@ from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
-_KILL_SECONDS = 5.0  # a fork server that does not confirm a KillRank within this time hangs, and is killed itself
+# seconds after which a fork server that has not confirmed a KillRank counts as hung, and is killed itself
+_KILL_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
 # If more time passes between two calls of `wait`, this process was stopped, and perhaps the fork server too. So at most
 # this many of the seconds between two calls count against _KILL_SECONDS.
 _MOST_PASSED_SECONDS = 1.0
-_EXIT_SECONDS = 2.0  # longest wait for the end of a fork server that has closed its connection
-_CLOSE_SECONDS = 0.7  # longest wait for the fork server at a stop; less than the supervisor waits for the launcher
+_EXIT_SECONDS = 2.0  # the most seconds to wait for the end of a fork server that has closed its connection
+# the most seconds to wait for the fork server at a stop; less than the supervisor waits for the launcher
+_CLOSE_SECONDS = 0.7
 
 
 class ProcessRanks:
@@ -79,8 +81,8 @@ class ProcessRanks:
         ended = self._take(timeout_s) or []
         while (more := self._take(0.0)) is not None:
             ended += more
-        # Count the passed time only after reading all messages: while this process was stopped, the answer may have
-        # arrived.
+        # The passed time is counted after all messages are read: the answer may have arrived while this process was
+        # stopped.
         now = time.monotonic()
         passed = min(now - self._waited_at, _MOST_PASSED_SECONDS)
         self._waited_at = now

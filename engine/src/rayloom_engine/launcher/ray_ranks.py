@@ -26,7 +26,7 @@ from rayloom_engine.worker.rank_server import RankPlace, RankServer
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_LOCAL_SECONDS = 60.0  # minimum wait for a Ray that this server itself starts
+_LOCAL_SECONDS = 60.0  # the least seconds to wait for a Ray that this server itself starts
 
 
 def ray_address(config: EngineConfig) -> str | None:
@@ -38,7 +38,7 @@ class RankActor:
     """Runs one rank in an actor's process, until the rank finds no core any more."""
 
     def run(self, config: str, place: RankPlace) -> None:
-        """`config`: the EngineConfig as JSON."""
+        """Runs the rank until it finds no core any more. `config`: the EngineConfig as JSON."""
         import ray
 
         from rayloom_engine.common.process import set_up_logging
@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # If an earlier launcher has placed all ranks, a lack of room is not the fault of the config.
+        # True if an earlier launcher has placed all ranks: then a lack of room is not the fault of the config.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token
@@ -84,7 +84,7 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # the time that Ray itself took to start does not count
+        deadline = time.monotonic() + self._patience  # the time of Ray's own start does not count
         # Polls instead of calling `group.wait`, which leaves a callback in Ray's control store and only accepts whole
         # seconds.
         while placement_group_table(self._group)["state"] != "CREATED":

@@ -32,7 +32,8 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _HANDSHAKE_SECONDS = 5.0
-_FIRST_BYTE_SECONDS = 1.0  # a rank answers the challenge at once; a peer that is silent this long is no rank
+# seconds; a rank answers the challenge at once, so a peer that is silent for longer is no rank
+_FIRST_BYTE_SECONDS = 1.0
 # A host that loses power closes no connections. Without these limits its peers would wait for ever.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
@@ -63,8 +64,8 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def limit_sends(self, seconds: float) -> None:
-        """Lets a send raise ChannelClosed if the peer reads nothing for `seconds`, so that a stopped peer does not
-        block the sender.
+        """Makes a send raise ChannelClosed if the peer reads nothing for `seconds`: a stopped peer must not block the
+        sender.
         """
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -117,7 +118,7 @@ class Channel:
             raise ChannelClosed(str(error) or type(error).__name__) from error
         finally:
             if deadline is not None:
-                with contextlib.suppress(OSError):  # closed meanwhile
+                with contextlib.suppress(OSError):  # the channel was closed meanwhile
                     self._socket.settimeout(None)
 
     def expect(self, kind: type[M], timeout_s: float | None = None, at_most: int = MAX_FRAME_BYTES) -> M:
@@ -128,7 +129,7 @@ class Channel:
         return message
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # already disconnected
+        with contextlib.suppress(OSError):  # the peer has disconnected already
             # shutdown wakes a thread that is blocked in a read of this socket; close alone does not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -186,7 +187,7 @@ def limit_tcp(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _TCP_LIMITS.items():
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # some systems lack these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

@@ -12,7 +12,7 @@ Continuation = Literal["exact", "rounding", "other model"]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that an engine serves, and the code and the data types by which it computes."""
+    """The model that an engine serves, and the code and data types with which it computes."""
 
     architecture: str
     commit: str | None  # commit of a hub model
@@ -42,7 +42,7 @@ _OF_ARITHMETIC = (
 def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
     """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
 
-    None: the fingerprint is not known, and the model is assumed to be equal.
+    For an unknown fingerprint (None), the model is assumed to be equal.
     """
     if earlier is None or later is None:
         return "rounding"

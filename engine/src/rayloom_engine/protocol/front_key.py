@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rayloom_engine.errors import ConfigError
 
-MIN_KEY_CHARS = 16  # a recorded handshake lets an attacker try keys at home, so a short key would be found
+MIN_KEY_CHARS = 16  # with a recorded handshake an attacker can try keys offline, so a short key would be found
 
 
 def load_front_key(path: str, field: str) -> str:

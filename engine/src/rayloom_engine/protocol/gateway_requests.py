@@ -9,13 +9,13 @@ FIRST_TOKEN_BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
 )
-_NUM_BUCKETS = len(FIRST_TOKEN_BOUNDS_S) + 1  # the last one is for all longer times
+_NUM_BUCKETS = len(FIRST_TOKEN_BOUNDS_S) + 1  # the last bucket is for all longer times
 
 
 class GatewayRequests(msgspec.Struct, frozen=True, kw_only=True):
     """Totals since the core's process started."""
 
-    num_finished: int = 0  # with or without an error
-    num_failed: int = 0  # those of num_finished that ended in an error of the engine
+    num_finished: int = 0  # requests that ended with or without an error
+    num_failed: int = 0  # the part of num_finished that ended in an error of the engine
     first_token_counts: tuple[int, ...] = (0,) * _NUM_BUCKETS  # requests by bucket, not cumulative
     first_token_s: float = 0.0  # sum of the times to the first token

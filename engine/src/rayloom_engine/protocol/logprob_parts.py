@@ -2,8 +2,8 @@
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
 is a SequenceOutput with prompt_logprobs and no token; the last part comes in the SequenceOutput with the first token.
-Each part has its start position, because a restarted core sends all parts again: they replace those that arrived
-before.
+Each part has its start position, because a restarted core sends all parts again. The new parts replace those that
+arrived before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PART_VALUES = 65_536  # log-probabilities in one part, at 17 bytes each: about 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
     """Splits `message` if its log-probabilities are many. Yields the parts in the order of sending, or `message`."""
     if not any(output.prompt_logprobs or output.logprobs for output in message.outputs):
-        yield message  # the case of almost every step
+        yield message  # the usual case
         return
     outputs = []
     for output in message.outputs:

@@ -10,8 +10,8 @@ messages, with the ids that it has received: a resume. Sequence ids are random, 
 sequence keeps its id when it is submitted again, and gets a higher attempt number: outputs of earlier attempts are
 dropped.
 
-A new version only adds messages and fields with defaults. Decoders ignore fields that they do not know, and a side
-sends a new message only to a peer whose version has it. So each version also speaks the one before.
+A new version only adds messages, and fields with defaults. Decoders ignore fields that they do not know, and a side
+sends a new message only to a peer whose version has the message. So each version can also speak the version before.
 
 A front that chooses between engines asks with WantCache for the core's prefix index and load.
 """
@@ -28,7 +28,8 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
 
 PROTOCOL_VERSION = 4
-OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)  # the version before; version 3 had no port for gateways
+# the oldest version that this one speaks; version 3 had no port for gateways
+OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)
 HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
 
 
@@ -58,7 +59,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
     tenant: str = ""  # the sequence uses its share of slots and queue; empty unless there are several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
-    attempt: int = 0  # how often the sequence was submitted before; outputs and refusals repeat it
+    attempt: int = 0  # how often the sequence was submitted before; outputs and refusals contain this number
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
@@ -82,7 +83,7 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
-    is_moved: bool = False  # another engine gets the sequence, so it may come back
+    is_moved: bool = False  # True if the sequence moves to another engine, so that it may come back
     is_complete: bool = False  # the answer ends at a stop string, which only the front sees
 
 
@@ -162,7 +163,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # type of the weights; of quantised weights, the type before
+    dtype: str  # type of the weights; for quantised weights, the type before the quantisation
     compute_dtype: str  # type of the arithmetic
     quantization: str = "none"  # the setting `quantization`
     weight_bytes: int
@@ -181,7 +182,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # a start-up phase, then "idle" | "step"
     heartbeat_age_s: float
     step: int
-    memory_bytes: int  # resident
+    memory_bytes: int  # resident memory
     advance: int = 0  # progress: parts of layers computed since the epoch began
     communication_s: float = 0.0  # seconds spent waiting for other ranks since the process started
     weight_bytes_read: int = 0  # bytes read from files since the process started
@@ -204,9 +205,11 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
-    last_work_age_s: float | None = None  # since a computing rank last advanced or used CPU time; None: none computes
+    # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
+    last_work_age_s: float | None = None
     is_draining: bool = False  # the engine takes no new requests, and will end
-    gateway_requests: GatewayRequests = GatewayRequests()  # for the engine's own front, which does not see them
+    # requests of gateways, which the engine's own front does not see
+    gateway_requests: GatewayRequests = GatewayRequests()
 
 
 class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):

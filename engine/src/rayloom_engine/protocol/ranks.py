@@ -43,7 +43,7 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
 class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
     """Sent on `steps` to a rank on the core's host, before Welcomed: offers shared memory for all further messages.
 
-    The rank uses it if it can open it, and otherwise stays with the connection.
+    If the rank cannot open the memory, all messages stay on the connection.
     """
 
     pid: int  # process of the core, to which the descriptors below belong
@@ -62,7 +62,7 @@ class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
     """Accepts a connection.
 
-    Has the sizes of the first assembly: ranks that join later use them, whatever memory they have free.
+    Has the sizes of the first assembly: ranks that join later use these sizes, and not their own free memory.
     """
 
     num_kv_blocks: int | None = None
@@ -143,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     `kind`: a user can fix "config" and "model"; after "rank" a retry may help.
     """
 
-    ticket: int  # 0: the load failed, for which there is no order
+    ticket: int  # ticket of the order; 0: the load failed, which has no order
     kind: Literal["config", "model", "rank"]
     message: str
 
@@ -154,7 +154,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     phase: str  # a phase of the start, then "idle" or "step"
     step: int  # steps computed since the process started
-    memory_bytes: int  # resident
+    memory_bytes: int  # resident memory of the rank's process
     advance: int = 0  # progress: parts of layers computed since the epoch began
     waits: bool = False  # True while the rank waits for a peer
     communication_s: float = 0.0  # seconds spent waiting for peers since the process started
@@ -178,7 +178,7 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Order: make sure that the given start of the rank is dead, then start the rank again."""
 
     rank: int
-    incarnation: int | None  # the start to kill; None: whichever runs
+    incarnation: int | None  # the start to kill; None: the one that runs
 
 
 Message = (

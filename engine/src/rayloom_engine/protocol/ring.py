@@ -39,8 +39,8 @@ class Ring:
     def free(self, num_unread: int) -> None:
         """Writer: frees the space of messages that were read.
 
-        `num_unread`: number of messages that the reader has not begun to read. The newest of the others keeps its
-        space, because the reader may not be done with it.
+        `num_unread`: number of messages that the reader has not begun to read. The newest message that the reader has
+        begun to read keeps its space, because the reader may still read it.
         """
         while len(self._taken) > num_unread + 1:
             self._num_taken_bytes -= self._taken.popleft()

@@ -2,9 +2,9 @@
 
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. A reader can poll it together with sockets. And its lock orders
-memory accesses on every processor: a reader that has read a size sees all of that frame, and a writer that sees that a
-size was read knows that the frame before it was copied out. A futex instead of the pipe was measured, and is slower
-from Python.
+memory accesses on every processor. So a reader that has read a size sees the whole frame of that size. And when a
+writer sees that a size was read, the reader has copied the frame before it. A futex instead of the pipe was measured,
+and is slower from Python.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class SharedMemory:
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise TimeoutError("nothing came")
-            # The connection may have woken the poll, because the peer died. Read the pipe all the same: frames that the
-            # peer sent before its death come first.
+            # The poll may have returned because the peer died. The pipe is read even so: frames that the peer sent
+            # before its death come first.
             size = self._inbox.read(_SIZE.size)
         if not size:
             raise ConnectionError("connection closed")
@@ -92,7 +92,7 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """Returns the core's side and the offer for the rank. None if this system offers no such memory, or is full."""
+    """Returns the core's side and the offer for the rank; None if this system has no such memory, or too little."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
         inbox = make_pipe("r", os.O_NONBLOCK)

@@ -8,7 +8,7 @@ from pathlib import Path
 from rayloom_engine.protocol.messages import FetchFile, FilePart, ServedModel, TextFile
 
 TOKENIZER = "tokenizer.json"
-# A gateway writes no file with another name.
+# Names of the files. A gateway writes no file with another name.
 TEXT_FILES = (TOKENIZER, "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 PART_BYTES = 1024 * 1024
 MAX_FILE_BYTES = 256 * 1024 * 1024

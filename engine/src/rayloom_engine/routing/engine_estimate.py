@@ -1,9 +1,9 @@
 """EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
-Reports are up to 0.2 s old. Of the requests that this gateway has sent since, the prompts count as outstanding, and
-their blocks as cached, because the engine registers blocks as soon as it schedules them. Otherwise a burst of requests
-would all go to the engine that was idle at the last report, and requests with one new prefix would spread over all
-engines. Requests of other gateways are part of the next report.
+Reports are up to 0.2 s old. The prompts of requests that this gateway has sent since the report count as outstanding.
+Their blocks count as cached, because the engine registers blocks as soon as it schedules them. Otherwise a burst of
+requests would all go to the engine that was idle at the last report, and requests with one new prefix would spread over
+all engines. Requests of other gateways are part of the next report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Sent:
 
     tenant: str
     blocks: tuple[int, ...]
-    unreported_tokens: int  # prefill that the last report cannot include; 0 after the next report
+    unreported_tokens: int  # tokens of prefill that the last report cannot include; 0 after the next report
 
 
 class EngineEstimate:
@@ -42,14 +42,14 @@ class EngineEstimate:
         self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
         self._num_decodes = 0
         self._decoding: set[str] = set()  # sequences of this gateway that have a token
-        self._is_asked = True  # the whole index is asked for, and no part of it has arrived
+        self._is_asked = True  # the whole index was asked for, and no part of it has arrived
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
         self._computed: list[tuple[int, ...]] = []  # blocks of prompts computed since the last report
 
     def changed(self, changes: CacheChanges) -> bool:
         """Applies changes of the prefix index. Returns False if the whole index must be asked for.
 
-        It returns False only once: until a part of the whole index has arrived, other changes are dropped.
+        After that, other changes are dropped, and True is returned, until a part of the whole index has arrived.
         """
         is_applied = self.index.apply(changes)
         must_ask = not is_applied and not self._is_asked

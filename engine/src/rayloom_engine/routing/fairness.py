@@ -41,9 +41,9 @@ def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> 
 def tokens_before(tenant: str, prompt_tokens: int, outstanding: Mapping[str, int]) -> int:
     """Returns how many outstanding prefill tokens an engine computes before it ends this tenant's next prompt.
 
-    `outstanding`: tenant -> prefill tokens that the engine has to compute. The engine shares its tokens equally, so
-    until the tenant has computed its own tokens, no other tenant computes more than that. Therefore a tenant that
-    floods an engine does not make it look busy to other tenants. Give the result to `EngineView` as
+    `outstanding`: tenant -> prefill tokens that the engine has to compute. The engine shares its tokens equally between
+    tenants. So while it computes this tenant's tokens, it computes at most as many of each other tenant. Therefore an
+    engine that one tenant floods does not look busy to other tenants. Give the result to `EngineView` as
     `outstanding_prefill_tokens`.
     """
     own = outstanding.get(tenant, 0)

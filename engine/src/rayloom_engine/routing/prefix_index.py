@@ -1,8 +1,8 @@
 """PrefixIndex: the KV blocks that an engine has cached, from the CacheChanges of its core. Pure.
 
-Of a block's hash only HASH_BYTES = 8 bytes are kept. The probability that among n blocks two different ones have the
-same bytes is n**2 / 2**65: for a million blocks (16 million tokens) 3 in 100 million. The engine itself compares whole
-hashes, so such a pair may send a request to a worse engine, but never changes its answer.
+Of a block's hash only HASH_BYTES = 8 bytes are kept. The probability that two of n different blocks have the same bytes
+is n**2 / 2**65: 3 in 100 million for a million blocks (16 million tokens). The engine itself compares whole hashes, so
+such a pair may send a request to a worse engine, but never changes its answer.
 """
 
 from __future__ import annotations

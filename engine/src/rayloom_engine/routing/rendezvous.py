@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 # A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
 # their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would go to
-# different engines, which is no loss. With fewer blocks, the first lines of the chat template, which are equal in all
-# conversations, would decide.
+# different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in all
+# conversations.
 TIE_BLOCKS = 4
 
 
@@ -25,13 +25,14 @@ def tie_key(block_hashes: Sequence[bytes], otherwise: bytes) -> bytes:
     """Returns the key under which prompts with the same first blocks meet at one engine.
 
     `block_hashes`: hashes of the prompt's full blocks, in order. `otherwise`: the key of a prompt without a full block,
-    such as the request's id. A block's hash includes those of all blocks before it, so one hash stands for the
-    beginning.
+    such as the request's id. A block's hash depends on all blocks before it, so one hash identifies the beginning of
+    the prompt.
     """
     first = block_hashes[:TIE_BLOCKS]
     return first[-1] if first else otherwise
 
 
 def _hash(name: str, key: bytes) -> bytes:
-    length = len(key).to_bytes(4, "big")  # so that bytes of the key cannot be taken for bytes of the name
+    # With the key's length, bytes of the key cannot be taken for bytes of the name.
+    length = len(key).to_bytes(4, "big")
     return hashlib.blake2b(length + key + name.encode(), digest_size=8).digest()

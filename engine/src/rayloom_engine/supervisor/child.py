@@ -14,8 +14,8 @@ from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.spawn import spawn
 
-_BUSY_SECONDS = 60.0  # after the last pulse, use of CPU time counts as a sign of life for this time
-_START_SECONDS = 10.0  # least hang_seconds while a child starts, because it may wait for a slow disk
+_BUSY_SECONDS = 60.0  # seconds after the last pulse in which the use of CPU time counts as a sign of life
+_START_SECONDS = 10.0  # the least hang_seconds while a child starts, because it may wait for a slow disk
 
 
 class Child:
@@ -76,7 +76,8 @@ class Child:
                 self.is_up = data.endswith(b"1")
         if was_away:
             self._signalled_at = now
-        # For a while CPU time counts as a sign of life, because a call into a library may block the pulse thread.
+        # For _BUSY_SECONDS after the last pulse, CPU time counts as a sign of life: a call into a library may block the
+        # pulse thread.
         cpu_ticks = "" if self.process is None else _cpu_ticks(self.process.pid)
         is_busy = cpu_ticks != self._cpu_ticks and now - self._signalled_at < _BUSY_SECONDS
         if self.alive_at is not None and (was_away or is_busy):

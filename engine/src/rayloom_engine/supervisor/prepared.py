@@ -19,7 +19,7 @@ from rayloom_engine.supervisor.spawn import spawn
 class PreparedProcess:
     """A process `python -m module` that waits for one message with its arguments.
 
-    Its command line names this process for as long as it runs, and the process ends with this one.
+    Its command line always contains the id of this process. It ends when this process ends.
     """
 
     def __init__(self, module: str) -> None:
@@ -43,7 +43,7 @@ class PreparedProcess:
         return self._process
 
     def discard(self) -> None:
-        """Ends a process that has not begun. Does nothing if it has."""
+        """Ends a process whose `begin` was not called. Does nothing after `begin`."""
         if self._sender.fileno() < 0:
             return
         self._sender.close()

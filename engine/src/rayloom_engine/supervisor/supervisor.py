@@ -51,7 +51,7 @@ from rayloom_engine.supervisor.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
-_STOP_SECONDS = 1.2  # time from the stop signal to a child until its SIGKILL
+_STOP_SECONDS = 1.2  # seconds between the stop signal to a child and its SIGKILL
 
 
 class Supervisor:
@@ -70,7 +70,7 @@ class Supervisor:
         self._children = [self._front, self._core]
         self._launcher: Child | None = None
         if self._ranks is not None:
-            # In a job, this process starts rank 0. The job's launcher (such as torchrun) starts the other ranks.
+            # In a job, this process starts rank 0, and the job's launcher (such as torchrun) starts the other ranks.
             self._launcher = Child("rank 0" if self._job else "launcher", config.restart_budget)
             self._children.append(self._launcher)
         self._ray = Child("ray", config.restart_budget) if starts_ray(config) else None
@@ -96,7 +96,7 @@ class Supervisor:
         signal.set_wakeup_fd(wake_write.fileno())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: self._signals.append(received))
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only with a handler, SIGCHLD writes to the wake-up socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # SIGCHLD writes to the wake-up socket only if it has a handler
         logger.info("executor %s (%s)", self._executor.name, self._executor.reason)
         if self._gateways is not None:
             logger.info("gateways may connect to %s port %d", *self._gateways.getsockname()[:2])
@@ -205,7 +205,7 @@ class Supervisor:
                 if child is self._core:
                     silence_mark(self._run_dir).touch()
                 child.process.kill()
-                child.alive_at = None  # stop watching it, so that it is killed and logged only once
+                child.alive_at = None  # the child is not watched any more, so it is killed and logged only once
 
     def _reap(self) -> None:
         """Restarts dead children, or sets the exit code."""
@@ -243,7 +243,7 @@ class Supervisor:
     def _end_job(self, child: Child, code: int) -> None:
         sentence = f"{child.name} ended ({cause_of(code)}), and the job with it; start the job again"
         logger.error("%s", sentence)
-        if not read_failure(self._run_dir):  # the EngineCore may have written a better message
+        if not read_failure(self._run_dir):  # the EngineCore may have written a message with the cause
             write_failure(self._run_dir, sentence)
         self._exit_code = EXIT_RANK_LOST
 

@@ -8,13 +8,13 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.text.tokenizer import Tokenizer
 
-MAX_SEQUENCES = 1000  # token sequences of all words; a step compares each with the end of the answer
+MAX_SEQUENCES = 1000  # the most token sequences of all words; a step compares each with the end of the answer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Returns the token sequences of the words, each at the beginning of a text and after a blank.
 
-    A tokenizer may spell a word in further ways, for example letter by letter; those are not banned, as in vLLM. Raises
+    A tokenizer may spell a word in further ways, for example letter by letter. As in vLLM, these are not banned. Raises
     RequestError for a word without tokens, and for too many sequences.
     """
     sequences: dict[tuple[int, ...], None] = {}  # an ordered set
@@ -25,7 +25,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
             raise RequestError(f"bad_words has {shown(word)}, which has no tokens; leave it out", "bad_words")
         sequences[alone] = None
         after_blank = tuple(tokenizer.encode(f" {stripped}", add_special_tokens=False))
-        # If the blank only adds a token in front, the sequence without this token bans both.
+        # If the blank is a token of its own, the sequence without this token bans the word in both places.
         if after_blank and after_blank[-len(alone) :] != alone:
             sequences[after_blank] = None
         if len(sequences) > MAX_SEQUENCES:

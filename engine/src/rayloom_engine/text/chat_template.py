@@ -24,10 +24,12 @@ from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, Templa
 from rayloom_engine.text.tokenizer import read_settings
 from rayloom_engine.text.tools.calls_in_messages import with_text_arguments
 
-MAX_RANGE_ITEMS = 100_000  # total length of all ranges in one rendering
-MAX_ADDED_CHARS = 1_000_000  # a prompt may have this many characters more than the messages' own text
-RENDERINGS_AS_SLOW = 100  # renderings in a thread after a slow one, so at most one in a hundred delays the streams
-MAX_CPU_S = 2.0  # a thousand times what known models' templates take for a long conversation
+MAX_RANGE_ITEMS = 100_000  # the most elements of all ranges in one rendering together
+MAX_ADDED_CHARS = 1_000_000  # the most characters that a prompt may have beyond the messages' own text
+# renderings in a thread after each slow one, so at most one rendering in a hundred delays the streams
+RENDERINGS_AS_SLOW = 100
+# seconds of CPU time; a thousand times the time that templates of known models take for a long conversation
+MAX_CPU_S = 2.0
 
 # Exceptions that a template's code may raise for a message of an unexpected form.
 _TEMPLATE_ERRORS = (
@@ -105,7 +107,7 @@ class ChatTemplate:
     def was_slow(self) -> None:
         """Records a slow rendering: the next RENDERINGS_AS_SLOW renderings run in a thread.
 
-        Later renderings do not, because one odd conversation says little about others.
+        After these, renderings run on the event loop again, because one odd conversation says little about others.
         """
         self._num_slow_left = RENDERINGS_AS_SLOW
 
@@ -180,7 +182,7 @@ class _RangeBudget:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's answer for training. Here its body is rendered unchanged."""
+    """Renders the body of `{% generation %}` unchanged. The tag marks an assistant's answer for training."""
 
     tags = {"generation"}  # noqa: RUF012 - declared by jinja as an instance's attribute
 
@@ -206,7 +208,7 @@ def _cut_after_final_message(prompt: str, content: str) -> str:
             "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
         )
     end = start + len(final)
-    # Keep the blanks at the message's end if the template kept them.
+    # The blanks at the message's end are kept if the template kept them.
     kept = content[content.rfind(final) + len(final) :]
     return prompt[: end + len(kept)] if prompt.startswith(kept, end) else prompt[:end]
 
@@ -222,5 +224,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Not Jinja's own tojson, which escapes HTML and so would change the prompt.
+    # Replaces Jinja's own tojson, which escapes HTML and so would change the prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

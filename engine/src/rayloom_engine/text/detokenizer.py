@@ -55,7 +55,7 @@ class ByteDetokenizer:
         self._tokenizer = tokenizer
         self._skipped_ids = skipped_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_between = True  # between two characters: the decoder holds no bytes
+        self._is_between = True  # the decoder holds no bytes, so the text ends with a whole character
 
     def add(self, token_id: int) -> str:
         if token_id in self._skipped_ids:

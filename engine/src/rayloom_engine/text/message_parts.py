@@ -45,7 +45,7 @@ MessagePart = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class MessageParser(Protocol):
-    """The parsing state of one choice. Depends on the generated text alone, so that a new front can repeat it."""
+    """The parsing state of one choice. Depends on the generated text alone, so a new front can compute it again."""
 
     def add(self, text: str) -> list[MessagePart]:
         """Returns the parts that are certain after `text`. A text that may be the beginning of a tag is held back."""

@@ -19,8 +19,8 @@ def plain_messages(messages: object) -> list[dict[str, Any]]:
     """Returns messages with a role and a string as content. Other keys are passed on to the template.
 
     Joins content parts of type text. Replaces the role "developer", OpenAI's newer word, by "system". An assistant's
-    refusal becomes its content. The arguments of tool calls become objects. Whether the model knows a role is left to
-    the template. Raises RequestError that names the wrong message and field.
+    refusal becomes its content. The arguments of tool calls become objects. The template decides whether the model
+    knows a role. Raises RequestError that names the wrong message and field.
     """
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise RequestError("messages must be a list of messages", "messages")

@@ -22,7 +22,7 @@ from rayloom_engine.text.message_parsing.tool_formats import (
 from rayloom_engine.text.template_abilities import TemplateAbilities, template_abilities
 from rayloom_engine.text.tokenizer import Tokenizer
 
-# Texts that the templates of a family have; the first row whose texts all occur decides.
+# Texts in the templates of each family -> its formats. The first row whose texts all occur in a template is used.
 _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
@@ -35,7 +35,7 @@ _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (LLAMA3_JSON, ("<|python_tag|>",)),
     (LLAMA3_JSON, ('"parameters": dictionary of argument name',)),
 )
-_OTHER_FORMATS = ("<arg_key>",)  # tags of formats that share tags with the formats above
+_OTHER_FORMATS = ("<arg_key>",)  # tags of further formats, which have some tags of the formats above
 _REASONING_MARKS = (("[THINK]", "mistral"), ("<seed:think>", "seed_oss"), ("</think>", QWEN3.name))
 
 
@@ -45,7 +45,8 @@ class ModelFormats:
 
     tools: ToolFormat = HERMES
     reasoning: ReasoningFormat | None = None
-    writes_tools: bool = True  # tools and calls are written into messages, because the template cannot describe them
+    # True if tools and calls are written into messages, because the template cannot describe them
+    writes_tools: bool = True
     abilities: TemplateAbilities = field(default_factory=TemplateAbilities)
     special_ids: dict[str, int] = field(default_factory=dict)  # tag -> id, for tags that are special tokens
 

@@ -13,7 +13,8 @@ from rayloom_engine.text.stop_strings import StopAutomaton, StopStrings
 from rayloom_engine.text.tokenizer import Tokenizer
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):  # made for each token, in a tenth of a dataclass's time
+# not a dataclass, whose construction for each token would take ten times as long
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The text of new tokens.
 
     It may be empty: half a character, the possible start of a stop string, a special token.
@@ -75,7 +76,8 @@ class OutputDecoder:
     ) -> TextDelta:
         """Returns the delta for newly generated tokens. `stop_token_id`: the last of them, if it ended the sequence.
 
-        If a stop string sets the delta's finish_reason, the engine still computes the sequence: abort it.
+        If a stop string sets the delta's finish_reason, the engine still computes the sequence, so the caller has to
+        abort it.
         """
         if self._params.max_tokens == 0:
             # The engine always samples a token after the prompt. With max_tokens 0 this token is not part of the
@@ -83,7 +85,7 @@ class OutputDecoder:
             self.finish_reason = "length" if finish_reason is not None else None
             return TextDelta(text="", token_ids=(), logprobs=(), finish_reason=self.finish_reason)
         simple = self.simple_text(token_ids) if finish_reason is None else None
-        if simple is not None:  # as almost always
+        if simple is not None:  # the usual case
             return TextDelta(text=simple, token_ids=tuple(token_ids), logprobs=tuple(logprobs))
         text = ""
         for position, token_id in enumerate(token_ids):
@@ -91,7 +93,8 @@ class OutputDecoder:
             is_stop_token = stop_token_id is not None and position == len(token_ids) - 1
             if is_stop_token and not self._params.include_stop_str_in_output:
                 continue
-            may_stop = self.num_tokens > self._params.min_tokens  # as for EOS, not among the first min_tokens
+            # like EOS, a stop string has no effect among the first min_tokens
+            may_stop = self.num_tokens > self._params.min_tokens
             text += self._stops.add(self._detokenizer.add(token_id), may_stop=may_stop)
             if self._stops.found is not None:
                 self.finish_reason = "stop"

@@ -1,4 +1,4 @@
-"""TemplateAbilities: what a chat template can express, found out by rendering small conversations."""
+"""TemplateAbilities: the features of a chat template, found by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TemplateAbilities:
 
 
 def template_abilities(template: ChatTemplate) -> TemplateAbilities:
-    """Returns what `template` can express."""
+    """Returns the abilities of `template`."""
     system = _rendered(template, ({"role": "system", "content": _PROBE}, _USER))
     with_tools = _rendered(template, (_USER,), tools=(_TOOL,))
     calls = _rendered(template, _CALLED, tools=(_TOOL,))

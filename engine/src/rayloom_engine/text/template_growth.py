@@ -17,13 +17,13 @@ MAX_INDENT = 16  # most characters of an indentation or a separator
 MAX_DIGITS = 100  # most digits of a rounded number
 
 _WIDE_FIELD = re.compile(r"\d{5,}")
-_GIVEN_FIELD = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # a field whose width is given by an argument
+_GIVEN_FIELD = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # matches a field whose width is given by an argument
 
 Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 
 
 def weight(value: object, most: int) -> int:
-    """Returns roughly the number of characters of `value` written out. Stops counting once it is above `most`.
+    """Returns roughly the number of characters of `value` written out. Stops counting once the number is above `most`.
 
     A list may contain one long text many times, which takes memory only when it is written out.
     """
@@ -92,7 +92,7 @@ def _replaced(values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     if not isinstance(text, str | bytes):
         text = str(text)
     if not isinstance(old, type(text)) or not isinstance(new, str | bytes):
-        return 0  # the call itself will raise its own error
+        return 0  # The arguments are invalid, so the call itself will raise an error.
     found: int = text.count(old)
     return found * len(new)
 

@@ -22,8 +22,8 @@ from jinja2.visitor import NodeTransformer
 from rayloom_engine.text.template_growth import check_percent, growth, weight
 
 MAX_INTEGER_BITS = 10_000
-MAX_REPEATED = 1_000_000  # length of a string or list that `*` may build
-CHARS_AT_LOAD = 1_000_000  # limit for constant expressions, which Jinja computes when it compiles
+MAX_REPEATED = 1_000_000  # the longest string or list that `*` may build
+CHARS_AT_LOAD = 1_000_000  # the most characters of constant expressions, which Jinja computes when it compiles
 _SPENDS_PER_CLOCK = 8  # calls of `spend` for each reading of the clock, which costs more than an iteration
 
 # Filters whose result has no more characters than their input, so it need not be counted.
@@ -56,7 +56,7 @@ _STRUCTURAL = frozenset(
         "sum",
     )
 )
-_LEFT_OUT = ("urlize", "xmlattr")  # filters for web pages
+_LEFT_OUT = ("urlize", "xmlattr")  # these filters write HTML
 
 
 class TemplateTooSlow(SecurityError):
@@ -158,7 +158,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes | int):
             name = obj.__name__
             if name == "join" and isinstance(owner, str | bytes) and args and not isinstance(args[0], str):
-                args = (list(args[0]), *args[1:])  # turn an iterator into a list: counting would use it up
+                args = (list(args[0]), *args[1:])  # An iterator becomes a list, because counting would use it up.
                 budget.check_chars(budget.weigh(args[0]) + len(args[0]) * len(owner))
             budget.check_chars(growth(name, (owner, *args), named))
         return budget.checked(super().call(context, obj, *args, **named))
@@ -212,7 +212,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = args[first:]
         if len(values) == 1 and not named and isinstance(values[0], str):
-            num_chars = len(values[0])  # a given text, or one that was checked before
+            num_chars = len(values[0])  # the text was given, or was checked before
         elif name not in _STRUCTURAL:
             num_chars = budget.weigh((values, named))
             if name == "join":

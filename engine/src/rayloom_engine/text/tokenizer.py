@@ -17,8 +17,8 @@ import tokenizers.decoders
 from rayloom_engine.errors import ModelError, RequestError, shown, word
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DECODED_ALONE = 1024  # above this many tokens, decoding releases the interpreter lock
-REPLACEMENT = "\ufffd"  # a decoder's character for bytes that are not (yet) UTF-8
+DECODED_ALONE = 1024  # with more tokens than this, decoding releases the interpreter lock
+REPLACEMENT = "\ufffd"  # the character U+FFFD, which a decoder writes for bytes that are not (yet) UTF-8
 
 
 class Tokenizer:
@@ -51,7 +51,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
             backend.no_truncation()
             backend.no_padding()
-            # If parts of the file contradict each other, the library panics at the first text, so try one here.
+            # If parts of the file contradict each other, the library panics at the first text. So a text is encoded
+            # here.
             backend.encode_batch(["a"], add_special_tokens=True)
         except BaseException as error:  # the library raises bare Exception, or PanicException, which is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -32,5 +32,7 @@ def builtin_facts(model: Model) -> ModelFacts | None:
 
 
 def known_facts(model: Model) -> ModelFacts | None:
-    """Returns the shipped facts of a model. None if there are none, or if the spec names a revision other than main."""
+    """Returns the shipped facts of a model; None if the model is not among them, or if the spec names a revision other
+    than main.
+    """
     return shipped_facts().get(model.source) if model.revision in (None, "main") else None

@@ -57,9 +57,11 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
-    SCALED_TO_ZERO = "ScaledToZero"  # the same, but the scaler set it; the first request wakes the service
+    # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
+    SCALED_TO_ZERO = "ScaledToZero"
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
-    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"  # a Gateway refuses the HTTPRoute, or none answers; condition Degraded
+    # a Gateway refuses the HTTPRoute, or no Gateway answers; condition Degraded
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     ROUTE_REFUSED = "RouteRefused"  # HTTPRoute or Ingress cannot be written; condition Degraded
     GATEWAY_API_MISSING = "GatewayApiMissing"  # the cluster has no HTTPRoutes; condition Degraded
     # Reasons of an LLMGateway alone:
@@ -78,7 +80,7 @@ class Reason(StrEnum):
     REPLACING = "Replacing"
     ROLLING_BACK = "RollingBack"
     ROLLED_BACK = "RolledBack"
-    PAUSED = "Paused"  # also of condition Paused
+    PAUSED = "Paused"  # also a reason of the condition Paused
     HALTED = "Halted"
     # Reasons of condition RolledBack for a revision that failed:
     ANALYSIS_FAILED = "AnalysisFailed"

@@ -20,8 +20,8 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector: the youngest generation is collected after this many new objects, the next
-# ones after this many collections of the generation before.
+# Thresholds of Python's garbage collector. The first one is the number of new objects after which the youngest
+# generation is collected. Each of the others is a number of collections of the younger generation.
 _COLLECT = (20_000, 20, 10)
 
 

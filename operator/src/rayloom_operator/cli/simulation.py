@@ -34,7 +34,7 @@ class SimulatedEngine:
     age_s: int = 0  # seconds since its pods got nodes
     is_routed: bool = False
     is_listed: bool = False
-    is_drained: bool = False  # was asked to drain
+    is_drained: bool = False  # True if the engine was asked to drain
     unlisted_s: int = 0  # seconds since it was last routed or listed in an EndpointSlice
     num_in_flight: int = 0
     served_s: int = 0  # seconds for which it was available

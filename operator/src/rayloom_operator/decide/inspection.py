@@ -78,7 +78,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The objects of a service's inspections so far."""
+    """The Jobs and pods of a service's inspections so far."""
 
     jobs: Sequence[Manifest] = ()  # all Jobs that carry the service's label
     pods: Sequence[Manifest] = ()  # all pods that carry the service's label

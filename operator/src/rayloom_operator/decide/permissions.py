@@ -27,8 +27,8 @@ NO_ROUTES = (
     "routes.allow."
 )
 _NGINX = "nginx.ingress.kubernetes.io/"
-# Annotations with which no Ingress reads a Secret, takes over another host, or writes into the proxy's configuration.
-# So `proxy-*` is not among them: proxy-ssl-secret names a Secret of any namespace.
+# Annotations that are safe: none makes an Ingress read a Secret, take over another host, or write into the proxy's
+# configuration. `proxy-*` is missing because proxy-ssl-secret names a Secret of any namespace.
 SAFE_ANNOTATIONS = (
     "cert-manager.io/cluster-issuer",
     "cert-manager.io/issuer",
@@ -50,12 +50,13 @@ class Permissions:
 
     host_paths: tuple[str, ...] = ()  # folders of nodes that pods may mount, with all below them; "/" allows every path
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
-    # What spec.podTemplate may ask for: members of `pod_template.privileges.PRIVILEGES`, and Linux capabilities.
+    # Privileges that spec.podTemplate may ask for: keys of `pod_template.privileges.PRIVILEGES`, and Linux
+    # capabilities.
     allowed_in_pod_templates: frozenset[str] = frozenset()
-    # HTTPRoutes and Ingresses may lead to gateways. `check` looks at no routes: a route that is not allowed must keep
-    # no service from its engines, so `decide.route` refuses the route alone.
+    # Whether HTTPRoutes and Ingresses may lead to gateways. `check` ignores routes: a service whose route is not
+    # allowed still gets its engines, and `decide.route` refuses only the route.
     routes: bool = True
-    # Keys of annotations that an Ingress may have; one that ends with * is the beginning of keys.
+    # Keys of annotations that an Ingress may have. A key that ends with * allows every key with that beginning.
     route_annotations: tuple[str, ...] = SAFE_ANNOTATIONS
 
     def check(self, service: LLMService) -> None:
@@ -65,10 +66,13 @@ class Permissions:
             raise NotAllowed(found)
 
     def route_problem(self, route: GatewayRoute) -> str:
-        """Returns what of a route is not allowed, and what to change; empty if the whole route is allowed."""
+        """Returns a message that names the forbidden parts of a route and what to change; empty if the whole route is
+        allowed.
+        """
         if not self.routes:
             return NO_ROUTES
-        # Controllers of the Gateway API are configured by objects of their own, and not by annotations of HTTPRoutes.
+        # Only Ingresses are checked: controllers of the Gateway API are configured by objects of their own, and not by
+        # annotations of HTTPRoutes.
         given = {} if route.ingress is None else route.ingress.annotations
         refused = sorted(key for key in given if not any(_matches(key, each) for each in self.route_annotations))
         if not refused:

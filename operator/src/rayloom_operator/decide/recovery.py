@@ -1,12 +1,12 @@
 """Gives each engine replica of a service a place, and recreates replicas that have failed. Pure.
 
-A place is a slot for one engine replica: it is empty, or a RayCluster holds it. Each kind of fault is repaired by one
-component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. An engine
+A place is a position for one engine replica: it is empty, or taken by a RayCluster. Each kind of fault is repaired by
+one component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. An engine
 replica that none of them can repair has failed (see `causes`): its RayCluster is deleted and recreated, each time after
 a longer back-off.
 
 Failures are remembered between reconciles only in `status.groups`. A failure is written there first, and the next
-reconcile acts on it. So the failure counts once, even if the operator stops between the two.
+reconcile acts on it. So the failure counts once, even if the operator stops between the write and the deletion.
 
 A recreated replica gets a new number, and so a new name, for two reasons. KubeRay remembers by name which pods a
 RayCluster waits for: a new RayCluster of the old name might wait minutes for pods of the old RayCluster. And a
@@ -121,7 +121,7 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
 
 def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, EngineReplica]:
     """Returns the replicas of the revision that exist and are not being terminated, by name."""
-    # If a failure is recorded under the name of the successor, the RayCluster that failed is deleted already. If the
+    # A failure that is recorded under the name of the successor shows that the failed RayCluster is deleted. If the
     # watch still lists that RayCluster, the watch lags.
     recorded = {
         (each.failure.uid, name) for name, each in memory.items() if each.failure is not None and each.failure.uid
@@ -138,7 +138,7 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the known names that keep their place, and how many new places to add."""
+    """Returns the names in `memory` or of existing replicas that keep their place, and how many new places to add."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)

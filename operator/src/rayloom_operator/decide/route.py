@@ -1,6 +1,6 @@
 """The state of the HTTPRoute or Ingress that leads to gateways: status.gateway.route, and its faults. Pure.
 
-`judged_route` and the functions below it depend on no kind, so every kind with gateways can use them.
+`judged_route` and the functions below it work for LLMServices and for LLMGateways.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rayloom_operator.texts import head, plain
 ACCEPTED = "Accepted"
 PENDING = "Pending"
 _FAULTS = (Reason.NOT_ALLOWED, Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING)
-# A Gateway that does not exist has no controller that could say so. The silence counts as a fault after this time.
+# For a Gateway that does not exist, no controller writes anything into the HTTPRoute. The missing answer counts as a
+# fault after this time.
 _SILENCE_S = 60.0
-# The seconds after which the operator looks again for the kind HTTPRoute.
+# The seconds after which the operator checks again whether the API server knows the kind HTTPRoute.
 _MISSING_KIND_S = 10.0
 _MISSING = (
     "The cluster does not know HTTPRoutes. Install the CustomResourceDefinition httproutes.gateway.networking.k8s.io "
@@ -40,10 +41,10 @@ _NO_ADDRESS = (
 class RouteSight:
     """Everything that is known about the object of a route."""
 
-    seen: SeenRoute | None  # None while it does not exist
-    not_allowed: str = ""  # why the operator's settings forbid it; empty if they allow it
-    knows_kind: bool = True  # the API server has its kind
-    refusal: str = ""  # why it could not be written; empty if it could
+    seen: SeenRoute | None  # None while the object does not exist
+    not_allowed: str = ""  # why the operator's settings forbid the route; empty if they allow it
+    knows_kind: bool = True  # the API server knows the kind of the route
+    refusal: str = ""  # why the object could not be written; empty if it could
     now: datetime
 
 
@@ -125,7 +126,7 @@ def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judge
 
 
 def _answer_of_gateways(route: HttpRoute, namespace: str, seen: SeenRoute, now: datetime) -> _Judgement:
-    """Returns the first refusal; without one, the first Gateway without an answer; else that all have accepted."""
+    """Returns a refusal if a Gateway refuses the route, else the lack of an answer, else the acceptance."""
     silent = []
     for parent in route.parent_refs:
         reports = [each for each in seen.parents if _is_about(each, parent, namespace)]

@@ -17,7 +17,7 @@ class Settings:
 
     engine_image: str  # image of services whose spec names none
     operator_key: bytes  # admin tokens are derived from it
-    previous_key: bytes = b""  # the operator key that was used before the present one; empty if there was none
+    previous_key: bytes = b""  # the operator's key before `operator_key`; empty if there was none
     namespace: str = ""  # namespace of the operator's own pods; empty for an operator outside the cluster
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)

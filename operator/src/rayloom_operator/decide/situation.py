@@ -31,7 +31,7 @@ class Situation:
     # The LLMService.
     generation: int  # metadata.generation of the service
     previous: Mapping[str, Any]  # last written status of the service
-    memory: Memory  # `groups` of `previous`, by name
+    memory: Memory  # name of an engine replica -> its entry in `previous`
     rollout: RolloutState  # the rollout state in `previous`
     # The LLMService. If its spec cannot be read, it has a placeholder spec; if its metadata cannot be read, None.
     service: LLMService | None
@@ -45,7 +45,7 @@ class Situation:
     route_refusal: str = ""  # why the gateway's HTTPRoute or Ingress could not be written; known after the attempt
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
     mounting_s: float | None = None  # seconds that a pod has waited, perhaps for a volume; None if no pod waits
-    retry_interval_s: float = 1.0  # the interval of reconciles while an engine of the service does not answer
+    retry_interval_s: float = 1.0  # seconds between reconciles while an engine of the service does not answer
     # The rollout: its next step, and the places of each revision. While `resolved` is None, there are neither.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
@@ -59,7 +59,7 @@ class Situation:
 
     @property
     def can_create(self) -> bool:
-        """Returns whether engine replicas can be created: spec and KubeRay can be used, and the model is known."""
+        """True if engine replicas can be created: spec and KubeRay can be used, and the model is known."""
         return self.resolved is not None and self.step is not None and not self.kuberay_problem
 
     def is_leaving(self, replica: str) -> bool:

@@ -1,4 +1,4 @@
-"""The status of a service, computed from what was observed. Pure.
+"""The status of a service, computed from observations. Pure.
 
 Messages contain nothing that changes with time alone, such as an age: as long as the cluster stays the same, so does
 the status, byte for byte.
@@ -62,7 +62,7 @@ def _asked_before(situation: Situation) -> str:
 
 
 def _autoscaling(situation: Situation) -> AutoscalingStatus | None:
-    """Returns the scaler's state; its last written one while the scaler decides nothing."""
+    """Returns the scaler's new state; the last written state while the scaler makes no decision."""
     if situation.scaling is not None:
         return AutoscalingStatus.of(situation.scaling.state)
     resolved = situation.resolved
@@ -73,7 +73,7 @@ def _autoscaling(situation: Situation) -> AutoscalingStatus | None:
 
 
 def _loading(replicas: tuple[JudgedReplica, ...]) -> str | None:
-    """Returns how much of the model the first starting engine has loaded; None if no engine reports bytes."""
+    """Returns the loading progress of the first engine that starts; None if no engine reports bytes."""
     for each in replicas:
         if each.verdict.reason is not Reason.STARTING or each.replica is None:
             continue

@@ -37,7 +37,7 @@ def interval_s(num_engines: int) -> float:
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """Returns `before` until the phase changes, or `min_interval_s` have passed since; then the progress at `now`."""
+    """Returns the progress at `now`; `before`, if it is of the same phase and younger than `min_interval_s`."""
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS

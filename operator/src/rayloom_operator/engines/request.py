@@ -1,7 +1,7 @@
 """HTTP requests to an engine's admin port, /status and /drain: one request per connection.
 
-This module has its own HTTP client, because a general client needs twice the CPU time. With 600 responses a second, a
-general client would need half a core more.
+This module has its own HTTP client, because a general client needs twice the CPU time: at 600 responses a second, half
+a core more.
 
 An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
 read a response is linear in its size, even if the response arrives in tiny pieces.

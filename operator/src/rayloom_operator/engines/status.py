@@ -79,15 +79,16 @@ class Requests(_EngineStatusPart):
     in_flight: Count = 0  # accepted by the engine's own API port and not yet answered in full
     running: Count = 0  # sequences in the core's batch, those of gateways as well
     waiting: Count = 0  # sequences in the core's queue; of a gateway, those that wait for an engine
-    finished: Count = 0  # since the API server process started, with or without an error
-    failed: Count = 0  # those of `finished` that ended in an error of the engine
+    finished: Count = 0  # requests that ended since the API server process started, with or without an error
+    failed: Count = 0  # the part of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
 
     @property
     def unfinished(self) -> int:
-        """The requests of the API port or the sequences of the core, whichever are more; 0 if the engine has neither.
+        """The larger number of requests at the API port and sequences in the core; 0 if the engine has neither.
 
-        The requests of gateways are only among the sequences, and those of slow clients only among the requests.
+        A request that a gateway sends counts only as a sequence. One whose client still reads may count only as a
+        request.
         """
         return max(self.in_flight, self.running + self.waiting)
 
@@ -108,10 +109,10 @@ class EngineStatus(_EngineStatusPart):
     reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
-    last_token_age_seconds: float | None  # since a token last passed every rank; None before the first
-    last_work_age_seconds: float | None = None  # since a rank last made progress in a step; None if unknown
+    last_token_age_seconds: float | None  # seconds since a token last passed every rank; None before the first
+    last_work_age_seconds: float | None = None  # seconds since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
-    uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # of the API server
+    uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # uptime of the API server process
     requests: Requests = Requests()
     load: ReportedLoad = ReportedLoad()
 

@@ -31,7 +31,7 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DE
 
 NOT_FOUND = 404
 _UNREADABLE = 502  # the code with which a proxy reports an answer that it cannot read
-CONFLICT = 409  # the name is taken, or the object has another uid or version than the request
+CONFLICT = 409  # the name is taken, or the request gives another uid or version than the object has
 INVALID = 422
 
 
@@ -44,7 +44,7 @@ class KubeError(OperatorError):
 
     @property
     def is_other_uid(self) -> bool:
-        """True if a patch or an apply gave a uid, and the object of that name has another one."""
+        """True if a patch or an apply gave a uid, and the object of that name has another uid."""
         return self.code == INVALID and "metadata.uid" in str(self)
 
 
@@ -157,9 +157,9 @@ class Kube:
         return True
 
     async def replace(self, manifest: Manifest) -> None:
-        """Gives an object this content and no other, and creates it if it is missing.
+        """Replaces an object's whole content, or creates the object if it is missing.
 
-        The answer shows only what was sent. So the right to update an object is not a right to read it.
+        The answer contains only the content that was sent. So the right to update an object is not a right to read it.
         """
         params = {"fieldManager": FIELD_MANAGER}
         try:
@@ -208,7 +208,8 @@ class Kube:
                 return
 
     async def list(self, path: str, params: Mapping[str, str]) -> tuple[list[Manifest], str]:
-        """Returns all objects and the resourceVersion to watch from. For short lists only: it keeps all in memory."""
+        """Returns all objects and the resourceVersion to watch from. For short lists only, because all objects are in
+        memory at once."""
         items = []
         version = ""
         async for page, at in self.pages(path, params):

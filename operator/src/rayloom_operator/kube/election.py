@@ -1,9 +1,9 @@
 """The decisions of leader election on a Lease. Pure: the caller passes the time.
 
 As in client-go, the clocks of two machines are never compared. A candidate takes the Lease once it has seen the same
-record unchanged for the record's `seconds`. A leader stops writing when three quarters of that time have passed since
-it sent its last renewal. The last quarter is for requests that are under way, and for candidates whose clocks run up to
-a third faster.
+record unchanged for the record's `seconds`. A leader stops writing once three quarters of `seconds` have passed since
+it sent its last renewal. During the last quarter, requests that are under way can end. It also allows for candidates
+whose clocks run up to a third faster.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Election:
         self._deadline = sent_at + _WRITING_PART * self._seconds
 
     def stop(self) -> None:
-        """Makes `may_write` return False from now on, so that the Lease can be released."""
+        """Makes `may_write` return False from now on. After that the Lease can be released."""
         self._deadline = -math.inf
 
     def claim(self, time: str) -> LeaseRecord:

@@ -24,8 +24,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class Lease:
     """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
 
-    `connect` returns a client that may always write. Without a renewal, the Lease lasts for `seconds`. It is renewed
-    after a quarter of that time.
+    `connect` returns a client that may always write. Without a renewal, the Lease lasts for `seconds`. The leader
+    renews the Lease after a quarter of that time.
     """
 
     def __init__(
@@ -76,7 +76,8 @@ class Lease:
             await kube.close()
 
     async def _renew(self, kube: Kube) -> float:
-        """Reads the Lease, and writes it if it is ours or free. Returns the seconds until the next attempt."""
+        """Reads the Lease, and writes it if this process holds it or nobody does. Returns the seconds until the next
+        attempt."""
         wait = self._seconds
         try:
             async with asyncio.timeout(self._seconds / 4):

@@ -12,8 +12,8 @@ logger = logging.getLogger(__name__)
 def login() -> kopf.ConnectionInfo:
     """Returns the API server's address and the credentials: of the pod's service account, or else of the kubeconfig.
 
-    A kubeconfig that runs a program to get a token needs the package `kubernetes`; others need no package. Raises
-    kopf.LoginError if there is neither.
+    The package `kubernetes` is needed only for a kubeconfig that runs a program to get a token. Raises kopf.LoginError
+    if there is neither a service account nor a kubeconfig.
     """
     settings = kopf.OperatorSettings()
     found = (

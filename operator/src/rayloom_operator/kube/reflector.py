@@ -20,7 +20,7 @@ _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 # The delay if the API server does not know the kind, which may be installed at any time.
 _UNKNOWN_DELAY_S = 2.0
-_LIVED_S = 1.0  # a watch that ends sooner counts as a failure, whatever its error
+_LIVED_S = 1.0  # seconds; a watch that ends sooner counts as a failure, whatever its error
 _GONE = 410  # the version to watch from is too old
 
 
@@ -66,7 +66,7 @@ class Watched:
     selector: Mapping[str, str] = field(default_factory=_with_service_label)
     shape: Any = dict  # the TypedDict into which objects are decoded
     key_of: Callable[[Manifest], ServiceKey] = service_of
-    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns what is kept of the decoded object
+    slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns the part of the decoded object that is kept
     mark: Callable[[Manifest], str] = _no_mark  # returns the value by which `Reflector.marked` finds the object
 
 
@@ -96,8 +96,9 @@ class Reflector:
         self._unlisted = set(self._namespaces)  # paths that were not listed yet
         self._alive_at = dict.fromkeys(self._namespaces, 0.0)  # path -> loop time of the last answer or failure
         self.is_synced = asyncio.Event()  # every path was listed, and the API server knows the kind
-        self.has_answered = asyncio.Event()  # is_synced, or the API server answered that it does not know the kind
-        self.was_tried = asyncio.Event()  # has_answered, or a list or watch failed
+        # `is_synced` is set, or the API server answered that it does not know the kind
+        self.has_answered = asyncio.Event()
+        self.was_tried = asyncio.Event()  # `has_answered` is set, or a list or watch failed
         self._tasks: asyncio.TaskGroup
         self._following: list[asyncio.Task[None]] = []
 
@@ -173,7 +174,8 @@ class Reflector:
         """Logs a refused list or watch. Returns True if the API server does not know the kind."""
         self.was_tried.set()
         is_unknown = error.code == NOT_FOUND
-        # Lists of an unknown kind are repeated often. So a refusal is logged only if the kind was listed before, once.
+        # Lists of an unknown kind are repeated often. So a refusal is logged once, and only if the kind was listed
+        # before.
         if not is_unknown or path not in self._unlisted:
             logger.log(logging.INFO if error.code in (_GONE, NOT_FOUND) else logging.WARNING, "%s: %s", path, error)
         if is_unknown:

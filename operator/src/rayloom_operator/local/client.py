@@ -14,7 +14,7 @@ from rayloom_operator.engines.status import EngineStatus, engine_status, shown
 from rayloom_operator.errors import EngineUnavailable
 
 _STATUS_TIMEOUT_S = 5.0
-# The engine sends a comment every 10 s while a stream has no tokens, so after 60 s of silence it is gone.
+# While a stream has no tokens, the engine sends a comment every 10 s. So after 60 s of silence the engine is gone.
 _STREAM_TIMEOUT_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Member: one of several local processes, over all of its starts."""
+"""Member: one of several local processes, and its restarts."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Member:
         return self.start_at is not None and self.start_at <= now and all(port.is_free() for port in self._ports)
 
     def reap(self, now: float) -> EngineEnded | None:
-        """Returns how the process ended, and plans its next start; None if it runs, or its end was returned before."""
+        """Returns how the process ended, once per end, and plans the next start; None if the process runs."""
         if self.process is None or self.start_at is not None or not self.process.has_exited:
             return None
         self.last_end = self.process.wait("while serving" if self.served_at is not None else "before it served")
-        self.process.stop(0.0)  # kills what is left of its process group
+        self.process.stop(0.0)  # kills the remaining processes of its group
         served_s = 0.0 if self.served_at is None else now - self.served_at
         self.served_at = None
         self.start_at = now + self.restarts.ended(served_s)

@@ -16,7 +16,7 @@ GATEWAY = "gateway"
 KEY_FILE = "key"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
-# The fields of an engine's document that a gateway has, too.
+# The fields of an engine's document that are also in a gateway's document.
 GATEWAY_FIELDS = ("served_model_name", "host", "port", "admin_host", "admin_port", "drain_seconds", *GATEWAY_ARGS)
 
 
@@ -75,9 +75,11 @@ def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
 def plan_processes(
     service: LLMService, *, folder: Path, gateway: Ports, engines: Sequence[Ports], devices: Sequence[str]
 ) -> tuple[ProcessPlan, ...]:
-    """Returns the plans of the engines, then that of the gateway. `folder` has the key file and gets the tokenizer.
+    """Returns the plans of the engines, then that of the gateway. `folder` contains the key file; the gateway stores
+    the tokenizer there.
 
-    Each engine gets as many of the `devices` as it has ranks. First check with `replicas_problem` that these suffice.
+    Each engine gets as many of the `devices` as it has ranks. The caller checks with `replicas_problem` that there are
+    enough devices.
     """
     key = str(folder / KEY_FILE)
     num_ranks = _num_ranks(service)

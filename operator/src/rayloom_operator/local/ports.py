@@ -1,4 +1,4 @@
-"""Ports on this machine: whether one can be used, and ports that are kept for processes that start again."""
+"""Ports on this machine: checks whether a port is free, and reserves ports for processes that may be restarted."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ReservedPort:
                 f"another one with {flag} PORT (0 picks a free one)"
             ) from error
         self.number = int(self._socket.getsockname()[1])
-        # This socket is bound and does not listen. On Linux a process of this run can therefore listen on the port, as
-        # it sets SO_REUSEADDR too, and the system does not hand the port out as a free one. Other systems would refuse
-        # the process's socket.
+        # This socket is bound and does not listen. On Linux this has two effects. A process of this run can listen on
+        # the port, because its socket sets SO_REUSEADDR, too. And the system does not hand the port out as a free one.
+        # Other systems would refuse the process's socket.
         if sys.platform != "linux":
             self.close()
 
@@ -48,7 +48,7 @@ def claimable_port(host: str, port: int, flag: str, other_than: int | None = Non
         raise EngineUnavailable(f"port {port} is given twice; choose another one with {flag} PORT")
     reserved = ReservedPort(host, port, flag)
     reserved.close()
-    # For port 0 the system picks a free port, possibly the port of the other flag. Then the system picks again.
+    # For port 0 the system picks a free port. If that is the port of the other flag, the system picks again.
     return reserved.number if reserved.number != other_than else claimable_port(host, port, flag, other_than)
 
 

@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
-    """Returns the path of `rayloom-engine`: beside this Python's executable if it is there, and from PATH if not.
+    """Returns the path of `rayloom-engine`: beside this Python's executable, or else from PATH.
 
     Raises EngineUnavailable if it is in neither place.
     """
@@ -44,7 +44,7 @@ class LocalProcess:
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
-        self.name = name  # in messages
+        self.name = name  # name of the process in messages
         self.log_path = log_path
         with log_path.open("ab") as log:
             try:
@@ -101,7 +101,7 @@ class LocalProcess:
         """Prints the end of the log to stderr."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
         print(f"The last {len(lines)} lines of {self.name}'s log ({self.log_path}):", file=sys.stderr)
-        # Names of single processes become a prefix; there is only one log of "the engine".
+        # If there are several processes, each line begins with the name of its process.
         prefix = "  " if " " in self.name else f"  {self.name} | "
         for line in lines:
             print(f"{prefix}{line}", file=sys.stderr)

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 ShowAnswer = Callable[[Callable[[socket.socket], None]], None]
 
-SAMPLE_LIMIT_S = 120.0  # for the whole answer: 64 tokens of a slow CPU, or a restart of the engine
-_END_S = 1.0  # time for a cancelled sample to end
+# seconds for the whole answer: enough for 64 tokens on a slow CPU, or for a restart of the engine
+SAMPLE_LIMIT_S = 120.0
+_END_S = 1.0  # seconds for a cancelled sample to end
 
 
 class SampleRequest:
@@ -37,7 +38,8 @@ class SampleRequest:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Breaks the connection of the request. Waits a short time for the thread. Safe to call again."""
+        """Breaks the connection of the request, and waits a short time for the thread to end. May be called several
+        times."""
         self._is_cancelled = True
         self._timer.cancel()
         self._break()

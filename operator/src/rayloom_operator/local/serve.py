@@ -94,7 +94,8 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
     finally:
         if not engine.stop(_STOP_GRACE_S):
             print("The engine did not stop in time and was killed.", file=sys.stderr, flush=True)
-        if is_stop_requested:  # After any other end the folder is kept: the log in it shows why the engine exited.
+        # Unless a stop signal ended the run, the folder is kept: the log in it shows why the engine exited.
+        if is_stop_requested:
             shutil.rmtree(folder)
 
 

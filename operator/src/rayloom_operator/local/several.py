@@ -1,6 +1,6 @@
 """Serves a manifest with `replicas` of 2 or more on this machine: as many engines, behind one gateway.
 
-manifest -> plans -> engines and gateway -> all serve -> processes that end are started again, beside a sample -> a stop
+manifest -> plans -> engines and gateway -> all serve -> a sample, restarts of processes that end -> a stop signal
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
             return error.exit_code if isinstance(error, EngineEnded) else 1
         finally:
             several.stop()
-            if is_stop_requested:  # After any other end the logs in the folder are kept.
+            if is_stop_requested:  # Unless a stop signal ended the run, the logs in the folder are kept.
                 shutil.rmtree(folder)
             else:
                 _keep_logs(folder)
@@ -117,7 +117,7 @@ class Several:
             ),
             _tell_serving,
         )
-        self._asked_at = 0.0  # when /status and /engines were last read while serving, by time.monotonic
+        self._asked_at = 0.0  # time.monotonic at which /status and /engines were last read during serving
 
     def start(self) -> None:
         """Starts all processes. Raises EngineUnavailable."""
@@ -149,9 +149,9 @@ class Several:
             time.sleep(_POLL_INTERVAL_S)
 
     def print_summary(self, status: EngineStatus) -> None:
-        """Prints the addresses, and begins to print the answer to a sample request if the run has one.
+        """Prints the addresses. If the run has a sample request, starts the thread that prints the answer.
 
-        `status`: that of an engine.
+        `status`: the status of an engine.
         """
         run = self._run
         port = self._gateway.place.port
@@ -185,7 +185,7 @@ class Several:
                         member.start()
             if now - self._asked_at > _STATUS_INTERVAL_S and not all(self._are_serving()):
                 self._asked_at = now
-                with suppress(EngineUnavailable):  # an answer that cannot be read is no reason to end the others
+                with suppress(EngineUnavailable):  # an answer that cannot be read must not end the other processes
                     self._note_serving({member.name: _status(member) for member in self._members})
             time.sleep(_POLL_INTERVAL_S)
 
@@ -220,7 +220,7 @@ class Several:
     # --- end ---
 
     def drain(self, signals: StopSignals) -> None:
-        """Lets the gateway finish its running requests, then the engines theirs, until another stop signal."""
+        """Drains the gateway and then the engines. Another stop signal ends the drain."""
         self._sample.cancel()
         drain_s = self._run.service.spec.drain_seconds
         tell(f"\nStopping. Running requests have {drain_s} s to finish; Ctrl-C again stops at once.")
@@ -283,7 +283,7 @@ def _place(api: ReservedPort, admin: ReservedPort, front: ReservedPort | None = 
 
 
 def _make_folder() -> Path:
-    """Makes a folder for all files of the processes, whose path is short enough for the sockets of engines in it."""
+    """Makes a folder for all files of the processes. Its path is short enough for the sockets of engines."""
     folder = tempfile.mkdtemp(prefix="rayloom-")
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         os.rmdir(folder)

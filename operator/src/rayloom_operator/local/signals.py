@@ -19,10 +19,10 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """Raises StopRequested inside `raising()` at the first stop signal, or on entry if the signal came earlier.
+    """Raises StopRequested inside `raising()` at the first stop signal; on entry, if the signal came before.
 
     So no signal interrupts the start of a child process. After an interrupted start, the child could keep running.
-    Further signals raise nothing. A signal that is no repetition of the first one by a wrapper sets `is_urgent`.
+    Further signals raise nothing. A later signal sets `is_urgent`, unless a wrapper repeats the first signal.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside this context, which is inside `raising()`, no signal raises. Afterwards an earlier one does."""
+        """Delays the exception of a signal that comes inside this context to its end. Used inside `raising()`."""
         self._raises = False
         yield
         self._raises = True

@@ -1,7 +1,7 @@
 """Builds the ServiceAccount and the Service of an LLMService, and the ConfigMap and the Secret of each engine replica.
 
-The token of an engine's admin port is derived from the operator's key. So a restarted operator computes the token
-again, and need not read the Secret.
+The token of an engine's admin port is derived from the operator's key. So a restarted operator can compute the token,
+and need not read the Secret.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rayloom_operator.names import (
 from rayloom_operator.resolve.resolved import Resolved
 
 # Seconds within which Ray must place the ranks. Worker pods may wait long for a node or an image. The operator reports
-# this wait in the status. An engine that exited during the wait would only hide the cause.
+# this wait in the status. If the engine exited during the wait, its exit would hide the cause.
 _PLACEMENT_SECONDS = 3600
 
 JsonValue: TypeAlias = str | int | bool | list[str]
@@ -65,11 +65,10 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
 
 
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
-    """The EngineConfig v1 document for an engine on this machine. It lacks fields that the manifest leaves out.
+    """The EngineConfig v1 document for an engine on this machine. Fields that the manifest leaves out are missing.
 
-    The admin port listens on loopback. The built-in page is on unless the manifest turns it off, also if other
-    machines reach the API port.
-    `accelerator` is not used: the engine detects the devices of this machine.
+    The admin port listens on loopback. The built-in page is on unless the manifest turns it off, even if other machines
+    can reach the API port. `accelerator` is not used: the engine detects the devices of this machine.
     """
     asked, length = service.spec.parallelism, service.spec.model.max_model_len
     tensor, pipeline = asked.tensor or 1, asked.pipeline or 1

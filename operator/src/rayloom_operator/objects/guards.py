@@ -17,8 +17,9 @@ _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     """The PodDisruptionBudget that says which pods `kubectl drain` may not evict.
 
-    With an eviction hold (`num_held` > 0, the number of all head and worker pods) no pod may be evicted. The hold is
-    on even while no node is cordoned, because `kubectl drain` evicts immediately after it cordons.
+    With an eviction hold, `num_held` is the number of all head and worker pods, and no pod may be evicted. The hold is
+    on even while no node is cordoned, because `kubectl drain` evicts immediately after it cordons. Without a hold,
+    `num_held` is 0.
 
     Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica,
     `kubectl drain` always proceeds. With several, it proceeds while fewer than half of the head pods are unavailable.
@@ -51,7 +52,8 @@ def network_policy(service: LLMService, operator_namespace: str = "") -> Manifes
     """The NetworkPolicy: everyone may reach the API port, the operator the admin port, and LLMGateways the front port.
 
     The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. The front
-    port exists if the service has `gateway`. Pods of all LLMGateways in the namespace reach it; the key protects it.
+    port exists if the service has `gateway`. Pods of all LLMGateways in the namespace can reach the front port, and a
+    key protects it.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
     rules = [from_clients(), from_operator(operator_namespace), {"from": [{"podSelector": own}]}]

@@ -27,8 +27,8 @@ from rayloom_operator.resolve.resolved import Hub
 
 # Most of this time is for the pull of the engine's image; `inspect` itself waits for the hub at most a minute.
 DEADLINE_SECONDS = 1800
-# Seconds in which an admin can read the log of a finished Job. Longer than the wait for the next attempt, because the
-# number of that attempt is computed from this Job's name.
+# Seconds in which an admin can read the log of a finished Job. The Job must outlive the wait for the next attempt,
+# because the number of that attempt is computed from this Job's name.
 _KEEP_SECONDS = 900
 # Measured: 50 MiB, or 90 MiB with the hub's library.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}

@@ -49,7 +49,7 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
         "kind": KIND_OF_OLD_SPECS,
         "metadata": metadata(service, old_spec_name(service.metadata.name, revision)),
         "data": data,
-        "revision": 1,  # required by the API; the operator's revisions are hashes in names
+        "revision": 1,  # The API requires a number. The operator's own revisions are hashes in names.
     }
 
 

@@ -1,7 +1,7 @@
 """Decides who owns an existing object whose name the operator needs. Pure.
 
 Object names are derived from the names of LLMServices and LLMGateways, so somebody else's object may have such a name.
-The operator never changes or deletes an object of somebody else.
+The operator never changes or deletes somebody else's object.
 """
 
 from __future__ import annotations

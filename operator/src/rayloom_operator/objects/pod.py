@@ -79,13 +79,14 @@ def container_fields(name: str, image: str, pull_policy: str = "IfNotPresent") -
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The engine writes a termination message. Ray writes none, so the kubelet takes the last lines of Ray's log.
+        # The engine writes a termination message. Ray writes no termination message, so the kubelet takes the last
+        # lines of Ray's log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """Returns the operator's `own` variables and those of spec.engine.env, which replace own ones of the same name.
+    """Returns the operator's `own` variables and those of spec.engine.env. A variable of the spec replaces an own one.
 
     The API server would refuse duplicate names.
     """

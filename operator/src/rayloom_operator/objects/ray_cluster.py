@@ -79,7 +79,7 @@ _RAY_VARIABLES = {
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
     "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
-    # Longer than the 5 s in Ray's containers, so that the engine survives a restart of Ray's head.
+    # Longer than the 5 s of the same setting in Ray's containers, so that the engine survives a restart of Ray's head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
@@ -87,7 +87,7 @@ _ENGINE_VARIABLES = {
 # Ports are given: by default, Ray chooses random ones, which firewall rules cannot name.
 _RAY_START = {
     "disable-usage-stats": "true",
-    "include-log-monitor": "no",  # KubeRay drops a "false"
+    "include-log-monitor": "no",  # KubeRay drops a parameter whose value is "false"
     "object-store-memory": "78643200",  # bytes, Ray's minimum: ranks store no objects in it
     "node-manager-port": str(_RAYLET_PORT),
     "object-manager-port": "6381",
@@ -150,7 +150,8 @@ def ray_cluster(resolved: Resolved, revision: str, number: int = 0, metadata: Me
             "workerGroupSpecs": [
                 {
                     "groupName": "engine",
-                    # All three are given, because KubeRay's default of maxReplicas is 2147483647.
+                    # replicas, minReplicas and maxReplicas are all given, because KubeRay's default of maxReplicas is
+                    # 2147483647.
                     **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), resolved.num_pods),
                     # Ray counts one CPU (and one GPU) for each rank of the pod, whatever the pod requests from
                     # Kubernetes.

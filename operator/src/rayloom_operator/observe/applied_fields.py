@@ -133,7 +133,7 @@ class AppliedProbe(TypedDict, total=False):
 
 
 class AppliedContainer(TypedDict, total=False):
-    """The fields of a gateway's container. An environment is none of them, so a list of variables is drift."""
+    """The fields of a gateway's container. `env` is never applied, so a list of variables is drift."""
 
     name: str
     image: str
@@ -254,7 +254,7 @@ class DeploymentStatus(TypedDict, total=False):
 
 
 class WatchedDeployment(AppliedDeployment, total=False):
-    """The applied fields, and the status, which is not one of them."""
+    """The applied fields of a Deployment, and its status, which is not applied."""
 
     status: DeploymentStatus
 
@@ -269,7 +269,7 @@ SHAPES: dict[str, Any] = {
     "HTTPRoute": AppliedHttpRoute,
     "Ingress": AppliedIngress,
 }
-# kind -> shape of a watched object, if more is read of it than what was applied
+# kind -> shape of a watched object, for kinds of which more than the applied fields is read
 WATCHED_SHAPES: dict[str, Any] = {
     "Deployment": WatchedDeployment,
     "HTTPRoute": WatchedHttpRoute,

@@ -11,7 +11,7 @@ from rayloom_operator.observe.replicas import without_suffixes
 
 
 class Deployments:
-    """The progress of each Deployment. `on_change` is called with the key of its service when it changes."""
+    """The progress of each Deployment. `on_change` is called with the key of the service whose Deployment changed."""
 
     def __init__(self, on_change: Callable[[ServiceKey], None]) -> None:
         self._on_change = on_change

@@ -1,8 +1,8 @@
 """Drift: somebody else has changed an object of ours that is watched (`applied_fields.SHAPES`).
 
-An object has drifted if a watch reports another version of the object than that of our last apply. After a start, the
-operator has applied nothing yet. So the operator keeps a digest of each listed object until the first reconcile of the
-object's service. That reconcile applies only objects whose digest differs from that of their manifest.
+An object has drifted if a watch reports a version of it that is not the version of our last apply. A restarted operator
+has applied nothing yet. So it keeps a digest of each listed object until the first reconcile of the object's service.
+That reconcile applies only objects whose digest differs from that of their manifest.
 
 The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
 object, and a NetworkPolicy that was opened while no operator ran would stay open. Secrets and ConfigMaps are not
@@ -118,7 +118,7 @@ class Drift:
         return self._listed.pop(key, {})
 
     def is_right(self, key: ServiceKey, manifest: Manifest, listed: ListedObjects) -> bool:
-        """Returns whether `listed` has the manifest's object with the same fields, so that no apply is needed.
+        """Returns whether `listed` contains the manifest's object with equal fields, so that no apply is needed.
 
         If so, records the object's version as our last write, so that only later versions count as drift.
         """

@@ -1,4 +1,4 @@
-"""Reads the Events that say why a pod waits, or why a Job has no pod. No other object has these reasons."""
+"""Reads the Events that say why a pod waits, or why a Job has no pod. Only Events have these reasons."""
 
 from __future__ import annotations
 

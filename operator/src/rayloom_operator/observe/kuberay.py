@@ -49,5 +49,5 @@ def _has(schema: Manifest, field: str) -> bool:
 
 
 def slim(definition: Manifest) -> Manifest:
-    """Returns the part of a definition to keep: its name, and the result of `problem`. The whole takes a megabyte."""
+    """Returns the part of a definition to keep: its name, and the result of `problem`. A definition has a megabyte."""
     return {"metadata": {"name": definition["metadata"]["name"]}, "problem": problem(definition)}

@@ -32,13 +32,13 @@ def unready_since(node: Manifest) -> datetime | None:
 def accelerators_of(node: Manifest) -> AcceleratorNode | None:
     """Returns the labels and devices of a node; None if the node has no devices that pods can request."""
     meta, allocatable = node["metadata"], node.get("status", {}).get("allocatable", {})
-    # The resource name of a device begins with its vendor and a slash; those of cpu, memory and huge pages do not.
+    # The resource name of a device begins with its vendor and a slash. The names of cpu, memory and huge pages do not.
     found = frozenset(name for name, number in allocatable.items() if "/" in name and number != "0")
     return AcceleratorNode(name=meta["name"], labels=meta.get("labels", {}), resources=found) if found else None
 
 
 def is_cordoned(node: Manifest) -> bool:
-    """Returns whether the node is marked unschedulable, or has a taint by which an autoscaler announces evictions."""
+    """Returns whether the node is marked unschedulable, or has a taint with which an autoscaler announces evictions."""
     spec = node.get("spec", {})
     return bool(spec.get("unschedulable")) or any(each["key"] in _EMPTYING_TAINTS for each in spec.get("taints", ()))
 
@@ -88,7 +88,7 @@ class Nodes:
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
-        """Records whether the node is cordoned. Returns True if that is a change."""
+        """Records whether the node is cordoned. Returns True if it was not recorded so before."""
         was_cordoned = name in self.cordoned
         if is_cordoned:
             self.cordoned.add(name)

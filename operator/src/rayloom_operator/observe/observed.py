@@ -11,8 +11,8 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# The number of pods that KubeRay created for an engine replica in the last so many seconds is counted. A high number
-# means that its pods keep failing, because KubeRay replaces each failed pod at once.
+# The period in which the pods that KubeRay created for an engine replica are counted. A high number means that its pods
+# keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
 MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 
@@ -90,8 +90,9 @@ class EngineReplica:
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound
     is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
-    is_tolerant: bool = False  # one of its pods is on a cordoned node and tolerates that, so moving is no use
+    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
+    # one of its pods is on a cordoned node and tolerates the cordon, so moving the replica is of no use
+    is_tolerant: bool = False
     is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
     is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
 
@@ -119,9 +120,9 @@ class DeploymentProgress:
 
     is_seen: bool  # the controller has seen the last change
     num_pods: int  # without terminating ones
-    num_updated: int  # those of them with the present settings
+    num_updated: int  # pods with the present settings
     refusal: str = ""  # why a pod could not be created; empty if it could
-    is_late: bool = False  # no progress within the Deployment's progress deadline
+    is_late: bool = False  # True without progress within the Deployment's progress deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class ServingGateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentReport:
-    """The report of a controller whether a Gateway in an HTTPRoute's parentRefs accepts the route."""
+    """A controller's report on whether a Gateway in an HTTPRoute's parentRefs accepts the route."""
 
     name: str
     namespace: str  # empty: the namespace of the HTTPRoute
@@ -155,7 +156,7 @@ class SeenRoute:
     uid: str
     created_at: datetime
     parents: tuple[ParentReport, ...] = ()  # answers about the present spec of an HTTPRoute
-    address: str = ""  # the first one that a controller wrote into an Ingress; empty if there is none
+    address: str = ""  # the first address that a controller wrote into an Ingress; empty if there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +166,11 @@ class Observed:
     replicas: tuple[EngineReplica, ...] = ()
     gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     gateway_progress: DeploymentProgress | None = None  # None if their Deployment is not known
-    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateways that exists
+    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> existing route to the gateways
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
-    # The LLMGateways that send requests to the service; None while those of the namespace are not all known.
+    # The LLMGateways that send requests to the service; None while some LLMGateways of the namespace are unknown.
     llmgateways: tuple[ServingGateway, ...] | None = ()
-    # By name of the pod, as far as it is polled: the gateway pods of the service and of `llmgateways`.
+    # Name of a polled pod -> its last answer. The pods are the gateway pods of the service and of `llmgateways`.
     gateway_readings: Mapping[str, Reading] = field(default_factory=dict)
     # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
     # belong to a deleted service of this name.

@@ -27,7 +27,7 @@ AdminTokens = Callable[[str, str, str], tuple[str, str]]
 
 
 class Observer:
-    """Returns what was observed of a service at one moment. Not thread-safe: used in one event loop."""
+    """Returns the observations of a service at one moment. Not thread-safe: used in one event loop."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Observer:
     async def forget(self, key: ServiceKey, now: datetime) -> float | None:
         """Drops everything about a deleted service.
 
-        Returns the seconds until `forget` has to be called again, or None once nothing is left. Until then the names of
-        the service's RayClusters stay reserved, because a service of the same name may be created at once.
+        Returns the seconds until `forget` has to be called again, or None once nothing is left. Until the last call the
+        names of the service's RayClusters stay reserved, because a service of the same name may be created at once.
         """
         self._poller.follow(key, {})
         self._new_pods.pop(key, None)

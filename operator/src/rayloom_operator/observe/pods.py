@@ -132,14 +132,14 @@ def _settings_of_gateways(labels: Mapping[str, str]) -> str:
 
 
 def _room(labels: Mapping[str, str]) -> str:
-    """Returns the usual action if no node has room for a pod with these labels, as a sentence."""
+    """Returns a sentence: what to do if no node has room for a pod with these labels."""
     is_gateway = LLMGATEWAY_LABEL in labels or GATEWAY_LABEL in labels
     part = _settings_of_gateways(labels) if is_gateway else "spec.engine"
     return f"Add nodes, or lower {part}.resources."
 
 
 def _unschedulable(name: str, scheduled: Manifest, cure: str) -> Verdict | None:
-    """Returns a verdict if no node has room for the pod. `cure`: the usual action against it, as a sentence."""
+    """Returns a verdict if no node has room for the pod. `cure`: a sentence, what to do against it."""
     if (scheduled.get("status"), scheduled.get("reason")) != ("False", "Unschedulable"):
         return None
     cause = _head(scheduled.get("message", ""))
@@ -197,7 +197,7 @@ def _is_exhausted(container: Manifest) -> bool:
 
 
 def _container_fault(pod_name: str, container: Manifest, gateways: str) -> Verdict | None:
-    """`gateways`: the part of the spec with the settings of gateway pods."""
+    """Returns why the container does not run. `gateways`: the part of the spec for gateway pods."""
     return _waiting_fault(pod_name, container, gateways) or _end_fault(pod_name, container, gateways)
 
 

@@ -31,8 +31,8 @@ _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# If thousands of engines do not answer, this limit keeps requests to them, and reconciles of their services, from
-# taking all the operator's time.
+# The limit matters if thousands of engines do not answer: requests to them, and reconciles of their services, would
+# take all of the operator's time.
 _MAX_RETRIES_PER_S = 200
 # The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
@@ -59,7 +59,8 @@ class Target(NamedTuple):
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
-    is_gateway: bool = False  # makes no tokens, and is never asked more often than an engine that serves
+    # A gateway generates no tokens, and is never asked more often than an engine that serves.
+    is_gateway: bool = False
     model: str = ""  # name of a model; empty except for gateways with several models
 
 
@@ -78,9 +79,9 @@ class EnginePoller:
     """Asks each engine for its /status again and again, and keeps the last answers.
 
     Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or lack
-    of one, may change the service's status. `num_expected` returns how many more engines may be followed soon. An
-    operator process that has just started learns of engines one by one, and asks the first ones at the interval that
-    all of them together will need.
+    of one, may change the service's status. `num_expected` returns how many more engines may be followed soon. A
+    restarted operator finds the engines one by one; with `num_expected` it asks the first engines at the interval that
+    all of them will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
@@ -204,7 +205,7 @@ class EnginePoller:
             )
 
     def _interval_s(self, engine: _PolledEngine, has_turned: bool) -> float:
-        """Returns the seconds until the next request. After a first failure it follows soon, to see if it fails too."""
+        """Returns the seconds until the next request. After a first failure, the next request follows soon."""
         reading = engine.reading
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)
@@ -275,6 +276,6 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         STALLED.search(status.reason) is not None,
         len(status.ranks),
     )
-    # If an engine stands still, its reason contains the seconds since then, which differ in each answer.
+    # The reason of an engine that makes no progress contains the seconds since then, which differ in each answer.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

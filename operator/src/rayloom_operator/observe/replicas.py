@@ -15,7 +15,7 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The objects of one service in the caches of the watches, and what the observer remembers of its earlier pods."""
+    """The objects of one service in the caches of the watches, and the observer's records of its earlier pods."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
@@ -100,7 +100,7 @@ def cluster_refusal(cluster: Manifest) -> str:
     failing = _condition(cluster, "ReplicaFailure")
     is_refused = failing.get("status") == "True" and not failing.get("reason", "").startswith("FailedDelete")
     message = failing.get("message", "") if is_refused else ""
-    # Mostly there is no message. Then no time is spent on compiling a pattern for the name.
+    # Without a message, which is the usual case, no time is spent on compiling a pattern for the name.
     return without_suffixes(message, cluster["metadata"]["name"]) if message else ""
 
 
@@ -120,7 +120,8 @@ def is_headless(cluster: Manifest) -> bool:
     The answer is read from KubeRay's conditions, and not from the watch of pods, which may be ahead of the watch of
     RayClusters or behind it.
     """
-    was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"  # never becomes False again
+    # this condition never becomes False again
+    was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"
     return was_whole and _condition(cluster, "HeadPodReady").get("reason") == "HeadPodNotFound"
 
 

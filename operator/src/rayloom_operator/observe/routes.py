@@ -41,7 +41,7 @@ class Routes:
 
 
 def seen_route(found: Manifest) -> SeenRoute:
-    """Returns what is read of an HTTPRoute or Ingress, as the API server returned it."""
+    """Returns the part that the operator reads of an HTTPRoute or Ingress, as the API server returned it."""
     meta, status = found["metadata"], found.get("status", {})
     addresses = [each.get("hostname") or each.get("ip") for each in status.get("loadBalancer", {}).get("ingress", ())]
     return SeenRoute(
@@ -71,7 +71,7 @@ def _reports(parents: Any, generation: int) -> Iterator[ParentReport]:
 
 
 def _is_current(condition: Mapping[str, Any], generation: int) -> bool:
-    # Not every controller fills in the generation.
+    # Some controllers leave the generation out. Their reports count.
     return int(condition.get("observedGeneration", generation)) >= generation
 
 

@@ -1,4 +1,4 @@
-"""The verdict on an engine replica, according to what was observed of it. Pure.
+"""The verdict on an engine replica, from its observations. Pure.
 
 The engine's own answer is the surest sign. Without a valid answer the verdict follows from the pods, or from their
 absence. Messages contain nothing that changes with time alone.

@@ -18,7 +18,7 @@ from rayloom_operator.observe.observed import ServingGateway
 logger = logging.getLogger(__name__)
 
 # A watch gets an event, a bookmark or a failure within 90 s. A watch that failed begins again at most 60 s later. So a
-# watch that is silent for longer than this many seconds hangs.
+# watch that is silent for longer than this many seconds counts as hung.
 _MAX_SILENCE_S = 180.0
 _KUBERAY: ServiceKey = ("", kuberay.DEFINITION)
 _CLUSTERS = Watched(api_version="ray.io/v1", kind="RayCluster", shape=shapes.RayClusterFields, slim=shapes.ray_cluster)
@@ -74,8 +74,8 @@ class Watches:
         self._definitions = Reflector(kube, _DEFINITIONS, self._definition_changed)
         self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
-        # Returns the LLMGateways that send requests to a service; None while those of its namespace are not all known.
-        # The watch of LLMGateways replaces this function: a cluster may be without the kind.
+        # Returns the LLMGateways that send requests to a service; None while some LLMGateways of its namespace are
+        # unknown. The watch of LLMGateways replaces this function, unless the cluster lacks the kind.
         self.llmgateways_of: Callable[[ServiceKey], tuple[ServingGateway, ...] | None] = lambda key: ()
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
         self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed
@@ -86,12 +86,12 @@ class Watches:
             for reflector in self._all:
                 tasks.create_task(reflector.run())
             for answered in (
-                self.clusters.has_answered,  # not is_synced: without KubeRay RayClusters cannot be listed
+                self.clusters.has_answered,  # Not `is_synced`, which is never set in a cluster without KubeRay.
                 self.pods.is_synced,
                 self.jobs.is_synced,
                 self.endpoints.is_synced,
                 self._definitions.is_synced,
-                self.nodes.reflector.was_tried,  # with rights in single namespaces only, nodes cannot be listed
+                self.nodes.reflector.was_tried,  # an operator with rights in single namespaces alone cannot list nodes
             ):
                 await answered.wait()
             self.is_synced.set()

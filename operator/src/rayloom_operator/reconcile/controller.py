@@ -65,8 +65,8 @@ class Controller:
         self._unreported: dict[ServiceKey, str] = {}  # uids of listed services without an event from kopf yet
         # Called with each service that was reported, changed or deleted.
         self.on_service: Callable[[ServiceKey], None] = lambda key: None
-        # Opened when this process leads. While the process waits for the Lease, an open queue would grow with every
-        # service that ever existed.
+        # The queue is opened when this process leads. During the wait for the Lease, an open queue would grow with
+        # every service that ever existed.
         self._queue = WorkQueue(max_reconciles, is_open=False, on_wait=self._metrics.waited)
         self._poller = EnginePoller(self._queue.add, lambda: self._queue.depth)
         self.watches = Watches(
@@ -110,8 +110,7 @@ class Controller:
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
         known = self._services.mark(key)
-        # If the known uid is another, the service was recreated, and stays: kopf may report a deletion after the
-        # recreation.
+        # A service whose known uid differs was recreated, and stays: kopf may report the deletion after the recreation.
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)

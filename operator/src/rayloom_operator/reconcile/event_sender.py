@@ -17,7 +17,7 @@ class EventSender:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
-        self._unsent: dict[ServiceKey, dict[str, Manifest]] = {}  # by name of the Event
+        self._unsent: dict[ServiceKey, dict[str, Manifest]] = {}  # name of an Event -> the Event
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the Events about a deleted object."""

@@ -66,7 +66,7 @@ class Reconciler:
         self._gatherer.close()
 
     async def forget(self, key: ServiceKey) -> float | None:
-        """Drops what is kept of a deleted service.
+        """Drops the state of a deleted service.
 
         Returns the seconds until `forget` must be called again, or None once the names of the service's RayClusters are
         free again.
@@ -84,7 +84,7 @@ class Reconciler:
         """
         # 1. Gather: read the cluster.
         if not self._watches.kuberay_problem and not self._watches.clusters.is_synced.is_set():
-            return _SOON_S  # KubeRay was installed again a moment ago, and existing RayClusters are not listed yet.
+            return _SOON_S  # KubeRay was reinstalled a moment ago, and existing RayClusters are not listed yet.
         situation = await self._gatherer.gather(key, document)
         if situation is None:
             # An engine's first poll still runs. Its result queues the service again, long before STALE_S have passed.

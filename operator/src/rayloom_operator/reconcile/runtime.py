@@ -58,7 +58,8 @@ class Runtime:
         self._lease = Lease(
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # Random: the container before a restart may still hold the Lease, and must not have the same identity.
+            # The identity is random: before a restart, the container may have held the Lease under its identity of that
+            # time.
             identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
             seconds=settings.lease_seconds,
             connect=lambda: Kube(on_request=self._metrics.count_request),

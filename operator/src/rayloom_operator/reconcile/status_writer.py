@@ -22,8 +22,8 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# The operator reads the rollout state from the status. If the API server drops it, no engine is created, replaced or
-# deleted.
+# The operator reads the rollout state from the status. If the API server drops the rollout state, no engine is created,
+# replaced or deleted.
 _OLD_DEFINITION = (
     "the CustomResourceDefinition is older than the operator, and no engine is created, replaced or deleted before it "
     "is updated: apply crds/llmservices.rayloom.dev.yaml, or upgrade the chart"

@@ -65,7 +65,7 @@ class WorkQueue:
         self._again: set[ServiceKey] = set()  # keys that were added during their reconcile
         self._timers: dict[ServiceKey, asyncio.TimerHandle] = {}
         # Keys for which `add_after` kept a pending timer during their reconcile. The timer stays after the reconcile,
-        # which may have read its input before the event.
+        # because the reconcile may have read its input before the event for which `add_after` was called.
         self._relied_on: set[ServiceKey] = set()
         self._num_failures: dict[ServiceKey, int] = {}
         self._failed_at: dict[ServiceKey, float] = {}  # loop time of the failure, for keys whose last reconcile failed
@@ -164,8 +164,8 @@ class WorkQueue:
         timer = self._timers.get(key)
         try:
             delay = await reconcile(key)
-            # After a success, the delay that this reconcile returned counts, and what was asked for during it: an
-            # older requeue is cancelled.
+            # After a success, an older requeue is cancelled. The delays that count are the one that this reconcile
+            # returned, and those that were asked for during the reconcile.
             if timer is not None and self._timers.get(key) is timer and key not in self._relied_on:
                 timer.cancel()
                 del self._timers[key]

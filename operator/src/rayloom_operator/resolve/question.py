@@ -24,7 +24,7 @@ class Question:
     dtype: str  # type of weights and KV cache
     per_node: int | None  # accelerators per node; None on CPU
     memory: int | None  # bytes of an accelerator; on CPU, bytes of a pod; None if unknown
-    tensor: int | None  # None: to be computed
+    tensor: int | None  # tensor parallel size; None: to be computed
     pipeline: int | None
     max_model_len: int | None  # None: the model's limit, or less if that does not fit
     num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once

@@ -1,8 +1,8 @@
 """Bytes that a rank holds: sums of the costs that the engine's inspection gives. Pure.
 
 Rank r has shard r % tensor of stage r // tensor. A stage is a run of layers. The first stage also has the embedding,
-and the last stage the final norm and the head. The costs of each part are those of the part's largest shard, so all
-ranks of a stage are computed alike.
+and the last stage the final norm and the head. The costs of each part are those of its largest shard, so all ranks of a
+stage have equal sums.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Layers:
 
 
 class Cut:
-    """Computes the ranks of a model for one tensor parallel size and any number of stages."""
+    """Computes the memory of a model's ranks for one tensor parallel size and any number of stages."""
 
     def __init__(self, costs: Costs, tensor: int, element_bytes: int) -> None:
         """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights and KV cache."""

@@ -43,7 +43,7 @@ class Resolved:
     pipeline: int
     stages_per_pod: int = 1  # divides `pipeline`
     commit: str = ""  # commit of a hub's model; empty for other sources
-    max_model_len: int | None = None  # tokens; None leaves it to the engine
+    max_model_len: int | None = None  # tokens; None: the engine chooses
     checkpoint_bytes: int | None = None  # bytes of the stored weights; None while the model is not inspected
     sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()

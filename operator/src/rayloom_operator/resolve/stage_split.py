@@ -18,11 +18,11 @@ _NEAR = 3
 class Stages(NamedTuple):
     """Layers of each kind of stage, 0 if there is none. A stage in the middle has `longer` or `shorter` layers."""
 
-    only: int = 0  # has the embedding, the final norm and the head
+    only: int = 0  # layers of a single stage, which has the embedding, the final norm and the head
     first: int = 0  # has the embedding
     longer: int = 0
     shorter: int = 0
-    last: int = 0  # has the final norm and the head
+    last: int = 0  # layers of the last stage, which has the final norm and the head
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
@@ -53,8 +53,8 @@ def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> in
     """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
     Of equally good numbers it returns the largest. A larger number makes the last stage slower and the other stages
-    faster. So only numbers near the balance are tried, at which all stages take equally long. The function has to be
-    fast: one reconcile may split a model of a thousand layers into every possible number of stages.
+    faster. So the best numbers are near the one at which all stages take equally long, and only those are tried. The
+    function has to be fast: one reconcile may split a model of a thousand layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

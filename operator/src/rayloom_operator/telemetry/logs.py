@@ -21,8 +21,8 @@ def set_up(level: str, form: str) -> None:
     # At levels below warning, kopf logs each handled event, and aiohttp logs each request for /healthz.
     for name in ("kopf", "aiohttp.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # The startup handler of a standby returns only once the standby leads. If a standby is stopped before, kopf warns
-    # twice about this handler. So these two loggers log errors only.
+    # The startup handler of a standby returns only once the standby leads. If a standby is stopped before that, kopf
+    # warns twice about this handler. So these two loggers log errors only.
     for name in ("kopf.activities.startup", "kopf._core.reactor.running"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -35,7 +35,7 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        reference = getattr(record, "k8s_ref", {})  # set by kopf
+        reference = getattr(record, "k8s_ref", {})  # kopf sets this attribute
         service = SERVICE.get() or "/".join(reference[part] for part in ("namespace", "name") if part in reference)
         if service:
             line["service"] = service

@@ -175,7 +175,8 @@ class Metrics:
         return tuple(sorted(found))
 
     def follow(self, conditions: Callable[[], Iterable[tuple[str, str]]], poll_failures: Callable[[], int]) -> None:
-        """Adds two metrics that are read at each scrape: services by (condition type, status), and failed polls."""
+        """Adds two metrics that are read at each scrape: services counted by (condition type, status), and failed
+        polls."""
 
         class Services(Collector):
             def collect(self) -> Iterable[Metric]:

@@ -46,6 +46,6 @@ class ScalingMetrics:
             each.remove(*key)
 
     def changed(self, before: ScalingState, after: ScalingState, replicas: int, writer: str) -> None:
-        """Counts a change that `writer` made between `before` and `after`. `replicas`: the number before it."""
+        """Counts a change that `writer` made between these states. `replicas`: the number before the change."""
         if after.writer == writer and after.last_scale_time != before.last_scale_time and after.desired != replicas:
             self._changes.labels("up" if after.desired > replicas else "down").inc()

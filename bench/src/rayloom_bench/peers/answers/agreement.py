@@ -1,7 +1,7 @@
 """Compares greedy answers of an engine with those of transformers in float32, token by token.
 
-Answers are compared up to the first token that ends a text. Engines differ only in whether they return this token, and
-llama.cpp's `ignore_eos` would forbid it, so answers end where the model ends them.
+Answers are compared up to the first token that ends a text. Engines differ only in whether they return this token. The
+model ends the answers: `ignore_eos` is not set, because with it llama.cpp would forbid the token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rayloom_bench.peers.answers.greedy_prompts import NUM_OUTPUT
 from rayloom_bench.peers.names import Dialect
 
 MODULE = "rayloom_bench.peers.answers.reference"
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # llama.cpp ends an answer at both, whichever the model's config names
+# llama.cpp ends an answer at both tokens, even if the model's config names only one
+END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 ANSWER_S = 120
 
 Ids = tuple[int, ...]

@@ -47,6 +47,6 @@ def prompts(folder: Path) -> tuple[tuple[int, ...], ...]:
     """The token ids of the 20 prompts with the tokenizer and the chat template of a checkpoint."""
     tokenizer = Tokenizer.load(folder)
     template = ChatTemplate.load(folder, tokenizer.special_tokens)
-    assert template is not None  # the built-in model has one
+    assert template is not None  # the built-in model has a template
     chats = (tokenizer.encode(template.render(chat), add_special_tokens=False) for chat in CHATS)
     return tuple(tuple(ids) for ids in (*(tokenizer.encode(text) for text in TEXTS), *chats))

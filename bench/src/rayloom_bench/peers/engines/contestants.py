@@ -23,7 +23,7 @@ from rayloom_engine.models.checkpoint.source import resolve
 MODEL = "builtin://smollm2-135m"
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
-F16_WORKLOADS = ("W1", "W3")  # show whether f16 is faster than bf16, with many users and with one
+F16_WORKLOADS = ("W1", "W3")  # workloads that show whether f16 is faster than bf16, with many users and with one
 # Workloads for which llama.cpp has enough slots, and slots that are long enough.
 LLAMA_SWEEPS = tuple(
     workload.name
@@ -34,7 +34,7 @@ LLAMA_SWEEPS = tuple(
 
 
 def no_fields(workload: Workload) -> Mapping[str, object]:
-    """No field: the server samples as the request's temperature and top_p say."""
+    """Returns no fields: the server samples by the request's temperature and top_p alone."""
     return {}
 
 
@@ -44,7 +44,7 @@ class Contestant:
 
     name: str  # one of names.ALL
     title: str  # name with version and type of the weights
-    workload_names: tuple[str, ...]  # empty: only its answers are compared
+    workload_names: tuple[str, ...]  # workloads; empty: only the engine's answers are compared
     dialect: Dialect = "vllm"
     fields_of: Callable[[Workload], Mapping[str, object]] = no_fields  # added to the workload's requests
     shown_command: str  # command line without ports and folders

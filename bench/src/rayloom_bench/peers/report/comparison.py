@@ -1,6 +1,7 @@
 """Medians and ratios over the rounds of a run. Pure.
 
-A ratio is computed within each round, from figures that are a minute apart, and then summarised over the rounds.
+A ratio is computed within each round, whose figures are about a minute apart. Then the ratios of all rounds are
+summarised.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def tok_s_by_round(result: PeersResult, engine: str, workload: str) -> dict[int,
 
 
 def ratio(result: PeersResult, engine: str, others: Sequence[str], workload: str) -> Spread | None:
-    """The engine's tokens per second divided by those of the fastest of `others` in the same round."""
+    """By round: the engine's tokens per second divided by those of the fastest of `others`."""
     numerators = tok_s_by_round(result, engine, workload)
     of_others = [tok_s_by_round(result, other, workload) for other in others]
     return spread(quotients(numerators, _largest_by_key(of_others)))
@@ -93,7 +94,7 @@ def memory_bytes(result: PeersResult, engine: str, workload: str) -> dict[str, f
     for turn in result.turns_of(engine):
         of_turn: dict[str, int] = {}
         for process, size in turn.pss_after.get(workload, {}).items():
-            name = process.rpartition(" ")[0]  # without its pid
+            name = process.rpartition(" ")[0]  # the process's name without its pid
             of_turn[name] = of_turn.get(name, 0) + size
         for name, size in of_turn.items():
             by_process.setdefault(name, []).append(size)

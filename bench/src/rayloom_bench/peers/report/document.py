@@ -27,7 +27,7 @@ def document(result: PeersResult) -> dict[str, object]:
 def _turn(turn: Turn) -> dict[str, object]:
     return {
         "engine": turn.engine,
-        "round": turn.round_number,  # 0: the sweeps
+        "round": turn.round_number,  # number 0 has the sweeps
         "start_to_first_token_s": turn.start_to_first_token_s,
         "pss_bytes": dict(turn.pss_bytes),
         "pss_bytes_after": {workload: dict(sizes) for workload, sizes in turn.pss_after.items()},

@@ -16,11 +16,11 @@ SAMPLED_RATIO = 0.95
 JSON_RATIO = 0.97
 START_S = 2.0
 PSS_BYTES = 1.5e9
-LIMIT_SHARE = 0.6  # share of the machine's limit, at W1
+LIMIT_SHARE = 0.6  # least share of the machine's limit, at W1
 PEER_TOLERANCE = 0.1
-NEIGHBOUR_SHARE = 0.4  # share of the speed of one stream
+NEIGHBOUR_SHARE = 0.4  # least share of the speed of one stream that stays beside a busy process
 
-# Workload, the peers whose best is compared, and the required ratio of medians.
+# (workload, peers, required ratio of our median to that of the best of these peers)
 REQUIRED_RATIOS = (
     ("W1", (VLLM,), 1.35),
     ("W2", (VLLM,), 1.5),
@@ -29,8 +29,8 @@ REQUIRED_RATIOS = (
 )
 LATENCY_WORKLOADS = ("W1", "W4")
 
-# Output tokens per second that these versions reached before, on two cores of an AMD EPYC (Zen 5) with AVX-512 bf16.
-# On such a processor, figures far below these show that a peer is not tuned.
+# Output tokens per second that these versions reached before, on two cores of an AMD EPYC (Zen 5) with AVX-512 bf16. If
+# a peer's figures on such a processor are far lower, the peer is not tuned.
 EARLIER_TOK_S = {
     VLLM: {"W1": 570.0, "W2": 546.0, "W3": 94.0, "W4": 30.5},
     LLAMA_BF16: {"W1": 319.0, "W3": 118.0},

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.step_seconds import StepSeconds
 
-# Beside decodes, one long prompt makes a step longer by at most this part of the time of the decodes. So the time
-# between two tokens of a stream stays below twice its usual value, although the times of steps scatter.
+# Beside decodes, one long prompt makes a step longer by at most this part of the time of the decodes. So, although the
+# times of steps scatter, the time between two tokens of a stream stays below twice its usual value.
 _SHARE = 0.7
 # Beside decodes, several prompts may make a step this many times as long as a step in which they all decode.
 _PACE = 2.2
@@ -31,7 +31,7 @@ class Prompt:
 class Backlog:
     num_streams: int  # decodes of sequences that have a token already: their clients would wait for a longer step
     num_decodes: int  # all decodes of the step
-    prompts: tuple[Prompt, ...]  # in the order in which they are computed; not empty
+    prompts: tuple[Prompt, ...]  # prompts in the order in which they are computed; not empty
 
     @property
     def size(self) -> int:
@@ -58,9 +58,9 @@ class Backlog:
     def leaves_last_tokens(self, budget: int) -> bool:
         """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
 
-        True in a crowd if at least two prompts stay for later steps, because a stream that begins in this step would
-        stand still after its first token. False if a prompt that stays is longer than the `budget`, because the stream
-        would then stand still for several steps in either case.
+        True in a crowd if at least two prompts remain for later steps: a stream that begins in this step would have to
+        wait for them after its first token. False if one of the remaining prompts is longer than the `budget`, because
+        the stream would then wait for several steps in either case.
         """
         if not self.is_crowd:
             return False

@@ -21,7 +21,7 @@ class Line:
 
     @property
     def is_closed(self) -> bool:
-        """True if this step may admit no further sequence, however small."""
+        """True if this step may admit no further sequence of any size."""
         return len(self._held) >= _MAX_HELD or any(self._allowance(sequence) <= 0 for sequence in self._held)
 
     def may_pass(self, sequence: Sequence) -> bool:

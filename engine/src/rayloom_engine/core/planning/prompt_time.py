@@ -1,4 +1,4 @@
-"""PromptTime: how many tokens of prompts a step computes beside its decodes, by the time that these tokens take."""
+"""PromptTime: how many tokens of prompts a step may compute beside its decodes within a given time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import sqrt
 from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.core.window import num_seen
 
-# A step always computes this many tokens of prompts, whatever they cost, so that no prompt starves.
+# The tokens of prompts that every step may compute at any cost, so that no prompt starves.
 LEAST_TOKENS = 8
 
 
@@ -26,7 +26,8 @@ class PromptTime:
         pair_s = self._costs.pair_s
         first_s = self._costs.token_s + pair_s * num_seen(start, self._window)
         left_s = max(0.0, self._left_s)
-        # The largest n with n x first_s + n x n x pair_s <= left_s, in the form that also holds for pair_s = 0.
+        # The largest n with n x first_s + n x n x pair_s <= left_s. The quadratic formula is written so that it also
+        # holds for pair_s = 0.
         divisor = first_s + sqrt(first_s * first_s + 4 * pair_s * left_s)
         return max(0, LEAST_TOKENS - self._num_tokens, int(2 * left_s / divisor))
 

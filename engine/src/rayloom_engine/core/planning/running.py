@@ -22,7 +22,7 @@ class RunningSequences:
         self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
-        self._has_waiting = False  # a sequence waits for its grammar
+        self._has_waiting = False  # True if a sequence waits for its grammar
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -85,8 +85,8 @@ class RunningSequences:
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
         """Empties every slot and the pool, as a rebuild does on the ranks. Returns the sequences that were running.
 
-        `unproven`: blocks that plans in flight were to clear. A rank that survives keeps its memory, so they may still
-        hold a NaN.
+        `unproven`: blocks that plans in flight should have cleared. A rank that survives keeps its memory, so these
+        blocks may still hold a NaN.
         """
         left = self._sequences
         for sequence in left:

@@ -20,12 +20,14 @@ class StepBuilder:
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
-    leaves_last_tokens: bool = False  # a prompt that could end in this step ends in the next one (backlog.py)
+    # True if a prompt that could end in this step shall end in the next one (backlog.py)
+    leaves_last_tokens: bool = False
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
-    is_short: bool = False  # blocks ran out: a running sequence was preempted or must wait, so nothing is admitted
+    # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
+    is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
-    _chunks: dict[Sequence, list[tuple[int, int]]] = field(default_factory=dict)  # prompts' (start, tokens)
+    _chunks: dict[Sequence, list[tuple[int, int]]] = field(default_factory=dict)  # (start, tokens) of each chunk
 
     @property
     def is_full(self) -> bool:
@@ -74,8 +76,9 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that the ranks
-        # have when they add this plan's new slots. New blocks of older slots do not count: the ranks append them later.
+        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
+        # when they add this plan's new slots. The plan's new blocks of older slots do not count, because the ranks
+        # append them after that.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {
@@ -144,8 +147,8 @@ def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_
     """Returns the sequences of this step in the order in which they get tokens. Both lists are sorted by urgency.
 
     At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget suffices for all of
-    these, and for a token of a prefill if there is one, the decodes come first, then the prefills, both by urgency.
-    Otherwise all take turns: those whose last step is longest ago come first, prefills included.
+    these, and for one token of a prefill if there is a prefill, the decodes come first, then the prefills, both by
+    urgency. Otherwise decodes and prefills take turns: the sequence whose last step is longest ago comes first.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])

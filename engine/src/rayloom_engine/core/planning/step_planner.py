@@ -75,7 +75,7 @@ class StepPlanner:
             return
         self._schedule_waiting(builder)
         if builder.share is not None:
-            # Other tenants get what a tenant leaves unused of its share.
+            # The unused part of a tenant's share goes to other tenants.
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
@@ -89,7 +89,7 @@ class StepPlanner:
     def wake_one(self) -> bool:
         """Lets `fill` schedule the first sequence that waits for its grammar. Returns False if none waits.
 
-        For a step in which nothing else can be computed. The step's result tells which sequences no longer wait.
+        Called for a step in which nothing else can be computed. The step's result names the sequences that still wait.
         """
         for sequence in self._running:
             if sequence.waits_for_form and self._is_allowed(sequence):
@@ -115,7 +115,7 @@ class StepPlanner:
     def _waiting_with_room(self) -> Iterator[Sequence]:
         """Yields the waiting sequences whose prompts could be computed now.
 
-        The answer is an estimate, because prefix hits and the line's order are left out.
+        This is an estimate, because prefix hits and the order of the queue are left out.
         """
         num_free = self._running.pool.num_free
         for sequence in islice(self._waiting, self._running.num_free_slots):
@@ -128,7 +128,7 @@ class StepPlanner:
             if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # preempted in this loop, for an earlier sequence
+                continue  # an earlier sequence of this loop has preempted it
             lack = len(sequence.token_ids) - sequence.num_computed
             if lack <= 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
@@ -190,7 +190,8 @@ class StepPlanner:
             if builder.is_full or line.is_closed or rank + 1 >= max(num_of_tenant.values(), default=0):
                 break
             if self._is_allowed(sequence):
-                # The admitted sequence gets what the decodes of this step leave of the budget, but at least one token.
+                # The admitted sequence gets the part of the budget that the decodes of this step leave, but at least
+                # one token.
                 self._try_admit(sequence, builder, line, max(1, builder.budget - num_decodes), rank)
 
     def _schedule_waiting(
@@ -296,13 +297,13 @@ class StepPlanner:
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
 
     def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """Returns (first, blocks, source): computed blocks that the sequence can share, and one that it must copy.
+        """Returns (first, blocks, source): computed blocks that the sequence can share, and a block that it must copy.
 
         `blocks` are the sequence's blocks from index `first` on; no later token attends to a block before `first`.
         `source` is a block of the leader, or None. The last token of a prompt is always computed, because the next
-        token is sampled from its logits. A fork therefore soon writes to the block of that token: it gets its own copy
-        of the block (copy-on-write) when it is admitted, and the leader's block table never changes. While the leader's
-        generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
+        token is sampled from its logits. A fork therefore soon writes to the block of that token. So the fork gets a
+        copy of this block when it is admitted (copy-on-write), and the leader's block table never changes. While the
+        leader's generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
         """
         block_size = self._config.block_size
         if leader is not None:

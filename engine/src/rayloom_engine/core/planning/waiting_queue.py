@@ -1,9 +1,9 @@
-"""The waiting queue: one line of sequences for each tenant; the tenants take turns.
+"""The waiting queue: one line of sequences for each tenant; tenants take turns.
 
 All clients with the same API key are one tenant; without API keys there is only one tenant. The position of a waiting
 sequence counts the sequences of its tenant that are running, and those that wait ahead of it. Sequences are read by
-position, so the k-th sequence of a tenant comes before the (k+1)-th of any tenant, however many sequences a tenant has
-sent. At equal positions, the tenant whose last admission is longest ago comes first. Within a tenant the order is
+position. So the k-th sequence of a tenant comes before the (k+1)-th of any tenant, even of one that has sent many
+sequences. At equal positions, the tenant whose last admission is longest ago comes first. Within a tenant the order is
 priority, then arrival.
 """
 
@@ -23,12 +23,12 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
-        # Tenant -> number of its last admission, oldest first. The entry outlives the tenant's sequences; otherwise a
-        # tenant that sends its requests one by one would always come first.
+        # Tenant -> number of its last admission, oldest first. The entry stays after the tenant's last sequence:
+        # otherwise a tenant that sends its requests one by one would always come first.
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
-        self.num_tokens = 0  # tokens of all waiting sequences; their number changes only while a sequence runs
+        self.num_tokens = 0  # tokens of all waiting sequences; a sequence's number of tokens changes only while it runs
 
     def __len__(self) -> int:
         return self._size
@@ -65,7 +65,7 @@ class WaitingQueue:
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Forget the oldest admission. Its tenant comes first either way: with the oldest number, or with none.
+            # Drops the oldest entry. Its tenant comes first with or without the entry.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
@@ -96,9 +96,9 @@ class WaitingQueue:
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
     """True if a tenant that has `num_own` of the `num_waiting` waiting sequences may queue one more.
 
-    The tenant may if the queue has more free places than the tenant occupies. A single tenant can thus fill half of the
-    queue, and when k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences
-    that fit the free slots are not counted, because they run in the next step.
+    The tenant may if the queue has more free places than the tenant occupies. So a single tenant can fill half of the
+    queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences that
+    fit the free slots are not counted, because they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

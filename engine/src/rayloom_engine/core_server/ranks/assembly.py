@@ -20,11 +20,12 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_BLAME_SECONDS = 0.2  # wait after a loss, so that all connections that the dead rank broke are seen as closed
-_MEET_SECONDS = 60.0  # limit for all ranks to form a process group, or to allocate memory and warm up
-_LATE_SECONDS = 5.0  # once one rank has reported a failure, all others must answer within this time
-_STUCK_SECONDS = 120.0  # in a rebuild, a rank whose loading makes no progress for this time counts as lost
-_MISSING_SECONDS = 30.0  # in a rebuild, a rank that does not connect for this time is fenced and started again
+# seconds to wait after a loss, so that all connections that the dead rank broke are seen as closed
+_BLAME_SECONDS = 0.2
+_MEET_SECONDS = 60.0  # limit in seconds for all ranks to form a process group, or to allocate memory and warm up
+_LATE_SECONDS = 5.0  # seconds within which all other ranks must answer once one rank has reported a failure
+_STUCK_SECONDS = 120.0  # seconds without progress after which a rank that loads counts as lost in a rebuild
+_MISSING_SECONDS = 30.0  # seconds without a connection after which a rank is fenced and started again in a rebuild
 
 
 def assemble(
@@ -67,11 +68,11 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Drops the ranks that are gone after a loss. Returns the loss, with the rank to blame.
 
-    If no rank is gone, a live rank that reported a failure is kept; if it fails again before a step has succeeded, it
-    is dropped.
+    If no rank is gone, the rank that reported a failure is alive. It is kept the first time, and dropped if it fails
+    again before a step has succeeded.
     """
-    # Wait a moment: a live rank may report a dead peer before we see that peer's connection end, and one cause may kill
-    # several ranks. All of these count as one loss.
+    # The wait lets all deaths of one cause count as one loss: one cause may kill several ranks, and a live rank may
+    # report a dead peer before this process sees the end of that peer's connection.
     time.sleep(_BLAME_SECONDS)
     ended = pool.drop_ended()
     if loss.is_alive and ended:
@@ -98,7 +99,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
         loaded = {rank.rank: rank.loaded for rank in ranks if rank.loaded is not None}
         if len(loaded) == pool.world_size:
             if not is_rebuild and "load" not in shown:
-                # A small model may be loaded before the first beat with the phase "load".
+                # No beat reported the phase "load": a small model may be loaded before the first beat.
                 num_bytes = sum(message.bytes_read for message in loaded.values())
                 progress("load", num_bytes, num_bytes, "bytes")
             return list(loaded.values())
@@ -114,7 +115,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """After the deadline, raises RankLost for the first rank that is missing, else the first that has not loaded."""
+    """After the deadline, raises RankLost for the first unconnected rank, else for the first that has not loaded."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]
@@ -211,7 +212,7 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # Blame a rank without an answer, even if another rank has reported a failure: the reporting rank waited for
+            # A rank without an answer is blamed, even if another rank has reported a failure: the other rank waited for
             # the silent one.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")

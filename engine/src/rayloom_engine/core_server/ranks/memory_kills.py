@@ -1,6 +1,7 @@
 """MemoryKills: the kernel's OOM kills, as restarted ranks report them.
 
-A killed rank cannot report anything. Only its next start on the same host can read how many kills the kernel counted.
+A killed rank cannot report anything. Only the next start of a rank on the same host can read the kernel's count of
+kills.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-_LOADING_SECONDS = 60.0  # minimum patience with a rank that loads: an import may block its heartbeat thread
+# the least seconds of silence after which a rank that loads counts as lost: an import may block its heartbeat thread
+_LOADING_SECONDS = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +113,8 @@ class RankPool:
         self._launcher: Channel | None = None
         self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of the rank attaches
         self.checked_at = time.monotonic()  # time of the last check of all heartbeats; any thread may read it
-        self.patience_s = hang_seconds  # how long ranks that send beats may make no progress in the present step
+        # seconds for which ranks that send beats may make no progress in the present step
+        self.patience_s = hang_seconds
         self._standstill = Standstill()
         self._strangers = Strangers()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -144,7 +146,8 @@ class RankPool:
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
         """Sends an order to these ranks, or to all. Raises RankLost if a rank is gone or its socket stays full.
 
-        RankLost is raised after all other ranks got the order, because a rank without it would keep its peers waiting.
+        RankLost is raised only after all other ranks got the order, because a rank without the order would keep its
+        peers waiting.
         """
         data = encode(order)
         loss = None
@@ -168,7 +171,7 @@ class RankPool:
             fence = self._fences.get(new.rank)
             least = max(old.greeting.incarnation if old else 0, (fence.incarnation or 0) + 1 if fence else 0)
             if new.greeting.incarnation < least:
-                new.close()  # a start that was fenced, or is older than the attached one
+                new.close()  # this start of the rank was fenced, or is older than the attached one
                 continue
             if old is not None:
                 old.close()
@@ -187,7 +190,8 @@ class RankPool:
         return ranks
 
     def drop(self, rank: int) -> None:
-        """Detaches a lost rank and fences it: the launcher kills what is left of it and starts it again."""
+        """Detaches a lost rank and fences it: the launcher kills its process, if it still runs, and starts the rank
+        again."""
         lost = self.attached.get(rank)
         if lost is None:
             return
@@ -245,7 +249,7 @@ class RankPool:
 
     def _check_alive(self, is_due: bool) -> None:
         now = time.monotonic()
-        # If this process itself was stopped for a while, it has read no beats, and no rank is to blame for that.
+        # If this process itself was stopped for a while, it has read no beats. No rank is to blame then.
         was_away = now - self.checked_at > self._hang_seconds / 2
         self.checked_at = now
         for number, rank in self.attached.items():
@@ -272,8 +276,8 @@ class RankPool:
                 self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                # Out of file descriptors or threads. Keep the loop alive, because some may become free, and no rank
-                # could attach without this loop.
+                # Out of file descriptors or threads. The loop must go on: some may become free, and without the loop no
+                # rank can attach.
                 logger.warning("cannot take a connection at the rank port: %s", error)
                 if connection is not None:
                     self._strangers.release(connection)

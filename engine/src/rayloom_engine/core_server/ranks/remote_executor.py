@@ -9,7 +9,7 @@ from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.ranks import Computed, Failed, Run
 
-_POLL_SECONDS = 0.25  # between checks of the heartbeats
+_POLL_SECONDS = 0.25  # seconds between checks of the heartbeats
 
 
 class RemoteExecutor:
@@ -18,7 +18,8 @@ class RemoteExecutor:
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
         self._tickets: deque[int] = deque()  # tickets of plans without a result, oldest first
-        self._results: deque[StepResult] = deque()  # also oldest first: one rank answers, and it runs plans in order
+        # results in the order of the plans, because one rank answers all of them
+        self._results: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         ticket = self._pool.ticket()

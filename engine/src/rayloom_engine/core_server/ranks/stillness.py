@@ -14,7 +14,7 @@ at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found w
 
 from __future__ import annotations
 
-_BUSY_SHARE = 0.05  # a thread that uses this share of a core works; one that only wakes up to poll uses less
+_BUSY_SHARE = 0.05  # a thread that uses this share of a core is working; a thread that only wakes up to poll uses less
 _CAP = 10.0
 _MOST_PATIENCE = 6.0
 _FORECAST_FACTOR = 5.0  # attention, sampling and cold caches may make a step slower than the best step so far

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 
 _MAX_STRANGERS = 64
-# Limit for strangers from one address, so that a flood from one machine does not displace ranks of others. It is this
-# high because, after a restart of the core, all ranks of a machine connect at once, with two connections each.
+# Limit of strangers from one address, so that a flood from one machine does not displace ranks of others. The limit
+# allows all ranks of a machine to connect at once after a restart of the core, with two connections each.
 _MAX_OF_HOST = 48
 
 

@@ -28,7 +28,7 @@ class ContentBlocks:
         return [event for change in self._message.finish(is_cut=False) for event in _events(change)]
 
     def documents(self) -> list[dict[str, Any]]:
-        """Returns all blocks."""
+        """Returns the content blocks of the message so far, in order."""
         return [_block(item) for item in self._message.items]
 
     @property
@@ -63,7 +63,8 @@ def _delta(item: Item, **delta: Any) -> dict[str, Any]:
 
 
 def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
-    text = "" if is_new else item.text  # an item that is new in a batch of changes may have grown in the same batch
+    # a new block begins without text, even if the same batch of changes has text for it
+    text = "" if is_new else item.text
     if item.kind == "content":
         return {"type": "text", "text": text, "citations": None}
     if item.kind == "reasoning":
@@ -72,12 +73,12 @@ def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
 
 
 def _signature(item: Item) -> str:
-    """Returns a checksum: clients drop thinking without a signature, and this server never reads it."""
+    """Returns a checksum of the text. Clients drop thinking without a signature; this server reads no signatures."""
     return hashlib.blake2b(item.text.encode(), digest_size=16).hexdigest()
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments as an object. If the text ends in the middle, returns the part that is there."""
+    """Returns the arguments as an object. If the JSON text is cut off, returns the complete part of it."""
     try:
         value = pydantic_core.from_json(arguments, allow_partial=True)
     except ValueError:

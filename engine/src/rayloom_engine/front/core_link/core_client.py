@@ -1,8 +1,8 @@
 """CoreClient: the front's unfinished sequences, and the engines that compute them.
 
 The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
-sequences are submitted again as resumed sequences: by the front inside an engine to the next core of this engine, by a
-gateway to another engine. While there is no such core or engine, the sequences wait.
+sequences are submitted again as resumed sequences. The front inside an engine submits them to the next core of this
+engine, a gateway to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -55,7 +55,7 @@ from rayloom_engine.protocol.messages import (
     Welcome,
 )
 
-_TICK_S = 1.0  # between checks of sequences that wait, and of silent engines
+_TICK_S = 1.0  # seconds between checks of sequences that wait, and of silent engines
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class CoreClient:
     def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
         """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown.
 
-        `is_complete`: the answer is complete, at a stop string; False: nobody waits for the rest.
+        `is_complete`: True if the answer ended at a stop string, False if nobody waits for the rest.
         """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
@@ -212,7 +212,8 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        if not self.rules.is_gateway:  # False, too: the core may know of a drain that an earlier front has ended
+        # Sent even if False: the core may still know of a drain that an earlier front has ended.
+        if not self.rules.is_gateway:
             link.send(frame(Draining(self._is_draining)))
         if self.rules.is_gateway:
             link.send(frame(WantCache()))
@@ -229,7 +230,7 @@ class CoreClient:
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
-            sequence.place.refused_by.clear()  # a queue that was full before may have room now
+            sequence.place.refused_by.clear()  # the engine's queue may have room by now
             if not is_orderly:
                 self._placement.count_loss(sequence, now_s)
         self._on_change()
@@ -262,7 +263,7 @@ class CoreClient:
             self.recoveries.replayed(num_requests(self._sequences.values()))
         if link.is_serving:
             self._was_serving = True
-            self.recoveries.replayed(num_requests(waiting))  # a gateway submits them only now
+            self.recoveries.replayed(num_requests(waiting))  # a gateway submits waiting sequences only now
             self._end_recovery(status.phases)
         self._on_status(link, status)
         if status.state == "failed" and not self.rules.is_gateway:
@@ -282,10 +283,10 @@ class CoreClient:
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
-                continue  # aborted
+                continue  # the sequence was aborted
             place = sequence.place
             if place.attempt != output.attempt or place.engine != engine:  # `is_current`, without a call for each token
-                continue  # submitted again meanwhile
+                continue  # the sequence was submitted again meanwhile
             if not place.is_decoding:
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
@@ -312,8 +313,8 @@ class CoreClient:
         is_corrupt = message.reason == "corrupt"
         if is_corrupt:
             sequence.place.corrupt_by[link.name] = link.fingerprint
-        # Damaged weights, or a release with a mistake, are the fault of some engines, so a gateway asks others. It asks
-        # only a few, because the request itself may be the cause.
+        # The cause may be the engine: damaged weights, or a release with a mistake. So a gateway tries other engines,
+        # but only a few, because the cause may also be the request.
         asks_others = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
         if message.reason != "queue_full" and not (is_corrupt and asks_others):
             self._placement.fail(sequence, refusal(message))
@@ -325,7 +326,8 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # The sequence became accepted only after it was submitted, or another engine may have room.
+        # Without another engine, the sequence was marked as accepted only after it was submitted. The engines that
+        # refused it may be asked again: a core refuses no accepted sequence for a full queue.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
@@ -335,7 +337,8 @@ class CoreClient:
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):
-                    sequence.place.last_loss_s = -math.inf  # no other engine may wait for this one
+                    # ends the time in which the sequence must wait for this engine
+                    sequence.place.last_loss_s = -math.inf
             self._placement.move_away(link)
             if not self._placement.of(link):
                 self._remove(link)
@@ -356,7 +359,7 @@ class CoreClient:
             if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
                 self._placement.move_away(link, is_loss=True)
         self._let_leave()
-        # Sequences that only their last engine was to get, or that a new model excludes.
+        # Places sequences that had to wait for their last engine, or that no engine could compute before.
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s

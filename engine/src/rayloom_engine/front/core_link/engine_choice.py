@@ -1,4 +1,4 @@
-"""The engines that may compute a sequence, and the choice among them. Pure, but for the links whose state it reads."""
+"""Decides which engines may compute a sequence, and chooses one of them. Only reads the state of the links."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rayloom_engine.routing.router import choose
 
 SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 # A sequence whose engine was lost this often in a row, without a token in between, may be the cause. From then on only
-# its last engine gets it, so that one engine's search for a poisonous request can find it (core/suspicion.py), and the
-# others live.
+# its last engine gets the sequence. So that engine can find out whether it is a poisonous request (core/suspicion.py),
+# and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # after this time the engine is not coming back soon
+PINNED_S = 30.0  # after this time the lost engine is not expected back soon
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # engines that compute a NaN or an infinity for a sequence; then its request may be the cause
-# An engine that rebuilds lost ranks keeps its sequences for so many seconds. Then other engines get the sequences, at
-# the price of a replay, because a rank that has to start as a new pod takes minutes.
+# Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
+# rank that has to start in a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
-    """How a front treats its engines. The defaults are those of the front inside an engine, which has only this one."""
+    """Rules for the treatment of engines. The defaults are for the front inside an engine, which has this one alone."""
 
     is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
-    hold_s: float = math.inf  # a sequence waits at most this long for an engine
-    max_held: float = math.inf  # number of sequences that wait for an engine
-    max_held_tokens: float = math.inf  # tokens of all sequences that wait for an engine
-    silence_s: float | None = None  # an engine that sends nothing for so long is lost
+    hold_s: float = math.inf  # the most seconds that a sequence waits for an engine
+    max_held: float = math.inf  # the most sequences that may wait for an engine
+    max_held_tokens: float = math.inf  # the most tokens of all sequences that wait for an engine
+    silence_s: float | None = None  # seconds of silence after which an engine counts as lost
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
@@ -47,7 +47,7 @@ def is_usable(link: EngineLink, rules: PoolRules) -> bool:
 
 
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
-    """True if a usable engine of a gateway may be given this sequence. `model`: that of the prompt's tokenizer."""
+    """True if a usable engine of a gateway may be given this sequence. `model`: the model of the prompt's tokenizer."""
     place = sequence.place
     if link.name in place.refused_by or link.name in place.corrupt_by:
         return False
@@ -60,9 +60,10 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 
 
 def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
-    """Returns the engines whose fingerprint none of those has that computed a NaN or an infinity for `sequence`.
+    """Returns the engines with another fingerprint than those that computed a NaN or an infinity for `sequence`.
 
-    Returns all `links` if there is none: a release with a mistake breaks all of its engines, damaged weights only one.
+    A mistake in a release breaks all engines with its fingerprint, damaged weights break a single engine. If all
+    engines have such a fingerprint, returns all `links`.
     """
     corrupt = sequence.place.corrupt_by.values()
     return [link for link in links if link.fingerprint not in corrupt] or links
@@ -74,10 +75,10 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
-    """Returns the name of the engine that computes `sequence`, among those that can.
+    """Returns the name of the engine in `links` that shall compute `sequence`. All of `links` can compute it.
 
     All engines get the same cost of a decode, the mean of their measured costs, because the measurements of engines of
-    one kind differ by chance. An engine that reports no cost counts as 1.
+    one kind differ by chance. For an engine that reports no cost, the cost is 1.
     """
     blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(

@@ -29,7 +29,7 @@ class EnginePool:
 
     def __init__(self, cores: Mapping[str, CoreAddress], rules: PoolRules, listener: LinkListener) -> None:
         self.rules = rules
-        self.model: Fingerprint | None = None  # in a gateway, the model whose tokenizer makes the prompts
+        self.model: Fingerprint | None = None  # in a gateway, the model whose tokenizer computes the prompts' token ids
         self.links: dict[str, EngineLink] = {}
         self._listener = listener
         self._group: asyncio.TaskGroup | None = None
@@ -38,14 +38,14 @@ class EnginePool:
             self.add(name, core)
 
     def add(self, name: str, core: CoreAddress) -> EngineLink:
-        """Returns a new link. It runs as soon as the pool does."""
+        """Adds an engine and returns its link, which connects as soon as the pool runs."""
         link = self.links[name] = EngineLink(name, core, self._listener, self.rules.silence_s)
         if self._group is not None:
             self._tasks[name] = self._group.create_task(link.run())
         return link
 
     def run_in(self, group: asyncio.TaskGroup) -> None:
-        """Keeps the connections to all engines, those added later included, as tasks of `group`."""
+        """Keeps the connections to all engines, as tasks of `group`. This includes engines that are added later."""
         self._group = group
         for name, link in self.links.items():
             self._tasks[name] = group.create_task(link.run())
@@ -63,7 +63,7 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine whose status stands for all engines: one that serves, else one that is connected, else any."""
+        """The engine whose status represents all engines: one that serves, else one that is connected, else any."""
         links = self.links.values()
         return next(
             (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
@@ -103,10 +103,10 @@ class EnginePool:
         link.send(data)
 
     def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:
-        """Takes a sequence away from its engine, which frees it. The engine's later outputs are not used.
+        """Takes a sequence away from its engine, which frees its slot and KV blocks. Later outputs are not used.
 
-        `is_moved`: it is to continue elsewhere. Then the engine goes on to suspect it if its steps have died.
-        `is_complete`: its answer ends at a stop string, so the engine counts it as finished.
+        `is_moved`: the sequence continues at another engine. If it is a suspect in this engine, it stays one.
+        `is_complete`: the answer ends at a stop string, so the engine counts the sequence as finished.
         """
         link = self.links.get(sequence.place.engine or "")
         if link is not None:

@@ -37,7 +37,7 @@ class Placement:
         return in_turns_of_keys(waiting, self._sequences.values()) if self._pool.rules.is_gateway else waiting
 
     def hold(self, sequences: Iterable[ClientSequence]) -> None:
-        """Counts the seconds for which sequences wait, from the first call on."""
+        """Starts the clock of the time for which sequences wait, if it does not run yet."""
         now_s = time.monotonic()
         for sequence in sequences:
             if sequence.place.waits_since_s is None:
@@ -86,7 +86,7 @@ class Placement:
         return [sequence for sequence in self._sequences.values() if sequence.place.engine == link.name]
 
     def count_loss(self, sequence: ClientSequence, now_s: float) -> None:
-        """Counts the loss of the engine that had a sequence. Too many losses in a row end the sequence."""
+        """Counts the loss of a sequence's engine. After too many losses in a row, ends the sequence with an error."""
         sequence.place.num_losses += 1
         sequence.place.last_loss_s = now_s
         if self._pool.rules.is_gateway and sequence.place.num_losses >= MOST_LOSSES:

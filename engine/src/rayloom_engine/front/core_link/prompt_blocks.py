@@ -8,7 +8,7 @@ from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.routing.prefix_index import cut_hashes
 from rayloom_engine.routing.rendezvous import TIE_BLOCKS, tie_key
 
-# Before an engine has reported its block size, only the tie key is computed, with this block size, engines' default.
+# Tokens in a block, engines' default. Used for the tie key before an engine has reported its block size.
 _ASSUMED_BLOCK_SIZE = 16
 
 

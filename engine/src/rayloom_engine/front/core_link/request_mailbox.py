@@ -15,17 +15,18 @@ Reader = Callable[[Items], bool]
 class Mailbox:
     """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
 
-    # Slots here, and in the other classes that each token passes: an instance's attributes are then beside each other.
+    # With slots, the attributes of an instance are beside each other in memory. All classes that each token passes have
+    # slots.
     __slots__ = ("_clock", "_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
 
     def __init__(self) -> None:
         self._items: Items = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._reader: Reader | None = None  # only while `take` waits
+        self._reader: Reader | None = None  # the function that gets new items; None unless `take` waits
         self._is_reader_due = False  # `put` has asked for a call of `read`
         self._clock = time.monotonic  # loop time
-        self._idle_since_s = 0.0  # loop time at which the reader last took items, or `take` began to wait
+        self._idle_since_s = 0.0  # loop time at which the reader last took items or `take` began to wait
 
     @property
     def failure(self) -> Exception | None:
@@ -112,7 +113,7 @@ class Mailbox:
 
 
 class _IdleTimer:
-    """Ends a wait in which nothing arrives. The timer is set again only if it fires too early, not at each arrival."""
+    """Ends a wait in which nothing arrives. Arrivals leave the timer alone; if it fires too early, it is set again."""
 
     def __init__(self, mailbox: Mailbox, timeout_s: float) -> None:
         self._mailbox = mailbox

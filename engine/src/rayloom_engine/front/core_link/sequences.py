@@ -41,7 +41,8 @@ class ClientSequence:
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
     place: Place = field(default_factory=lambda: Place())
-    prompt_blocks: PromptBlocks | None = None  # None until several engines can compute it; choices share it
+    # None until there is a choice between engines; the choices of a request share the blocks
+    prompt_blocks: PromptBlocks | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +50,7 @@ class ClientSequence:
 
     @property
     def most_tokens(self) -> int:
-        """Most tokens of prompt and output together: an engine must have a context of this length."""
+        """The most tokens of prompt and output together, which must fit into the context of an engine."""
         return len(self.prompt_ids) + self.params.max_tokens
 
     def held_s(self, now_s: float) -> float:
@@ -75,21 +76,23 @@ class Place:
     """The engine that computes a sequence, and the earlier engines and waits of the sequence."""
 
     engine: str | None = None  # name of the engine; None: the sequence waits for an engine
-    attempt: int = 0  # the fence: only outputs with this number are used
+    attempt: int = 0  # only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
     # The fingerprint of the engine that computed the last id; before the first id, that of the prompt's tokenizer.
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
     waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
     held_s: float = 0.0  # earlier waits before the first token, in seconds
-    refused_by: set[str] = field(default_factory=set)  # engines whose queue was full
-    corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)  # engines whose logits were not finite
-    num_losses: int = 0  # engines lost in a row with this sequence, and no token in between
+    refused_by: set[str] = field(default_factory=set)  # names of engines whose queue was full
+    # name of an engine whose logits were not finite -> its fingerprint
+    corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)
+    # number of engines that were lost in a row while they had this sequence, without a token in between
+    num_losses: int = 0
     last_engine: str = ""
     last_loss_s: float = 0.0
 
     def leave(self) -> None:
-        """The sequence is no longer computed. Outputs that are still on their way are not used."""
+        """Records that no engine computes the sequence any more. Outputs that are still on their way are not used."""
         self.last_engine = self.engine or self.last_engine
         self.engine = None
         self.attempt += 1

@@ -277,7 +277,7 @@ class VersionAnswer(AnswerModel):
 
 
 class TokenizerInfo(AnswerModel):
-    """The keys of the model's tokenizer_config.json, which differ among models, and these."""
+    """The keys of the model's tokenizer_config.json, which differ among models, and the fields below."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from rayloom_engine.front.document.answers import ErrorAnswer
 
-Endpoint = tuple[str, str]  # method and path
+Endpoint = tuple[str, str]  # (method, path)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -33,8 +33,8 @@ class ApiRoute:
     errors: type[BaseModel] = ErrorAnswer  # body of an answer with a status of 400 or more
     text: str = ""  # media type of an answer that is not JSON
     statuses: frozenset[int] = frozenset()  # statuses of errors, besides those that every path has
-    needs_key: bool = False  # if the server has API keys, a request needs one
-    is_generation: bool = False  # errors count as failed requests in the metrics
+    needs_key: bool = False  # True if a request needs an API key, on a server with API keys
+    is_generation: bool = False  # True if errors count as failed requests in the metrics
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request
     parameters: tuple[Mapping[str, Any], ...] = ()  # query parameters, as OpenAPI writes them
 

@@ -45,7 +45,8 @@ def openapi_document(
     )
     schemas = document["components"]["schemas"]
     schemas.update(_schemas(routes))
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own refusal, which this server never sends
+    # FastAPI adds its own answer to invalid requests, which this server never sends.
+    for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operations in document["paths"].values():
         for operation in operations.values():
@@ -57,7 +58,7 @@ def openapi_document(
 def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """Returns the schemas of all bodies and events by name.
 
-    They replace FastAPI's, which lack those of events, and in which large integers are rounded.
+    FastAPI's schemas are not used, because they lack events and round large integers.
     """
     models: set[type[BaseModel]] = {route.errors for route in routes}
     for route in routes:
@@ -88,7 +89,7 @@ def _signature(route: ApiRoute) -> Any:
     """Returns a function whose parameters are the path's parameters and the body, as FastAPI reads them."""
 
     async def endpoint(**_values: Any) -> None:
-        """Is described, and never called."""
+        """FastAPI only describes this function; nobody calls it."""
 
     parameters = []
     for part in route.path.split("/"):

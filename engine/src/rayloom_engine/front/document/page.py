@@ -1,4 +1,4 @@
-"""The page /docs: the OpenAPI document as HTML, made on the server. It loads no script, font or style from anywhere."""
+"""The page /docs: the OpenAPI document as HTML, made on the server. The page loads no script, font or style."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
         "`Retry-After` seconds.",
     }
 )
-OF_ALL = frozenset((400, 408, 431, 500, 503))  # the connection itself can answer most of these, whatever the path
+# statuses of every path: BoundedProtocol can answer most of them before a route is chosen
+OF_ALL = frozenset((400, 408, 431, 500, 503))
 OF_BODIES = frozenset((413, 415))
-OF_MODEL_REQUESTS = OF_BODIES | {404}  # the body names a model
+OF_MODEL_REQUESTS = OF_BODIES | {404}  # statuses of paths whose body names a model
 OF_GENERATION = OF_MODEL_REQUESTS | {422, 429}

@@ -13,11 +13,11 @@ from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 
 
 def with_contexts(text: ModelText, stored: int, pool: EnginePool) -> ModelText:
-    """Returns `text` with the context lengths of the engines that have its model; `text` itself if they are the same.
+    """Returns `text` with the context lengths of the engines that have its model; `text` itself if nothing changes.
 
-    The longest one decides which prompts are too long. Engines that are lost for a moment count for it, because a
-    request that only they can take may wait for them. The others decide the default length of answers. `stored`: the
-    length that came with the text, for engines that have not been connected yet.
+    The longest context decides which prompts are too long. It may be that of an engine that is lost for a moment,
+    because requests can wait for that engine. The contexts of connected engines decide the default length of answers.
+    `stored`: the length that came with the text, for engines that have not been connected yet.
     """
     links = [link for link in pool.links.values() if not link.is_leaving]
     known = [length for link in links if (length := _length(link, text.model.fingerprint)) is not None]

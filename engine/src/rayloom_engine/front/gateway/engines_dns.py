@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from rayloom_engine.common.rare_lines import OncePerProblem
 
-LOOKUP_S = 1.0  # between the end of a lookup and the next one
+LOOKUP_S = 1.0  # seconds between the end of a lookup and the next lookup
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]  # host and port -> addresses; raises OSError or UnicodeError
 
@@ -37,7 +37,7 @@ def engines_after(known: Mapping[str, str], addresses: Iterable[str], port: int)
 
 
 class EnginesDns:
-    """The engines at the addresses of a name."""
+    """The engines at the addresses of a DNS name."""
 
     def __init__(self, place: str, resolve: Resolve = resolve, lookup_s: float = LOOKUP_S) -> None:
         """`place`: HOST:PORT of all engines. `lookup_s`: seconds between two lookups."""

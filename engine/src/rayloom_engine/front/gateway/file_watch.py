@@ -50,7 +50,9 @@ class FileWatch(Generic[Content]):
                 continue
             try:
                 on_change(self._parse(self._path))
-                self._stamp = stamp  # only now, and as it was before the file was read
+                # The modification time from before the read is stored after the success, so a change during the read is
+                # noticed.
+                self._stamp = stamp
             except ConfigError as error:
                 if logged != (stamp, str(error)):
                     logger.error("%s: %s", self._consequence, error)

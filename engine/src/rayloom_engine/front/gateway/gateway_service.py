@@ -1,4 +1,4 @@
-"""GatewayService: the state of a gateway. Its tokenizer comes from an engine, or from the cache while there is none."""
+"""GatewayService: the state of a gateway. Its tokenizer comes from an engine, or without an engine from the cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GatewayService(Service):
         api_url: str,
         tokenizers: SharedTokenizers | None = None,
     ) -> None:
-        """`tokenizers`: those of all models of this process. None: this model is the only one."""
+        """`tokenizers`: the tokenizers of all models of this process; None if it serves this model alone."""
         rules = PoolRules(
             is_gateway=True,
             hold_s=config.gateway.hold_seconds,
@@ -55,7 +55,7 @@ class GatewayService(Service):
         self._tokenizers = tokenizers or SharedTokenizers()
         self._fetch = TextFetch()
         self._changing: asyncio.Task[None] | None = None  # the task that loads another text
-        self._failed: set[str] = set()  # engines whose text could not be used; others are asked first
+        self._failed: set[str] = set()  # engines whose text could not be used; all other engines are asked first
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # context length of the model that came with the text
@@ -64,7 +64,7 @@ class GatewayService(Service):
     def continue_text(self, before: GatewayService) -> None:
         """Uses the text of `before`, the service of the same model with other settings, so it is ready at once.
 
-        Call it before `run`. Without a text that can be used, this service loads one as any other.
+        Call it before `run`. If `before` has no text that can be used, this service loads its text as after a start.
         """
         text, files = before.text, before.files
         if text is None or files is None:
@@ -76,7 +76,7 @@ class GatewayService(Service):
             return
         self.client.pool.model = before.client.pool.model
         self._text_hash = before._text_hash
-        self._stored_context = text.model.max_model_len  # until the engines are connected here as well
+        self._stored_context = text.model.max_model_len  # used until this service is connected to the engines
         self.text = ModelText.of(text.model, files)
         self._use_files(files)
 
@@ -92,7 +92,7 @@ class GatewayService(Service):
                 self._changing.cancel()
 
     def state(self) -> tuple[State, str]:
-        """Returns state and reason. A silent engine sends no event, so this looks at the age of its last status."""
+        """Returns state and reason. Checks the age of the last statuses, because a silent engine causes no event."""
         self.lifecycle.is_core_serving = self.client.is_core_serving
         return self.lifecycle.state
 
@@ -159,14 +159,14 @@ class GatewayService(Service):
         except ModelError as error:
             self._failed.add(link.name)
             self._report(f"cannot take the tokenizer from {link.name}: {error}")
-        except Exception:  # nobody awaits this task; the next status begins it again
+        except Exception:  # Nobody awaits this task. The next status starts another one.
             self._failed.add(link.name)
             logger.exception("cannot take the tokenizer from %s", link.name)
         finally:
             self._changing = None
 
     async def _load(self, model: ServedModel) -> bool:
-        """Makes a stored text the one in use. Returns False if it cannot be used."""
+        """Loads a stored text and uses it from now on. Returns False if the text cannot be used."""
         try:
             files = await TextFiles.load(Path(model.path), self.config, self._tokenizers.load)
         except (ModelError, OSError) as error:

@@ -33,7 +33,8 @@ _FOLDER = re.compile(r"[0-9a-f]{64}(-[0-9]+)?")
 
 def text_hash(model: ServedModel) -> str:
     """Returns the name of a model's text in the cache: a hash of its files and of the front's `ServedModel`."""
-    neutral = msgspec.structs.replace(model, path="")  # the folder is another one in each pod
+    # the hash leaves out the path of the folder, which differs between pods
+    neutral = msgspec.structs.replace(model, path="")
     return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()
 
 
@@ -50,7 +51,7 @@ class TextCache:
             raise ConfigError(f"cache_dir: cannot write {folder}: {error.strerror}") from error
 
     def last(self) -> ServedModel | None:
-        """Returns the model that the service used last, with its folder here as `path`; None if there is none.
+        """Returns the model that the service used last, with its folder in this cache as `path`; None if there is none.
 
         A text whose files are damaged does not count.
         """
@@ -61,7 +62,7 @@ class TextCache:
         return self._load(name) if _FOLDER.fullmatch(name) else None
 
     def find(self, model: ServedModel) -> ServedModel | None:
-        """Returns `model` with its folder here as `path`; None if its files must be fetched."""
+        """Returns `model` with its folder in this cache as `path`; None if its files must be fetched."""
         for name in _names(model):
             if not (self._texts / name).exists():
                 return None
@@ -71,7 +72,7 @@ class TextCache:
         return None
 
     def store(self, model: ServedModel, contents: Mapping[str, bytes]) -> ServedModel:
-        """Stores the files of a model (hash -> content), and returns the model with its folder here.
+        """Stores the files of a model (hash -> content), and returns the model with its folder in this cache as `path`.
 
         Raises ModelError if a content does not have its hash, or the folder cannot be written.
         """
@@ -91,7 +92,8 @@ class TextCache:
             raise ModelError(f"cannot write the tokenizer into {self._texts}: {error}") from error
 
     def use(self, model: ServedModel) -> None:
-        """Records that the service uses `model` from now on. If the disk is full, only the next start lacks a text."""
+        """Records that the service uses `model` from now on. On a full disk nothing is recorded: only the next start is
+        slower."""
         with contextlib.suppress(OSError):
             # Not a name made of the process id: gateways in several containers may have the same one.
             descriptor, part = tempfile.mkstemp(prefix="part-", dir=self._last.parent)
@@ -103,7 +105,7 @@ class TextCache:
                 Path(part).unlink(missing_ok=True)
 
     def _keep(self, part: Path, model: ServedModel) -> ServedModel:
-        """Makes the complete folder `part` the model's, unless another gateway has just stored it. Raises OSError."""
+        """Renames the complete folder `part` to the model's folder, unless another gateway did so. Raises OSError."""
         for name in _names(model):
             try:
                 os.rename(part, self._texts / name)  # fails if there is a folder with files
@@ -128,7 +130,7 @@ class TextCache:
 
 
 def _names(model: ServedModel) -> Iterator[str]:
-    """Yields the names of folders for a model's text, without an end: the later ones are used if others are damaged."""
+    """Yields the names of folders for a model's text, for ever: each is used if all folders before it are damaged."""
     name = text_hash(model)
     yield name
     for number in itertools.count(1):

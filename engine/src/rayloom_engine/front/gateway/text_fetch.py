@@ -1,4 +1,4 @@
-"""Fetches text files from an engine, part by part, over the connection on which the tokens come."""
+"""Fetches text files from an engine, part by part, over the connection that also carries the tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The sequences of one HTTP request, from admission to the last delta. Independent of the API that received it."""
+"""The sequences of one HTTP request, from admission to the last delta. No module here depends on the request's API."""

@@ -12,9 +12,11 @@ from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
-MAX_PROMPT_LOGPROBS = 6_000_000  # in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
-MAX_LOGPROBS = MAX_PROMPT_LOGPROBS  # limit for the answer's own tokens, if they have many alternatives
-FEW_ALTERNATIVES = 20  # OpenAI's limit, with which an answer may have any length
+# limit of log-probabilities in an answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
+MAX_PROMPT_LOGPROBS = 6_000_000
+# limit of log-probabilities of an answer's own tokens, if each has more than FEW_ALTERNATIVES
+MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
+FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives, up to which an answer may have any length
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
@@ -33,7 +35,7 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
     """Raises QueueFull when too many sequences wait: in an engine for their first token, in a gateway for an engine.
 
     The core checks its own queue too. This check does not need the core, so it also works while the core restarts. A
-    gateway's engines have queues of their own, so it has one only while none of them takes sequences.
+    gateway has a queue only while no engine takes sequences, because engines have queues of their own.
     """
     is_gateway = client.rules.is_gateway
     if is_gateway and client.is_core_serving:
@@ -45,7 +47,8 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
     if num_waiting + num_choices > config.max_queued_requests + num_slots:
         raise QueueFull(f"the queue is full: {num_waiting} sequences wait for {what}; try again soon", 1)
     num_own = num_waiting_of(tenant)
-    num_others = num_choices - 1  # `has_room` checks one choice, so check the last one, as if the others were queued
+    # `has_room` checks a single choice. So the last choice is checked, as if the others were queued already.
+    num_others = num_choices - 1
     if tenant and not has_room(num_own + num_others, num_waiting + num_others, num_slots, config.max_queued_requests):
         raise QueueFull(
             f"{num_own} sequences of this API key wait for {what}, and the queue's other places are "

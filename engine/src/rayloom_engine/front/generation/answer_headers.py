@@ -1,4 +1,4 @@
-"""Headers and comments that tell a client what happened to its answer before it began."""
+"""Headers and comments with which an answer reports a change of engines and the wait for an engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from rayloom_engine.front.generation.generation import Generation
 
 
 def answer_headers(generation: Generation) -> dict[str, str]:
-    """Returns headers of an answer that is not sure to be the one of a single engine, or that waited for an engine.
+    """Returns headers for an answer that engines with different rounding computed, or that waited for an engine.
 
-    A stream has the first only if the engine changed before the stream began; later changes are in `warnings`. Its
-    headers may be sent while it still waits; `cold_start_comment` then tells the whole time.
+    A stream has X-Rayloom-Continuation only if the engine changed before the stream began; later changes are in
+    `warnings`. If a stream's headers are sent before its wait is over, X-Rayloom-Cold-Start is too short;
+    `cold_start_comment` then gives the whole time.
     """
     headers = {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}
     if held_s := generation.held_s():

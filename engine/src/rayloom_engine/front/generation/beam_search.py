@@ -63,7 +63,7 @@ class BeamSearch(Generation):
     """A search for the best answers to each prompt, from `search` until `close`."""
 
     def __init__(self, service: Service, text: ModelText, **settings: Any) -> None:
-        """Use `search` instead. `settings`: those of Generation."""
+        """Use `search` instead. `settings`: the arguments of Generation."""
         super().__init__(service, **settings)
         self._text = text
         self._arrival = time.time()
@@ -136,7 +136,7 @@ class BeamSearch(Generation):
         for number, search in enumerate(self._searches):
             for choice, beam in enumerate(search.answers()):
                 yield [self._delta_of(number * self.params.n + choice, beam, self.prompts[number])]
-                await asyncio.sleep(0)  # let other requests run before the next answer is decoded, in 3 ms
+                await asyncio.sleep(0)  # Lets other requests run before the next answer is decoded, which takes 3 ms.
                 if self.is_client_gone:
                     raise ClientGone()
 
@@ -156,7 +156,8 @@ class BeamSearch(Generation):
         )
 
     async def _begin_step(self) -> dict[int, TokenLogprobs | None]:
-        """Submits a sequence for each live beam of the open searches. Returns a dict for the results, by lane."""
+        """Submits a sequence for each live beam of the open searches. Returns the dict that will get the results, by
+        lane."""
         prompts = [
             (*prompt, *beam.token_ids)
             for prompt, search in zip(self.prompts, self._searches, strict=True)
@@ -205,7 +206,8 @@ class BeamSearch(Generation):
                 num_live = len(search.live)
                 search.advance(found[position : position + num_live])
                 position += num_live
-                await asyncio.sleep(0)  # a wide step takes 0.05 s: let other requests run before the next one
+                # Lets other requests run before the next search's step: a wide step takes 0.05 s.
+                await asyncio.sleep(0)
 
     def _delta_of(self, index: int, beam: Beam, prompt: tuple[int, ...]) -> ChoiceDelta:
         decoder = OutputDecoder(

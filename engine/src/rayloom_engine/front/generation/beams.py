@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.core.step import TokenLogprobs
 
-# A continuation of a live beam by a token: (its log-probability, index of the beam, index of the token in the entry)
+# A continuation of a live beam by a token: (log-probability of all its tokens, index of the beam, index of the token in
+# the beam's entry)
 _Step = tuple[float, int, int]
 
 
@@ -38,7 +39,7 @@ class Beam:
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # sum over the tokens
-    entries: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the tokens, if the request wants them
+    entries: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the tokens, if the request asks for them
     stop_id: int | None = None  # the last token, if it ended the answer
 
 
@@ -84,7 +85,8 @@ class PromptSearch:
 
     def _continued(self, steps: list[_Step], entries: Sequence[TokenLogprobs]) -> list[Beam]:
         """Returns the most likely `width` continuations of the live beams."""
-        steps.sort(key=lambda step: -step[0])  # stable: equal ones keep the order of their beams
+        # The sort is stable: equally likely continuations keep the order of their beams.
+        steps.sort(key=lambda step: -step[0])
         longer = []
         for logprob, place, rank in steps[: self.settings.width]:
             beam = self.live[place]
@@ -114,8 +116,8 @@ class PromptSearch:
         return max(1, self.prompt_len + len(beam.token_ids) - (beam.stop_id is not None))
 
     def _best_possible(self) -> float:
-        """Returns a score that no continuation of a live beam can exceed: its further tokens would cost nothing."""
-        first = self.live[0]  # the most likely live beam; all live beams are equally long
+        """Returns an upper bound for the scores of continued live beams: as if further tokens had probability 1."""
+        first = self.live[0]  # the sum of the most likely live beam; all live beams are equally long
         return first.logprob / max(
             self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)
         )

@@ -27,7 +27,8 @@ class ChoiceReader:
         has_reasoning: bool = True,
         has_named_call: bool = False,
     ) -> None:
-        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to call."""
+        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to be
+        called."""
         self._parser = parser
         self._has_reasoning = has_reasoning
         self._has_named_call = has_named_call
@@ -46,12 +47,12 @@ class ChoiceReader:
 
     @property
     def plain_kind(self) -> PlainKind | None:
-        """The kind of the parts that text without a tag becomes now, for `reads`; None if `add` must read it."""
+        """The kind of part that text without a tag becomes now, for `reads`; None if only `add` can read such text."""
         kind = self._parser.plain_kind
         return None if kind is Reasoning and not self._has_reasoning else kind
 
     def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
-        """Reads text of a choice that goes on, and returns True, if `add` would return it unchanged as its one part.
+        """Reads text of an unfinished choice if `add` would return this text as its only part. Then returns True.
 
         `kind`: the kind of this part. Otherwise returns False, without any effect.
         """
@@ -63,11 +64,11 @@ class ChoiceReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Number of the choice's tokens so far that belong to its reasoning, with its tags."""
+        """Number of the choice's tokens so far that belong to its reasoning, including the tags."""
         return self._counter.num_tokens
 
     def finish_reason(self, finish_reason: str | None) -> str | None:
-        """Returns OpenAI's finish reason for the sequence's own: "tool_calls" after calls that the model chose."""
+        """Converts the sequence's finish reason to OpenAI's: "tool_calls" after calls that the model chose."""
         if finish_reason == "stop" and self._parser.num_tool_calls and not self._has_named_call:
             return "tool_calls"
         return finish_reason

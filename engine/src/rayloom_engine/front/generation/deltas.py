@@ -16,7 +16,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: TextDelta
     is_first: bool
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # only in the first delta; the prompt's first token has none
+    # set only in the first delta; the prompt's first token has no entry
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class ChoiceResult:
 
     @property
     def whole_text(self) -> TextDelta:
-        """The choice as if all of it had come in one delta, without log-probabilities."""
+        """Returns the whole choice as a single delta, without log-probabilities."""
         return TextDelta(
             text=self.text,
             token_ids=tuple(self.token_ids),

@@ -30,8 +30,8 @@ from rayloom_engine.text.bad_words import bad_word_ids
 from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
 from rayloom_engine.text.stop_strings import StopAutomaton
 
-LANES_AT_ONCE = 64  # sequences made or submitted (in 1 ms) before other requests get a turn on the event loop
-OUTPUTS_AT_ONCE = 64  # decoded and written (in 1 ms) in one callback; tokens that waited for a slow client are more
+LANES_AT_ONCE = 64  # sequences created or submitted (in 1 ms) before other requests get a turn
+OUTPUTS_AT_ONCE = 64  # the most outputs that a callback decodes and writes, in 1 ms
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
 
@@ -68,7 +68,7 @@ class Generation:
         self._lanes: list[Lane] = []
         self._unfinished: set[int] = set()
         self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
-        self.sink: DeltaSink | None = None  # gets small deltas instead of the reader of `deltas`
+        self.sink: DeltaSink | None = None  # gets small deltas, which `deltas` then does not yield
         self._is_submitted = False
 
     @classmethod
@@ -91,7 +91,7 @@ class Generation:
         num_choices = generation.num_choices
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)
-        service.lifecycle.enter()  # before the form is checked: a drain waits for this request, too
+        service.lifecycle.enter()  # before the form's check, so that a drain waits for it
         try:
             form = params.structured_outputs
             if form is not None:
@@ -103,7 +103,7 @@ class Generation:
             await generation.submit([lane.sequence for lane in generation._lanes])
             generation.observe_start(generation._lanes[0].sequence.params.max_tokens)
         except BaseException:
-            generation.close()  # the handler cannot close it, as it gets no object
+            generation.close()  # the handler has no Generation yet, and so cannot close it
             raise
         return generation
 
@@ -121,7 +121,7 @@ class Generation:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The sentences that the client must know about the answer."""
+        """Sentences for the client: parts of the form that are not enforced, and engines that differ by rounding."""
         return (*self._form_warnings, ROUNDED) if self.is_rounded else self._form_warnings
 
     def held_s(self) -> float:
@@ -195,7 +195,7 @@ class Generation:
         self._metrics.observe_failure(error)
 
     def close(self) -> None:
-        """Aborts unfinished sequences. Safe to call again."""
+        """Aborts unfinished sequences. May be called several times."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -291,17 +291,17 @@ class Generation:
         self._service.client.submit(part)
         if is_accepted:
             for sequence in part:
-                sequence.is_accepted = True  # before the core can refuse it
+                sequence.is_accepted = True  # set before the core's refusal can arrive
 
     def _feed_sink(self, items: Items) -> bool:
-        """Decodes outputs for the sink. Returns False, without any effect, if it cannot take them in a callback.
+        """Decodes outputs for the sink. Returns False, without any effect, if the sink cannot take them in a callback.
 
         The first delta of a choice and log-probabilities may be long; these are encoded in parts.
         """
         assert self.sink is not None
         if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
             return False
-        if len(items) == 1 and self._feed_text(self.sink, *items[0]):  # as almost always
+        if len(items) == 1 and self._feed_text(self.sink, *items[0]):  # the usual case
             return True
         if not all(self._lanes[index].has_begun for index, _ in items):
             return False
@@ -313,12 +313,12 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice. False, without any effect, if `_decode` must do it."""
+        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if it cannot."""
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False
         if lane.sequence.place.is_rounded and not self.is_rounded:
-            return False  # the event has a new warning
+            return False  # the event needs a new warning
         text = lane.decoder.simple_text(output.token_ids)
         if text is None:
             return False
@@ -334,7 +334,7 @@ class Generation:
     def _decode(self, items: Items) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
         now_s = time.monotonic()
-        if len(items) == 1 and self.params.prompt_logprobs is None:  # as almost always in a stream
+        if len(items) == 1 and self.params.prompt_logprobs is None:  # the usual case in a stream
             index, output = items[0]
             return [self._delta(index, [output], now_s)] if index in self._unfinished else []
         by_lane, self._early = self._early, {}
@@ -388,7 +388,7 @@ class Generation:
             lane.observe(self._metrics, num_tokens, now_s, self._started_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            # The core knows no stop strings and may continue.
+            # The core knows no stop strings, so it may continue the sequence.
             self._service.client.abort(lane.sequence.sequence_id, is_complete=True)
             self._metrics.success.add(1, finished_reason=delta.finish_reason)
             self._metrics.request_output_tokens.observe(lane.decoder.num_tokens)

@@ -19,12 +19,12 @@ class Lane:
     sequence: ClientSequence
     decoder: OutputDecoder
     made_s: float = field(default_factory=time.monotonic)  # time just before the sequence is submitted
-    queue_s: float = 0.0  # seconds that the core let the sequence wait
+    queue_s: float = 0.0  # seconds for which the sequence waited in the core's queue
     num_preemptions: int = 0
     first_output_s: float | None = None
     last_output_s: float | None = None
     has_begun: bool = False  # an output has arrived
-    events: EventsOfText | None = None  # once deltas go to a sink, while its events for this lane have text alone
+    events: EventsOfText | None = None  # writes this lane's events to a sink; None if events have more than text
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # set only for a prompt's first choice
 
     def decode(self, outputs: Sequence[SequenceOutput]) -> TextDelta:
@@ -32,7 +32,7 @@ class Lane:
         self.has_begun = True
         last = outputs[-1]
         self.num_preemptions = max(self.num_preemptions, last.num_preemptions)
-        if len(outputs) == 1:  # as almost always
+        if len(outputs) == 1:  # the usual case
             return self.decoder.add(last.token_ids, last.logprobs, last.finish_reason, last.stop_token_id)
         return self.decoder.add(
             [token_id for output in outputs for token_id in output.token_ids],
@@ -42,7 +42,7 @@ class Lane:
         )
 
     def observe(self, metrics: Metrics, num_tokens: int, now_s: float, started_s: float) -> None:
-        """Counts new tokens, at least one, and the time since the last ones or since the start of the request."""
+        """Counts new tokens (at least one), and the time since the tokens before or since the start of the request."""
         metrics.generation_tokens.count(num_tokens)
         if self.last_output_s is None:
             self.first_output_s = now_s

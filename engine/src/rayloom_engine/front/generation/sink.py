@@ -11,14 +11,15 @@ class EventsOfText(Protocol):
     """Writes the events of one choice, as long as they have nothing but text."""
 
     def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
-        """Returns the event for new text of a choice that goes on.
+        """Returns the event for new text of an unfinished choice.
 
-        None, without any effect, if it needs another event or several ones: a delta must be written.
+        Returns None, without any effect, if the text needs another kind of event or several events. The caller then
+        writes a delta.
         """
 
 
 class DeltaSink(Protocol):
-    """Its methods are called in a callback of the event loop."""
+    """Takes deltas. Its methods are called in a callback of the event loop."""
 
     def is_open(self) -> bool:
         """False if deltas must wait now, because the client reads too slowly or is gone."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from rayloom_engine.errors import ConfigError
 
 KEYS_VARIABLE = "RAYLOOM_API_KEYS"
-POLL_S = 2.0  # time until a change of the file is noticed; the kubelet itself takes a minute or two to update it
+POLL_S = 2.0  # seconds between two reads of the file; the kubelet itself takes a minute or two to update the file
 MAX_FILE_BYTES = 1024 * 1024
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     def num_keys_beside(self, _key: bytes) -> int:
-        """Returns `num_keys`: a request comes in only with one of the keys, or there are none."""
+        """Returns `num_keys`: a request passes only with one of the keys, unless there are none."""
         return self.num_keys
 
     async def watch(self, poll_s: float = POLL_S) -> None:
@@ -134,5 +134,5 @@ def _read(path: Path) -> bytes:
 
 
 def _bytes(key: str) -> bytes:
-    # If a key from the environment is not UTF-8, Python represents the wrong bytes as surrogates.
+    # If a key from the environment is not UTF-8, Python represents its invalid bytes as surrogates.
     return key.encode("utf-8", "surrogateescape")

@@ -19,10 +19,10 @@ MAX_DEPTH = 64  # the API's own fields nest only a few levels deep
 # Limits on the parts of a body. A body that reaches all limits takes 50 ms to decode; 8 MiB of brackets would take 1 s.
 MAX_FIELDS = 1024
 MAX_CONTAINERS = 2**16
-MAX_STRINGS = 2**16  # including keys
-MAX_VALUES = 2**20 + 2**17  # the token ids of the longest /detokenize request, with some margin
-THREAD_ABOVE_BYTES = 256 * 1024  # larger bodies are parsed in a thread, so that streams do not stall
-MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # limit of all requests' bodies together, see BodyBudget
+MAX_STRINGS = 2**16  # number of strings, keys included
+MAX_VALUES = 2**20 + 2**17  # items: the token ids of the longest /detokenize request, with some margin
+THREAD_ABOVE_BYTES = 256 * 1024  # bytes; larger bodies are parsed in a thread, so that streams do not stall
+MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # bytes of all requests' bodies together, see BodyBudget
 
 Parsed = TypeVar("Parsed")
 
@@ -46,13 +46,13 @@ async def parsed(body: bytes, tenant: str, parse: Callable[[bytes], Parsed]) -> 
     """Returns the result of `parse`. A large body is parsed in a thread, in the tenant's turn."""
     if len(body) <= THREAD_ABOVE_BYTES:
         return parse(body)
-    # Parse one large body at a time: two at once would only take longer.
+    # One large body is parsed at a time: two threads would share the interpreter's lock.
     async with _PARSER_TURNS.turn(tenant):
         return await asyncio.to_thread(parse, body)
 
 
 async def hold_body(request: Request, max_bytes: int) -> HeldBody:
-    """Returns a request's body as it is, which counts in the budget until it is taken or dropped.
+    """Returns a request's undecoded body, which counts in the budget until it is taken or dropped.
 
     Raises as `read_json` does, except for the faults of its JSON.
     """

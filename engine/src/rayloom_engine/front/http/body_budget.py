@@ -90,7 +90,7 @@ class HeldBody:
         self._share = share
 
     def take(self) -> bytes:
-        """Returns the body. From now on the caller counts it."""
+        """Returns the body. From now on the caller counts its bytes."""
         data = self.data
         self.drop()
         return data

@@ -9,7 +9,8 @@ from typing import Protocol
 
 MAX_CONNECTIONS = 4096  # far more than the engine can queue; each connection may hold 64 KiB of unfinished headers
 ADMIN_CONNECTIONS = 64
-OWN_FILES = 64  # files of the process itself: the core's socket, logs, the model's files, files of libraries
+# number of files that the process itself opens: the core's socket, logs, the model's files, files of libraries
+OWN_FILES = 64
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class ConnectionTable:
             self.waits(connection)
 
     def closed(self, connection: Connection) -> None:
-        """Removes a connection. Safe to call again."""
+        """Removes a connection. May be called several times."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 

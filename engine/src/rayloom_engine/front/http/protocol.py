@@ -23,10 +23,11 @@ from rayloom_engine.front.http.connections import ConnectionTable
 from rayloom_engine.front.http.direct_body import offer
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
-PIECE_BYTES = 16 * 1024  # the parser gets no more at once, so headers exceed their limit by at most this many bytes
-LINGER_S = 1.0  # time in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
+# the most bytes that the parser gets at once, so headers exceed their limit by at most this number
+PIECE_BYTES = 16 * 1024
+LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-LATE_S = 1.0  # a timer that fires late by more than this was delayed by a blocked event loop
+LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,9 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # until the last header, counted from the connection's start or a later request's first byte
+    head_s: float = 10.0  # seconds until the last header, from the connection's start or a later request's first byte
     body_s: float = 30.0  # time for the next part of a body; for the whole body: this + its size / body_bytes_per_s
-    body_bytes_per_s: float = 256 * 1024  # so a body of 8 MiB may take 62 s
+    body_bytes_per_s: float = 256 * 1024  # with this rate, a body of 8 MiB may take 62 s
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -121,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_events += 1
         self._head_bytes = self._head_fields = 0
-        if self._phase != "open":  # for the first request the time counts from the start of the connection
+        if self._phase != "open":  # the time of the first request counts from the start of the connection
             self._expect_by(self._limits.head_s)
         self._phase = "head"
 
@@ -146,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
-        if not self.cycle.response_complete:  # if the body was refused, its rest gets no more time
+        if not self.cycle.response_complete:  # the rest of a refused body gets no more time
             now = self.loop.time()
             self._body_due += len(body) / self._limits.body_bytes_per_s
             self._expect_by(min(self._limits.body_s, self._body_due - now))
@@ -209,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            self._deadline = now + min(LATE_S, seconds)  # read first what has arrived while the loop was blocked
+            self._deadline = now + min(LATE_S, seconds)  # bytes that arrived while the loop was blocked are read first
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)
@@ -223,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _time_out(self, seconds: float) -> None:
         if self._phase in ("open", "idle"):
-            self.transport.close()  # no request was begun
+            self.transport.close()  # no request has begun
             return
         slow = f"headers were not complete within {seconds:g} s"
         if self._phase == "body":
@@ -239,7 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal = refusal
         cycle = self.cycle
         is_owed = cycle is not None and not cycle.response_complete
-        if is_owed and self._phase == "body":  # the application, or its queue, already has the refused request
+        # the application, or uvicorn's queue of pipelined requests, already has the refused request
+        if is_owed and self._phase == "body":
             if self.pipeline and self.pipeline[0][0] is cycle:
                 self.pipeline.popleft()
             elif cycle.response_started:

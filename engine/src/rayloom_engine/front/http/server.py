@@ -80,7 +80,7 @@ def _keep_lines_rare() -> None:
 
 
 def _raised_file_limit() -> int:
-    """Raises the limit of open files to what the front needs, if the hard limit allows it. Returns the limit.
+    """Raises the limit of open files to the front's need, if the hard limit allows it. Returns the limit.
 
     Shells often set 1,024, far below the hard limit.
     """

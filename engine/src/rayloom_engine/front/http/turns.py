@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 class Turns:
     """A lock that goes from tenant to tenant, and within a tenant in order of arrival. For one event loop.
 
-    However many waiters other tenants have, a tenant's first waiter waits for the current holder and for at most one
-    waiter of each other tenant.
+    A tenant's first waiter waits for the current holder and for at most one waiter of each other tenant, even if those
+    have many waiters.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """AnswerBook: decides which answers are kept for repeated requests, and for how long. Pure: the caller passes the time.
 
-An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
-released when this time is over, when the kept answers take too much memory, or when running answers without a reader
-take too much of the engine. A released answer cannot be found any more; without a reader, its computation must end.
+An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. Three
+things release an answer: the end of that time, too much memory for all kept answers, and too many sequences or tokens
+for answers without a reader. A repeat does not find a released answer. If a released answer has no reader, its
+computation must end.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ class KeyReused(Exception):
 class KeepLimits:
     """Bounds of all kept answers together."""
 
-    seconds: float = 30.0  # for which an answer is kept after its last reader left or its computation ended
-    # The same for an answer by X-Request-Id while it is computed. Proxies add this header to every request, so the
-    # clients of most of these answers will send no repeat.
+    seconds: float = 30.0  # seconds for which an answer is kept after its last reader left or its computation ended
+    # The same for an answer with an X-Request-Id that is still computed. Proxies add this header to every request, so
+    # most of these clients send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
-    max_detached_choices: int = 16  # sequences that are computed though nobody reads their answer
-    max_detached_tokens: int = 65536  # tokens of prompts and answers of these sequences
+    max_detached_choices: int = 16  # the most sequences that are computed though nobody reads their answer
+    max_detached_tokens: int = 65536  # the most tokens of prompts and answers of these sequences
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry(Generic[A]):
-    """A kept answer, as the book sees it."""
+    """A kept answer with the figures from which the book decides when to release it."""
 
     key: Hashable
     digest: bytes  # hash of the request's body
@@ -108,7 +109,7 @@ class AnswerBook(Generic[A]):
         entry.idle_since_s = None
 
     def leave(self, entry: Entry[A], now_s: float, *, is_whole: bool) -> list[Entry[A]]:
-        """Counts a reader less. `is_whole`: the whole answer was sent to this reader."""
+        """Removes a reader. `is_whole`: the whole answer was sent to this reader."""
         entry.num_readers -= 1
         if entry.num_readers or not entry.is_kept:
             return []
@@ -126,7 +127,7 @@ class AnswerBook(Generic[A]):
         return self._beyond_limits() if self.num_bytes > self.limits.max_bytes else []
 
     def end(self, entry: Entry[A], now_s: float, *, is_good: bool) -> list[Entry[A]]:
-        """Records the end of the computation. Only a good answer is kept; a repeat of another one is computed again."""
+        """Records the end of the computation. Releases an answer that is not good: a repeat is computed again."""
         entry.is_running = False
         if not is_good and entry.is_kept:
             return self.release([entry])
@@ -135,7 +136,7 @@ class AnswerBook(Generic[A]):
         return []
 
     def expire(self, now_s: float) -> list[Entry[A]]:
-        """Releases entries that are too old. Call it regularly: it also compares the tokens with their limit."""
+        """Releases entries that are too old, or whose tokens exceed the limit. Call it regularly."""
         due = [
             entry
             for entry in self._entries.values()
@@ -163,8 +164,8 @@ class AnswerBook(Generic[A]):
             released += self.release([min(self._entries.values(), key=_worth)])
         detached = self.detached()
         while self._takes_too_much(detached):
-            # The key with the most choices loses its oldest answer, so a crowd of one key's broken connections costs
-            # no other key a repeat.
+            # The API key with the most choices loses its oldest answer. So many broken connections of one key cost no
+            # other key its answers.
             num_choices: Counter[str] = Counter()
             for entry in detached:
                 num_choices[entry.tenant] += entry.num_choices
@@ -182,5 +183,5 @@ class AnswerBook(Generic[A]):
 
 
 def _worth(entry: Entry[A]) -> tuple[bool, bool, float]:
-    """Orders entries by what a release costs: first those that wait for a repeat, the oldest first, then others."""
+    """Sort key of releases: first entries without a reader, of these complete ones, of these the longest idle one."""
     return entry.num_readers > 0, entry.is_running, entry.idle_since_s or 0.0

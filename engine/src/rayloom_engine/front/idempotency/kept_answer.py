@@ -1,4 +1,4 @@
-"""KeptAnswer: an answer that is computed in a task of its own, with all its bytes so far, for any number of readers."""
+"""KeptAnswer: an answer that a task of its own computes, and its bytes so far, which any number of readers read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from rayloom_engine.front.http.body_budget import HeldBody
 
-MOST_UNREAD_BYTES = 256 * 1024  # of an answer that is not kept; at this limit its computation waits for readers
+MOST_UNREAD_BYTES = 256 * 1024  # if an answer is not kept, its computation waits for readers at this number of bytes
 
 
 class Computation(Protocol):
@@ -29,7 +29,7 @@ class Computation(Protocol):
 class KeptAnswer:
     """The client of the request's handler: `receive` gives the handler the request, `send` takes the answer.
 
-    The connection of this client breaks when the answer is not kept and has no reader. For one event loop.
+    For the handler, this client disconnects as soon as the answer is not kept and has no reader. For one event loop.
     """
 
     def __init__(self, body: HeldBody, on_growth: Callable[[int], None]) -> None:
@@ -47,12 +47,12 @@ class KeptAnswer:
         self._num_dropped = 0
         self._positions: dict[asyncio.Event, int] = {}  # event that wakes a reader -> bytes that this reader has read
         self._abandoned = asyncio.Event()
-        self._read = asyncio.Event()  # set when a reader has read, or the answer was abandoned
+        self._read = asyncio.Event()  # set when a reader has read, or when the answer is neither kept nor read any more
 
     # --- the handler's side ---
 
     async def receive(self) -> Message:
-        """Returns the whole body, then waits until the answer is abandoned."""
+        """Returns the whole body at first. Later calls wait until the answer is neither kept nor read."""
         if self._body is not None:
             body, self._body = self._body, None
             # The handler counts the bytes in the budget before another task can run.
@@ -75,7 +75,7 @@ class KeptAnswer:
             await self._read.wait()
 
     def finish(self, error: Exception | None = None) -> None:
-        """The handler has ended, perhaps with an error. Readers get all bytes before it."""
+        """Records the end of the handler, perhaps by an error. Readers still get all bytes from before the error."""
         if self._body is not None:
             self._body.drop()
         self.error = error
@@ -130,7 +130,7 @@ class KeptAnswer:
         self._num_dropped += num_read
         self._read.set()
         if not self._positions:
-            self._abandoned.set()  # breaks the handler's connection, which ends the computation
+            self._abandoned.set()  # disconnects the handler's client, which ends the computation
 
     def _wake(self) -> None:
         for wake in self._positions:

@@ -60,8 +60,8 @@ class KeptAnswers:
         return len(self._book)
 
     def change(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
-        """Serves a port with these settings from now on. Answers that are kept stay; their readers count where they
-        began.
+        """Serves a port with these settings from now on. Kept answers stay. Present readers count in the lifecycle that
+        they began in.
         """
         self._limits = self._book.limits = limits
         self._max_body_bytes = max_body_bytes
@@ -100,7 +100,8 @@ class KeptAnswers:
         try:
             return await hold_body(request, self._max_body_bytes)
         except Exception as error:
-            self._metrics.observe_failure(error)  # here, because no handler runs that counts its own errors
+            # counted here, because the handler, which counts its own errors, does not run
+            self._metrics.observe_failure(error)
             raise
 
     async def _read(self, request: Request, entry: KeptEntry, *, is_repeat: bool) -> AnswerReader:
@@ -116,7 +117,7 @@ class KeptAnswers:
         finally:
             has_own_id = request.headers.get("x-request-id") == request.state.request_id
             if is_repeat and kept.request_id is not None and not has_own_id:
-                request.state.request_id = kept.request_id  # the first request's, which its body may have named
+                request.state.request_id = kept.request_id  # the id of the first request, which may be from its body
         if is_repeat:
             self._metrics.repeats_answered.add(1)
         return reader
@@ -173,7 +174,7 @@ class KeptAnswers:
         self._timer = None
         detached = self._book.detached()
         if self._lifecycle.drains:
-            self._release(self._book.release(detached))  # a repeat would reach another server
+            self._release(self._book.release(detached))  # during a drain, repeats reach another server
         for entry in detached:
             _measure(entry)
         self._release(self._book.expire(time.monotonic()))
@@ -190,7 +191,8 @@ class KeptAnswers:
 
 
 async def _compute(kept: KeptAnswer, scope: Scope, handler: Handler) -> None:
-    scope = {**scope, "extensions": {}}  # without DirectBody: every part of the answer passes through `kept`
+    # The scope lacks DirectBody, so every part of the answer passes through `kept`.
+    scope = {**scope, "extensions": {}}
     request = Request(scope, kept.receive)
     request.state.on_computation = functools.partial(setattr, kept, "computation")
     try:

@@ -24,7 +24,7 @@ class RequestName:
     text: str
     owner: str  # the owner of the request's API key, as the scheduler names it; empty if the server has no keys
     path: str
-    is_key: bool  # an Idempotency-Key; else an X-Request-Id, which proxies may give to different requests
+    is_key: bool  # True: an Idempotency-Key; False: an X-Request-Id, which proxies may give to several requests
 
     def entry_key(self, digest: bytes) -> Hashable:
         """Returns the key of the kept answer. `digest`: hash of the body.
@@ -51,7 +51,7 @@ class RequestName:
 
 
 def request_name(request: Request) -> RequestName | None:
-    """Returns the Idempotency-Key, else the X-Request-Id, of the client; None if it gave neither.
+    """Returns the client's Idempotency-Key, else its X-Request-Id; None if the request has neither.
 
     Raises ApiError 400 for an Idempotency-Key that cannot be used.
     """

@@ -43,11 +43,11 @@ async def completions(request: Request) -> Response:
             ids = prompt
         kept = tuple(wire.cut_prompt(ids, params, text.model.max_model_len))
         if len(kept) < len(ids):
-            given[number] = ids = kept  # `echo` returns the ids that remain
+            given[number] = ids = kept  # The echo is made after the cut, because it has only the ids that remain.
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)
-        await asyncio.sleep(0)  # a request with a thousand prompts must not block the streams
+        await asyncio.sleep(0)  # lets other requests run: a request may have a thousand prompts
     echoes = []
     for prompt, ids in zip(given, prompts, strict=True) if wire.echo else ():
         if len(ids) > DECODE_IN_THREAD_ABOVE_TOKENS:
@@ -102,7 +102,7 @@ class CompletionAnswer(Answer):
         self._wants_prompt_logprobs = wire.prompt_logprobs is not None
         self._logprobs = LogprobWriter(text.tokenizer, as_ids=wire.names_tokens_by_id(service.config))
         self._streams = bool(wire.stream)
-        # Chunks after the first have nothing but text.
+        # True if chunks after the first have text alone.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
         self._offsets: dict[int, int] = {}  # choice index -> offset of its next token in its text
 

@@ -19,8 +19,10 @@ from rayloom_engine.text.template_sandbox import TemplateTooSlow
 from rayloom_engine.text.tools.tool import ToolUse
 from rayloom_engine.text.tools.written import written_messages
 
-DECODE_IN_THREAD_ABOVE_TOKENS = 1024  # fewer are decoded faster than the hop to a thread and back; a million in 0.1 s
-CPU_S_IN_LOOP = 0.05  # after this CPU time, a rendering on the event loop is stopped and repeated in a thread
+# token ids; fewer are decoded in less time than the change to a thread takes, a million in 0.1 s
+DECODE_IN_THREAD_ABOVE_TOKENS = 1024
+# seconds of CPU time after which a rendering on the event loop is stopped and repeated in a thread
+CPU_S_IN_LOOP = 0.05
 
 
 class TemplateOptions(Protocol):

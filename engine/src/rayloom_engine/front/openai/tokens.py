@@ -53,7 +53,7 @@ def _info(text: ModelText) -> dict[str, Any]:
     left_out = ("vocab_file", "merges_file")
     info = {name: _plain(value) for name, value in text.tokenizer.settings.items() if name not in left_out}
     info["tokenizer_class"] = str(info.get("tokenizer_class") or "PreTrainedTokenizerFast")
-    # Files write "no limit" as 1e30. The model's own limit says more.
+    # Files express "no limit" as 1e30. The model's own limit is more useful.
     info["model_max_length"] = text.model.max_model_len
     if text.template is not None:
         info["chat_template"] = text.template.source

@@ -1,4 +1,4 @@
-"""The sequences of gateways in a drain: they are in the core, and the engine's own front never had their requests."""
+"""The sequences of gateways in a drain. They are in the core, and this front does not know their requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-# Gateways learn of a drain from the core. Sequences that they sent before that have arrived after this time.
+# Gateways learn of a drain from the core. This many seconds after the drain's start, all sequences that they sent
+# before they learned of it have arrived.
 SETTLED_S = 0.2
 _CHECK_S = 0.05
 

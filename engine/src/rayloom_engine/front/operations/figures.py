@@ -1,7 +1,7 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
-prometheus_client's own classes take a lock for each value, and cannot observe one value several times at once. Every
-token would pay for both. So these classes count, and prometheus_client only writes the text (metrics.py).
+prometheus_client's own classes take a lock for each value, and cannot observe one value several times in one call. Both
+would cost time for every token. So these classes count, and prometheus_client only writes the text (metrics.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Histogram(Family):
     def add_counts(self, counts: Sequence[int], total: float) -> None:
         """Adds observations that were counted elsewhere.
 
-        `counts`: their number in each bucket, and above all bounds. `total`: the sum of their values.
+        `counts`: the number of observations in each bucket; the last one is for values above all bounds. `total`: the
+        sum of the values.
         """
         self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         self.sum += total

@@ -8,7 +8,7 @@ from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.http.turns import Turns
 from rayloom_engine.grammar.validate import is_known, validate
 
-MAX_WAITING = 64  # different grammars of a tenant that wait for their check; a grammar has at most 64 KB
+MAX_WAITING = 64  # the most grammars of a tenant that wait for their check; a grammar has at most 64 KB
 
 
 class FormChecks:

@@ -11,14 +11,14 @@ from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import State
 
 RETRY_AFTER_S = 2  # Retry-After of refusals while the engine starts or drains
-STALLED_AFTER_S = 60.0  # an idle core computes a probe every 10 s; ranks show work even in a step longer than this
+STALLED_AFTER_S = 60.0  # seconds; an idle core computes a probe every 10 s, and ranks report work even in a longer step
 
 
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
     """Returns a sentence that names the hung rank of a serving core, or the core itself. Empty if neither hangs.
 
     `core` was received `status_age_s` ago. A rank hangs if it has sent no heartbeat for STALLED_AFTER_S although a step
-    runs, or although the probe of an idle core is overdue. Nothing hangs as long as a computing rank showed recent
+    runs, or although the probe of an idle core is overdue. Nothing counts as hung while a computing rank reports recent
     work: a step may be long on a slow machine.
     """
     if core.last_work_age_s is not None and core.last_work_age_s + status_age_s <= STALLED_AFTER_S:
@@ -42,7 +42,7 @@ class Lifecycle:
     def __init__(self, *, is_restart: bool = False) -> None:
         """`is_restart`: an earlier front has died, so requests wait until this one is ready and are not refused."""
         self.is_restart = is_restart
-        self.was_loaded = False  # this front, or one before it, has been ready
+        self.was_loaded = False  # this front, or an earlier one of this engine, has been ready
         self.was_ready = False  # the first load has finished; stays true while the core restarts
         self.is_core_serving = False
         self.is_draining = False  # requested at the admin port, which can also cancel it
@@ -52,9 +52,9 @@ class Lifecycle:
         self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
-        self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
+        self.num_readers = 0  # connections that read a kept answer, some of them after its handler has ended
         self.num_held = 0  # requests held until a restarted front is ready
-        # The lifecycle of the process, if this one is of a model of a gateway with several models.
+        # The lifecycle of the process, if this is the lifecycle of one model in a gateway with several models.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
@@ -67,7 +67,7 @@ class Lifecycle:
 
     @property
     def state(self) -> tuple[State, str]:
-        """The state and its reason. If several states apply, it is the most serious one."""
+        """The state and its reason: the most serious state that applies."""
         if self.failure:
             return "failed", self.failure
         process = self.process
@@ -208,7 +208,7 @@ class Lifecycle:
         """Waits until no request is in flight and no connection reads a kept answer. Returns False if `timeout_s`
         passes first.
         """
-        if self._idle.is_set():  # wait_for would time out at once with a time-out of 0
+        if self._idle.is_set():  # With a time-out of 0, wait_for would raise TimeoutError even if nothing is in flight.
             return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)

@@ -76,7 +76,7 @@ class Metrics:
     """All metrics of one engine. Handlers count, `observe_core` adds the core's report, and `text` writes them."""
 
     def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
-        """`prefix`: that of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
+        """`prefix`: the prefix of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
         self.common_labels = {"model_name": model_name, **({"engine": "0"} if prefix == "vllm" else {})}
         self._prefix = prefix
         self._prefix_caching = prefix_caching
@@ -208,7 +208,7 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
-        """Adds what was counted between two reports to the figures of the requests that this front answers itself."""
+        """Adds the core's counts since the last report to the figures of this front's own requests."""
         if now == before:
             return
         self.finished.add(now.num_finished - before.num_finished)
@@ -219,7 +219,7 @@ class Metrics:
             histogram.add_counts(counts, now.first_token_s - before.first_token_s)
 
     def observe_queue(self, num_running: int, num_waiting: int) -> None:
-        """Sets the numbers of sequences. Those of a gateway run if an engine has them, and wait if none has."""
+        """Sets the numbers of sequences. In a gateway, a sequence runs if an engine has it, and waits otherwise."""
         self._running.set(num_running)
         self._waiting.set(num_waiting)
         self._waiting_by_reason.set(num_waiting, reason="capacity")
@@ -247,7 +247,7 @@ class Metrics:
     def observe_recovery(self, recovery: RecoveryRecord) -> None:
         """Counts a recovery that has ended."""
         # The label is the kind of process. Using the sentence of the cause would create an unbounded number of series.
-        process = recovery.process.partition(" ")[0] or "process"  # a status may name no lost process
+        process = recovery.process.partition(" ")[0] or "process"  # the name of the lost process may be empty
         self.recoveries.add(1, cause=f"{process}_lost")
         self.replayed.add(recovery.replayed_requests)
         if recovery.seconds is not None:

@@ -37,7 +37,7 @@ ENGINE_VERSION = version("rayloom-engine")
 class Waits:
     """Time limits on the HTTP side, in seconds."""
 
-    ping_s: float = 10.0  # after this time without an event, a stream gets an SSE comment, so that proxies keep it open
+    ping_s: float = 10.0  # without an event for this time, a stream gets an SSE comment, so that proxies keep it open
     # If a stream has no output for this long, its status line is sent. Before that, a refusal because of a full queue
     # can still become a 429.
     accept_s: float = 1.0
@@ -83,7 +83,7 @@ class Service:
         # Uptime uses the monotonic clock, which cannot jump. It counts from the start of the first front.
         age_s = 0.0 if start.server_started is None else max(0.0, now - start.server_started)
         self._started_s = time.monotonic() - age_s
-        self.files: TextFiles | None = None  # files of the model, once they are read
+        self.files: TextFiles | None = None  # the model's text files; None before they are read
         self._loading: asyncio.Task[None] | None = None
         self.client = CoreClient(
             cores,
@@ -112,7 +112,7 @@ class Service:
         """Waits in a drain until gateways have no sequences in this engine. Returns how many are left after
         `timeout_s`.
 
-        Gateways move them to another engine at once. Without another engine, the sequences finish here.
+        Gateways move their sequences to another engine at once. Without another engine, the sequences finish here.
         """
         if self.config.front_port is None or await wait_for_empty_core(self.client, self.lifecycle, timeout_s):
             return 0

@@ -28,7 +28,7 @@ class ReceivedStatus:
     """The newest CoreStatus, perhaps from a connection that is lost."""
 
     core: CoreStatus = NO_CORE
-    age_s: float = 0.0  # seconds since it arrived; to be added to the ages in it
+    age_s: float = 0.0  # seconds since `core` arrived, to be added to the ages in it
     is_connected: bool = False  # False: the core is gone, and its ranks and batches with it
 
 

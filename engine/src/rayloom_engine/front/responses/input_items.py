@@ -102,7 +102,8 @@ def _add_call(talk: Conversation, where: str, item: Mapping[str, Any]) -> None:
 def _assistant(talk: Conversation, where: str, later: Sequence[str]) -> dict[str, Any]:
     """Returns the assistant's message that the item belongs to: the last message, or a new one.
 
-    `later`: keys that the last message must not have yet, because the item would come before or beside them.
+    `later`: keys that must be missing in the last message; otherwise a new message is added, because the item follows
+    them.
     """
     last = talk.messages[-1] if talk.messages else None
     if last is None or last["role"] != "assistant" or any(last.get(key) for key in later):

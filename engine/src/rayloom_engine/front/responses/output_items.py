@@ -96,7 +96,7 @@ class OutputItems:
         return f"{_ID_PREFIX[item.kind]}_{self._request_id}_{item.index}"
 
     def _new_document(self, item: Item) -> dict[str, Any]:
-        """Returns the item without text, even if it has grown in the same batch of changes."""
+        """Returns a new item without text, even if the same batch of changes has text for it."""
         head = {"id": self._id(item), "status": "in_progress"}
         return {**head, **_body(item, "", [])}
 

@@ -29,6 +29,6 @@ def ui_routes(status: Handler) -> list[Route]:
 
 
 async def ui_status(request: Request) -> Response:
-    """Answers with the strip's document. `Gate` requires an API key if the server has keys."""
+    """Answers with the document of the strip of recoveries. `Gate` requires an API key if the server has keys."""
     service: Service = request.app.state.service
     return JSONResponse(strip(service.status()), headers={"Cache-Control": "no-store"})

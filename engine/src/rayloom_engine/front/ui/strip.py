@@ -10,7 +10,7 @@ from typing import Any
 
 from rayloom_engine.status import EngineStatus
 
-SHOWN = 5  # recoveries in the strip
+SHOWN = 5  # the most recoveries in the document
 
 
 def strip(status: EngineStatus) -> dict[str, Any]:

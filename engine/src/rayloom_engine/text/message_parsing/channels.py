@@ -1,4 +1,4 @@
-"""Reads messages in the harmony format of gpt-oss: a header before each message says for whom it is.
+"""Reads messages in the harmony format of gpt-oss: a header before each message names its channel and its recipient.
 
 <|channel|>analysis<|message|>They ask for the weather.<|end|>
 <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>

@@ -41,7 +41,7 @@ class IncomingText:
             self.text += text
 
     def pass_on(self, text: str) -> bool:
-        """Emits new text for the reader that waits in `until`. Returns False if the reader itself must read it."""
+        """Emits new text for the reader that waits in `until`. Returns False if the reader must read it itself."""
         if self.wait is None or self._mark is not None or self.wait.markers.may_begin(text):
             return False
         self._num_forgotten += len(text)
@@ -133,7 +133,7 @@ class Markers:
         self._beginnings = frozenset(text[:length] for text in self.texts for length in range(1, len(text)))
         self._max_chars = max(map(len, self._beginnings), default=0)
         first_chars = "".join(re.escape(char) for char in sorted({text[0] for text in self.texts}))
-        # Finds the first character of a marker. None in a text: no marker begins there.
+        # Matches the first characters of markers. In a text without a match, no marker begins.
         self.find_first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)").search
 
     def may_begin(self, text: str) -> bool:

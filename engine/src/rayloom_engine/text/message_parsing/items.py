@@ -57,7 +57,7 @@ Change = Opened | Grew | Closed
 
 
 class MessageItems:
-    """The items of one message. At most the last item is open."""
+    """The items of one message. At most the last item is open, so that parts may still be added to it."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []

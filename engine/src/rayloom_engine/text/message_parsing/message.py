@@ -19,7 +19,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Message:
-    """An assistant's message. A message without tool calls has content, even if that is empty."""
+    """An assistant's message. A message without tool calls has content, which may be an empty text."""
 
     content: str = ""
     reasoning: str = ""

@@ -18,7 +18,7 @@ from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, T
 class ParserSettings:
     """The formats that the text of one request can have."""
 
-    tools: ToolFormat | None = None  # None: the request has no tools, so nothing is a call
+    tools: ToolFormat | None = None  # None: the request has no tools, so no text is a call
     reasoning: ReasoningFormat | None = None
     is_harmony: bool = False  # all messages have harmony's headers, with or without tools
     is_open: bool = False  # the prompt ends inside the reasoning
@@ -50,11 +50,11 @@ class TextParser:
                 hidden=settings.hidden,
             )
         self._reading = self._reader.read()
-        # While the reader waits for a marker, and all text before it becomes parts of one kind: this kind.
+        # The kind of the parts that text becomes while the reader waits for a marker; None if that is not one kind.
         self.plain_kind: PlainKind | None = None
         self._find_marker = Markers(()).find_first_char
         self._may_trim = False
-        self._num_plain = 0  # characters that `reads` has read since the last `add`
+        self._num_plain = 0  # number of characters that `reads` has read since the last `add`
 
     def add(self, text: str) -> list[MessagePart]:
         self._count_plain()
@@ -65,7 +65,7 @@ class TextParser:
         return _joined(self._sink.take())
 
     def reads(self, text: str, kind: PlainKind) -> bool:
-        """Reads `text`, and returns True, if `add` would return it unchanged as its one part, of this kind.
+        """Reads `text` and returns True if `add` would return exactly this text, as its only part and of this kind.
 
         Otherwise returns False, without any effect.
         """

@@ -18,7 +18,7 @@ class CallRules:
 
     schemas: Mapping[str, Mapping[str, Any]]  # function name -> JSON schema of its arguments
     call_id: Callable[[int], str]  # number of a call -> its id
-    max_calls: int | None = None  # further calls are dropped; None: no limit
+    max_calls: int | None = None  # the most calls, further ones are dropped; None: no limit
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class PartSink:
     holds_blanks: bool = True
     num_started: int = 0
     _parts: list[MessagePart] = field(default_factory=list)
-    _blanks: list[str] = field(default_factory=list)  # held back; joined once, because there may be many
+    _blanks: list[str] = field(default_factory=list)  # blanks that are held back, in a list because there may be many
 
     def take(self) -> list[MessagePart]:
         """Returns the parts since the last call."""
@@ -59,7 +59,7 @@ class PartSink:
         return Reasoning if emit == self.reasoning else None
 
     def trims(self, text: str) -> bool:
-        """True if text from which blanks are held back would not become a part as it is."""
+        """True if `text` would not become a part unchanged, because blanks are held back before or in it."""
         return bool(self._blanks) or text[-1:] in BLANKS
 
     def drop_blanks(self) -> None:

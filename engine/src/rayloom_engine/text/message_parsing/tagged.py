@@ -94,7 +94,7 @@ class TaggedReader:
                 self._sink.content(opener)
 
     def _read_calls(self, tools: ToolFormat) -> Reading[None]:
-        """Reads the calls after an opener, and the closer. Raises NoCall if not even the first of them is a call."""
+        """Reads the calls after an opener, and the closer. Raises NoCall if there is no call after the opener."""
         incoming = self._incoming
         is_list = (yield from blanks(incoming)) == "[" and tools.is_list
         incoming.at += is_list

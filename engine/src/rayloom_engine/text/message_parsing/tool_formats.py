@@ -4,7 +4,7 @@ The text of a message with calls:
 
   content  opener  [  call  separator  call  ]  closer  content
 
-Here [ and ] are characters: some formats put the calls into a list. Blanks between these elements mean nothing.
+The characters [ and ] occur in formats that put the calls into a list. Blanks between these elements mean nothing.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class ToolFormat:
     name: str
     syntax: CallSyntax
     openers: tuple[str, ...] = ()  # tags before one or several calls, anywhere in the content
-    bare_openers: tuple[str, ...] = ()  # as `openers`, but the text is the beginning of the call itself
+    bare_openers: tuple[str, ...] = ()  # like `openers`, but such a text is also the beginning of the call itself
     first_openers: tuple[str, ...] = ()  # beginnings of a call that count only where the content begins
     closers: tuple[str, ...] = ()  # tags after the calls, which a model may leave out
-    separators: tuple[str, ...] = ()  # between calls of one opener, outside lists
+    separators: tuple[str, ...] = ()  # texts between the calls after one opener, outside of lists
     is_list: bool = False  # the calls may be in a list: between [ and ], with commas
     needs_known_name: bool = False  # only a function of the request can be called, as no tag marks a call
     short_ids: bool = False  # ids of calls are 9 letters and digits
     arguments_key: str = "arguments"  # key of the arguments in an object, as the model writes it
     parts: tuple[str, ...] = ()  # tags inside a call, and the tags of which an opener is composed
-    example: str = ""  # a call, as the model is asked to write it if its template cannot describe tools
+    example: str = ""  # example of a call for a model whose template cannot describe tools
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rayloom_engine.text.tools.call_rules import (
 from rayloom_engine.text.tools.closed_schemas import closed
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
-MAX_CALLS = 16  # calls of one answer; a weak model would repeat calls up to max_tokens
+MAX_CALLS = 16  # the most calls of an answer; a weak model would repeat calls up to max_tokens
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -44,7 +44,7 @@ def call_grammar(
 def calls_or_form(
     use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], form: str, *, is_after_reasoning: bool = False
 ) -> str:
-    """Returns the grammar of answers that are either calls, or of another form. `form`: the grammar of that form."""
+    """Returns the grammar of answers that are either calls or follow `form`, another grammar."""
     made = _Grammar(use, format, special_ids, BLANKS if is_after_reasoning else "")
     start, *rules = made.forced().splitlines()
     either = f"start: calls | other\ncalls: {start.removeprefix('start: ')}"
@@ -78,7 +78,7 @@ class _Grammar:
         """Returns a grammar for answers of any text, in which calls follow their schemas from the opener on."""
         rules = self._call_rules()
         if self._format is HARMONY:
-            return None  # a message's header may have many forms
+            return None  # headers of harmony's messages may have many forms
         if self._format.first_openers:
             first = "".join(self._format.first_openers)
             return grammar(

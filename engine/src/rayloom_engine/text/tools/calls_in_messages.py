@@ -9,7 +9,7 @@ from typing import Any
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
-MAX_CALLS = 1024  # calls in one message
+MAX_CALLS = 1024  # the most calls in one message
 
 
 def plain_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

@@ -9,8 +9,9 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "
 _OF_SCHEMAS = ("properties", "$defs", "definitions")  # keywords with an object of schemas
 _LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords with a list of schemas
 _SINGLE = ("items", "additionalProperties")  # keywords with a schema
-_ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")  # no grammar needs them
-MAX_DEPTH = 64  # schemas inside each other; deeper ones are left as they are
+# these keywords are left out, because no grammar needs them
+_ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")
+MAX_DEPTH = 64  # the most schemas inside each other; deeper schemas are left as they are
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:

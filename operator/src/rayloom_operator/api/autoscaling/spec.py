@@ -9,7 +9,7 @@ from rayloom_operator.api.base import Part, rules
 MAX_REPLICAS = 64
 _LEAST_GOAL_S = 0.05
 _BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
-# A service without engines is woken by the first request that a gateway holds.
+# The first request that a gateway holds starts an engine of a service that has none.
 NO_GATEWAY_IN_WORDS = (
     "autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: add gateway to the spec (with "
     "replicas 0 if an LLMGateway has the pods), or set minReplicas to 1 or more. To stop the service by hand, set "

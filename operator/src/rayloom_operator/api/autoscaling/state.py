@@ -18,7 +18,7 @@ class ScalingReason(StrEnum):
     SCALED_DOWN = "ScaledDown"
     SCALING_TO_ZERO = "ScalingToZero"  # replicas becomes 0 with the next write; this reason is stored before it
     SCALED_TO_ZERO = "ScaledToZero"
-    WOKEN = "Woken"  # a gateway held a request, or needed an engine, so the first engine was created
+    WOKEN = "Woken"  # a gateway held a request, or needed an engine for its tokenizer, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
     AT_MAXIMUM = "AtMaximum"  # the load takes more engines than maxReplicas
     FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so none is removed
@@ -38,7 +38,7 @@ class ScalingInputs:
     held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
     tokens_per_second: int = 0  # prompt tokens that the engines compute a second; without engines, the last figure
-    needed_engines: str = "0"  # with two decimals, as text: the status has no fractions
+    needed_engines: str = "0"  # number with two decimals, as text, because the status has no fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class ScalingInputsStatus(_StoredPart):
 
 
 class AutoscalingStatus(_StoredPart):
-    """The last decision of the operator's scaler, and what it has to remember."""
+    """The last decision of the operator's scaler, and the data that the scaler needs in later reconciles."""
 
     desired_replicas: int = Field(0, ge=0, le=_MOST, description="Number of engines that the scaler asks for.")
     writer: str = Field(

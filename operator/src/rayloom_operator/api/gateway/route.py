@@ -1,6 +1,6 @@
 """`spec.gateway.route`: an HTTPRoute or an Ingress through which clients outside of the cluster reach the gateways.
 
-Nothing here depends on the kind that has the field, so that every kind with gateways can have `route`.
+Nothing here depends on the custom resource that has the field, so LLMService and LLMGateway share these classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOST_IN_WORDS = "use a DNS name in lower case, without port, path and '*', such
 # Both APIs refuse addresses as host names.
 _ADDRESS = "[0-9.]*"
 _HOST_RULE = f"self.matches('^{_HOST}$') && !self.matches('^{_ADDRESS}$')"
-# Every endpoint that generates is below it.
+# Every endpoint that generates text is below this path.
 DEFAULT_PATH = "/v1"
 _PATH = "/|(/[A-Za-z0-9._~-]+)+"
 _PATH_IN_WORDS = "a path begins with '/' and does not end with one, such as /v1; '/' alone is every path"
@@ -90,7 +90,7 @@ LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class _Exposed(Part):
-    """The fields that both kinds of routes have."""
+    """The fields that HTTPRoute and Ingress have in common."""
 
     path: Path = Field(
         DEFAULT_PATH,
@@ -138,7 +138,7 @@ def _are_hostnames(found: tuple[Host, ...]) -> tuple[Host, ...]:
 
 
 class HttpRoute(_Exposed):
-    """An HTTPRoute of the Gateway API. TLS is the matter of the Gateway's listener."""
+    """An HTTPRoute of the Gateway API. TLS is configured in the Gateway's listener."""
 
     parent_refs: Annotated[tuple[ParentRef, ...], AfterValidator(_are_parents)] = Field(
         strict=False,
@@ -170,7 +170,7 @@ class IngressRoute(_Exposed):
 
 
 class GatewayRoute(Part):
-    """Exactly one of both kinds."""
+    """Exactly one of `httpRoute` and `ingress`."""
 
     model_config = ConfigDict(json_schema_extra=rules(("has(self.httpRoute) != has(self.ingress)", _ONE_IN_WORDS)))
 
@@ -192,8 +192,8 @@ class GatewayRoute(Part):
     def url(self) -> str:
         """The URL for clients outside of the cluster.
 
-        The operator reads no Gateway: an HTTPRoute counts as one with TLS unless it names port 80 alone, and the URL
-        has the port of the first Gateway if the route names one.
+        The operator reads no Gateway. So the URL begins with https:// unless every parentRef of the HTTPRoute names
+        port 80. The port in the URL is that of the first parentRef, if it names one.
         """
         if self.ingress is not None:
             scheme = "http" if self.ingress.tls_secret_name is None else "https"

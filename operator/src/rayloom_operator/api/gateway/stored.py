@@ -39,7 +39,7 @@ class RouteStatus(BaseModel):
 
 
 class GatewayStatus(BaseModel):
-    """The gateway pods. While the status has this part, objects of the gateway may exist."""
+    """The gateway pods. Objects of the gateway may exist as long as the status has this part."""
 
     # Unknown fields are ignored: an operator of another version may have written the object.
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)

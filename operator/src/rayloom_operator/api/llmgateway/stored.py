@@ -11,7 +11,7 @@ from rayloom_operator.api.base import MAP_BY_NAME, Message
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Condition, ReasonText, StatusPart
 
-# Names beyond this number are served, but not listed in the status.
+# The most names that the status lists. Further names are served, but not listed.
 MAX_LISTED = 512
 NameState: TypeAlias = Literal["Serving", "Waiting", "Absent"]
 _STATE_IN_WORDS = (

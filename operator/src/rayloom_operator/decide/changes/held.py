@@ -20,7 +20,7 @@ from rayloom_operator.observe.verdict import is_well
 
 
 def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
-    """Returns `planned` plus the objects that existing replicas need. `planned` is the plan for an unusable spec.
+    """Returns `planned`, the plan without a usable spec, plus the objects that existing replicas need.
 
     Replicas beyond `spec.replicas` lose their route and are deleted. A deleted head pod drains by itself: its requests
     have `spec.drainSeconds` to finish.

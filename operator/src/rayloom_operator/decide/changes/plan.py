@@ -32,7 +32,7 @@ from rayloom_operator.resolve.resolved import Resolved
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """An order to an engine: take no more requests, or take requests again."""
+    """A request to an engine: accept no more requests, or accept requests again."""
 
     replica: str  # name of the engine replica
     ip: str
@@ -47,13 +47,13 @@ class ScaleWrite:
 
     path: str  # path of the LLMService
     uid: str
-    generation: int  # of the spec on which the decision depends
+    generation: int  # metadata.generation of the LLMService from which the number was computed
     after: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes to make, in this order: drains to take back, `routes`, `wanted`, drains to begin, `deletions`."""
+    """The changes to make, in this order: end drains, `routes`, `wanted`, begin drains, `deletions`."""
 
     wanted: tuple[Manifest, ...] = ()  # objects to create, or to apply
     # Names of engine replicas, and of a stored spec, that are created for the first time. If a ConfigMap, Secret or
@@ -63,7 +63,7 @@ class Plan:
     routes: tuple[Route, ...] = ()
     drains: tuple[Drain, ...] = ()
     waits: tuple[datetime, ...] = ()  # times at which failed replicas may be recreated
-    scale: ScaleWrite | None = None  # last of all changes
+    scale: ScaleWrite | None = None  # written after all other changes
 
 
 def plan(situation: Situation) -> Plan:

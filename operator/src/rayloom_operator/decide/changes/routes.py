@@ -44,8 +44,8 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
     """Returns whether the head pod should have the route label; None if the label stays as it is.
 
-    The labels of replicas that are being terminated are left to the rollout. The label also stays as it is if the
-    engine's container is ready but the engine has not answered the operator yet.
+    The rollout decides the labels of replicas that are being terminated. The label also stays as it is if the engine's
+    container is ready but the engine has not answered the operator yet.
     """
     step = _step_to_follow(situation)
     if step is not None and replica.name in step.route_off:
@@ -77,8 +77,9 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 def _step_to_follow(situation: Situation) -> Step | None:
     """Returns the rollout's step if its state is written; None if there is no such step.
 
-    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written.
-    If the step were followed then, an engine that has recovered would get no route until KubeRay can be used.
+    A step whose state is not written yet routes no engine, and while KubeRay cannot be used, the state is never
+    written. So this function then returns None: otherwise an engine that has recovered would get no route until KubeRay
+    can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

@@ -9,7 +9,7 @@ from rayloom_operator.decide.llmgateway.route import route_problem
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.observe.observed import Verdict, refused_pod
 
-# The gateway pods are not asked which names they have read and which engines they reach.
+# The conditions do not depend on the gateway pods' own /status: which names they have read, which engines they reach.
 _SERVING = Verdict(
     reason=Reason.SERVING,
     message="A gateway pod is ready, and a selected service is available. Pods read a changed list of names within two "

@@ -66,8 +66,8 @@ def _of_another(member: SelectedService, owner: str) -> SelectedService:
 
 
 def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
-    # The API server has checked the spec against the CRD. The parts are read one by one: after a mistake in another
-    # part of the spec, the engines of the last valid spec still run and must stay reachable.
+    # The API server has checked the spec against the CRD. Each part is read alone: even if another part of the spec is
+    # invalid, the engines of the last valid spec still run and must stay reachable.
     meta, spec = document["metadata"], document.get("spec") or {}
     service = meta["name"]
     name = str((spec.get("model") or {}).get("servedName") or service)
@@ -123,7 +123,8 @@ def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
     reason = Reason(found["reason"]) if found.get("reason") in _REASONS else Reason.ENGINE_FAILED
     message = str(found.get("message", ""))
     if reason is Reason.GATEWAY_NOT_READY:
-        # Only the gateway pods of the service itself are missing. An engine generates tokens.
+        # An engine of the service generates tokens, and only the gateway pods of the service itself are missing. The
+        # LLMGateway needs none of them.
         return "Serving", Reason.SERVING, ""
     if found.get("status") != "True":
         return "Waiting", reason, message

@@ -1,4 +1,4 @@
-"""The HTTPRoute or Ingress of an LLMGateway: what is applied and deleted, its status and its faults. Pure."""
+"""The HTTPRoute or Ingress of an LLMGateway: the objects to apply and delete, the status and its faults. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def route_deletions(situation: GatewaySituation) -> Iterator[Deletion]:
 
 
 def route_status(situation: GatewaySituation) -> RouteStatus | None:
-    """Returns status.route; None without a route. The last one stays while the spec cannot be read."""
+    """Returns status.route; None without a route. While the spec cannot be read, returns the last written one."""
     gateway = situation.gateway
     if gateway is None:
         return stored_status(situation.previous).route

@@ -29,7 +29,7 @@ class GatewaySituation:
     aliases: tuple[AliasState, ...] = ()
     pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
     progress: DeploymentProgress | None = None  # None if the Deployment is not known
-    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> route to the gateway pods that exists
+    routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> existing route to the gateway pods
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
     route_refusal: str = ""  # why the HTTPRoute or Ingress could not be written; known after the attempt
 
@@ -42,6 +42,6 @@ class GatewaySituation:
 def names_of(
     gateway: LLMGateway, services: tuple[Manifest, ...]
 ) -> tuple[tuple[SelectedService, ...], tuple[AliasState, ...]]:
-    """Returns the selected services of the namespace's `services`, and the aliases."""
+    """Returns those of `services` (all of the namespace) that the LLMGateway selects, and its aliases."""
     found = members(gateway, services)
     return found, alias_states(gateway, found)

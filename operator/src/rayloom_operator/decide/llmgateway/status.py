@@ -14,12 +14,12 @@ def gateway_status(situation: GatewaySituation, refusal: str = "") -> LLMGateway
     conditions = gateway_conditions(situation, refusal)
     gateway, ready = situation.gateway, situation.num_ready
     if gateway is None:
-        # The last status about the names stays: the gateway pods serve what the last readable spec asked for.
+        # The names stay as they were last written: the gateway pods serve the names of the last readable spec.
         kept = stored_status(situation.previous)
         changes = {
             "observed_generation": situation.generation,
             "conditions": conditions,
-            # Empty if no readable spec has ever said how many gateway pods there should be.
+            # Empty if no spec could ever be read, so the wanted number of gateway pods is unknown.
             "ready": f"{ready}/{kept.replicas}" if kept.ready else "",
             "ready_replicas": ready,
         }

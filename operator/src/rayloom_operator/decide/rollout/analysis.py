@@ -1,10 +1,10 @@
 """Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-The revision fails before the end of the period if its failure is certain by then: if the failed requests would be too
-many even if the rest of the first `minRequests` succeeded. The time to the first token is judged only at the end of the
-period, because the slowest of a few requests says little. If only the old engines reach `minRequests`, because the new
-engine is slow, the period is extended. It is also extended behind gateways, which find a new engine some time after it
-is available.
+The revision fails before the end of the period as soon as its failure is certain: when the failed requests are too many
+even if the rest of the first `minRequests` succeed. The time to the first token is judged only at the end of the
+period, because the slowest of a few requests says little. The period is extended if only the old engines reach
+`minRequests`, because the new engine is slow. Behind gateways the period is also longer, because gateways find a new
+engine some time after it is available.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def is_over(
     has_only_old = has_few and _num_first_tokens(old) >= analysis.min_requests
     period_s = analysis.hold_seconds * (MAX_HOLDS if has_only_old else 1)
     if is_behind_gateways and has_few and old.requests:
-        # Perhaps the requests go to the old engines because the gateways have not found the new one.
+        # The gateways may not have found the new engine yet, and so send all requests to the old engines.
         period_s = max(period_s, _found_hold_s(analysis))
     return wall >= moment(window.start_time) + timedelta(seconds=period_s)
 
@@ -98,7 +98,7 @@ def problem(
     old = since(window.old, old)
     least = analysis.min_requests
     # Errors are divided by at least minRequests requests, for two reasons. 1 failure in 5 requests may yet become 1 in
-    # 20. And a single failed request of the old revision must not excuse failures of the new revision.
+    # 20. Also, a single failed request of the old revision must not excuse failures of the new revision.
     percent = 100 * new.errors / max(new.requests, least)
     old_percent = 100 * old.errors / max(old.requests, least)
     if percent > analysis.max_error_percent + old_percent:

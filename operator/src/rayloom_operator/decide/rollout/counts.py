@@ -115,6 +115,6 @@ def _num_worth_keeping(desired: Desired, state: RolloutState, view: View, revisi
     if state.is_promoted:
         return number
     if revision == current:
-        # Until the target is proven, every engine of the current revision is worth keeping.
+        # Until the target is proven, every engine of the current revision is kept.
         return max(number, len(view.of(current)))
     return number if is_stopped(desired, state) else view.num_available(revision)

@@ -29,9 +29,9 @@ class ReplicaView:
     state: EngineState
     is_routed: bool = False  # the engine's head pod carries the route label
     is_listed: bool = False  # an EndpointSlice of the service has its address
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate that
+    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
     is_tolerant: bool = (
-        False  # one of its pods is on a cordoned node and tolerates that, so moving the engine is no use
+        False  # one of its pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
     )
     num_in_flight: int = 0  # unfinished requests or sequences, also those of gateways
     counts: RequestCounts = field(default_factory=RequestCounts)
@@ -50,7 +50,7 @@ class Desired:
     replicas: int
     drain_seconds: int
     rollout: Rollout
-    is_behind_gateways: bool = False  # gateways may send the requests, and find a new engine later than the Service
+    is_behind_gateways: bool = False  # the service has gateways, which find a new engine later than the Service does
 
     @property
     def max_engines(self) -> int:
@@ -69,11 +69,11 @@ class View:
 
     engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
-    # The number of failures of the spec's revision, without those of engines that have served for 10 minutes since.
-    # Failures caused by a node do not count.
+    # The number of failures of the spec's revision. Failures of engines that have served for 10 minutes since do not
+    # count, nor do failures caused by a node.
     num_crashes: int = 0
     cause: str = ""  # the first of these failures, as a sentence
-    knows_nodes: bool = True  # the operator may read nodes, so it sees which of them are cordoned
+    knows_nodes: bool = True  # the operator may read nodes, so it knows which nodes are cordoned
 
     def of(self, revision: str) -> list[ReplicaView]:
         """Returns the engines of a revision."""

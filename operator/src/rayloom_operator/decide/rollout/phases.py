@@ -38,7 +38,7 @@ class _Facts:
     target: str  # revision
     update: str  # revision
     replicas: int
-    is_rolling: bool  # the target is another revision than the current one
+    is_rolling: bool  # the target revision is not the current revision
     is_settled: bool  # every engine is of the target revision, and either all serve or the rollout had ended before
     is_moving: bool
     num_others: int  # engines of other revisions than the target
@@ -54,8 +54,9 @@ class _Facts:
 def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> tuple[RolloutStep, str]:
     """Returns the step, and a sentence about it.
 
-    `had_ended`: the rollout had ended before, and the spec has not asked for anything else since. Such a rollout stays
-    at its last step while an engine is ill or recreated: the condition Degraded reports such engines.
+    `had_ended`: the rollout had ended before, and the spec has asked for no other revision or number since. Such a
+    rollout stays at its last step while an engine does not serve or is recreated: the condition Degraded reports that
+    engine.
     """
     facts = _facts(desired, state, view, had_ended=had_ended)
     row = next(row for row in _TABLE if row.applies(facts))

@@ -35,10 +35,10 @@ An engine is terminated in five steps. Each begins only after the one before is 
 Until step 5 the engine can be taken back: by `DELETE /drain` and the route label.
 
 All that the planner knows of earlier reconciles is the state in `status.rollout`. A reconcile that changes this state
-only writes it, and is followed by another reconcile at once. A reconcile that leaves it unchanged acts on it. So the
-operator may stop at any moment, and its successor makes the same decision. A failed revision stays failed until the
-spec asks for another revision. While no engine of the current revision has ever served, a new revision replaces it
-without a rollout: there is nothing to protect.
+only writes the state, and is followed by another reconcile at once. A reconcile that leaves the state unchanged acts on
+it. So the operator may stop at any moment, and its successor makes the same decision. A failed revision stays failed
+until the spec asks for another revision. While no engine of the current revision has ever served, a new revision
+replaces it without a rollout: there is nothing to protect.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,
@@ -154,7 +154,7 @@ def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> S
 def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool:
     """Returns True once the unlisted engine may be asked to drain.
 
-    By then no node sends it new requests any more: a draining engine refuses them.
+    A draining engine refuses requests. So the engine drains only once no node sends it new requests any more.
     """
     unlisted_at = state.terminating[engine.name]
     has_requests = engine.state in ("well", "ill")

@@ -91,8 +91,8 @@ def _may_move(desired: Desired, state: RolloutState) -> bool:
 
 
 def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
-    """Returns engines of the target revision: available ones on other nodes, and serving or draining ones on cordoned
-    nodes."""
+    """Returns two lists of engines of the target revision: available ones on nodes that are not cordoned, and serving
+    or draining ones on cordoned nodes."""
     engines = view.of(target_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
     return staying, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
@@ -101,7 +101,7 @@ def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[Re
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
     """Returns the names of engines that could be available but are not: as many as are missing to `min_available`.
 
-    The choice must not depend on anything that it changes itself: otherwise each reconcile would take back another
+    The choice must not depend on anything that the choice changes: otherwise each reconcile would take back another
     engine.
     """
     num_missing = max(0, desired.min_available - sum(engine.is_available for engine in view.engines))

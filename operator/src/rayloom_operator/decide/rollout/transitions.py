@@ -105,7 +105,8 @@ def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: V
         if engine.name not in times:
             continue
         if engine.is_routed or engine.is_listed:
-            # An earlier time is dropped: an EndpointSlice may list an engine late, after it has lost its route label.
+            # This drops an earlier time, because an EndpointSlice may list an engine late, after the engine has lost
+            # its route label.
             times[engine.name] = ""
         elif engine.name in stored.terminating and engine.state not in IDLE:
             times[engine.name] = times[engine.name] or stamp(wall)

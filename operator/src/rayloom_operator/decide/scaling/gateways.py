@@ -1,10 +1,9 @@
 """The requests in the gateways of a service, from the last answers of its gateway pods. Pure.
 
 A service without engines depends on its gateways: they hold requests, and only their tokenizers can read them. So the
-scaler removes the last engine only once every gateway pod that the spec asks for is ready, which it is with a
-tokenizer, and once every ready pod of an LLMGateway that serves the model has its tokenizer. While there is no engine,
-a gateway pod without a tokenizer, for example a recreated one, asks for an engine in the same way as a held request
-does.
+scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a tokenizer. Each
+ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a gateway pod
+without a tokenizer, for example a recreated one, makes the scaler create an engine, as a held request does.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def can_hold(spec: Spec, observed: Observed) -> bool:
 def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int] | None, mono: float) -> Held:
     """Returns the requests in the gateways.
 
-    `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` at the last look,
-    None at the first one.
+    `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the last
+    reconcile; None in the first one.
     """
     others = [each for gateway in observed.llmgateways or () for each in gateway.pods]
     pods = (*observed.gateways, *others)
     readings = {each.name: observed.gateway_readings.get(each.name) for each in pods}
     statuses = {name: status for name, each in readings.items() if (status := _fresh(each, mono)) is not None}
-    # A pod of an LLMGateway that does not know the model yet, or any more, has no requests for it.
+    # A pod of an LLMGateway that does not know the model (yet, or any more) has no requests for this model.
     absent = {name for name, status in statuses.items() if status.is_absent}
     answers = [status for name, status in statuses.items() if name not in absent]
     with_text = {name for name, status in statuses.items() if _has_text(status)}
@@ -63,7 +62,7 @@ def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int]
         requests=sum(each.requests.waiting for each in answers),
         in_flight=sum(each.requests.in_flight for each in answers),
         is_complete=is_complete,
-        # Requests that begin and end between two looks count, too.
+        # Requests that begin and end between two reconciles count, too.
         had_requests=ended_before is None or ended_before != ended_requests(observed),
         num_blind=sum(_needs_text(each) for each in answers)
         + sum(_is_silent(readings[each.name], mono) for each in pods if each.is_ready),
@@ -85,5 +84,7 @@ def _needs_text(status: EngineStatus) -> bool:
 
 
 def _is_silent(reading: Reading | None, mono: float) -> bool:
-    """Returns whether a ready gateway has not answered for long: it may hold requests that nobody sees."""
+    """Returns whether a ready gateway has not answered for more than STALE_S: it may hold requests that no reading
+    shows.
+    """
     return reading is not None and reading.failing_since is not None and mono - reading.failing_since > STALE_S

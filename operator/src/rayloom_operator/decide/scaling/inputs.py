@@ -14,8 +14,8 @@ SCALER = "rayloom-operator-scaler"  # field manager of the scaler's writes
 class RolloutActivity(Enum):
     """The activity of the rollout planner. The scaler adds engines only in SETTLED and STOPPED."""
 
-    SETTLED = "settled"  # nothing, or it creates or deletes engines of one revision
-    ROLLING = "rolling"  # it replaces engines
+    SETTLED = "settled"  # the planner does nothing, or creates or deletes engines of one revision
+    ROLLING = "rolling"  # the planner replaces engines
     STOPPED = "stopped"  # a rollout is paused or halted: engines of two revisions stay
     WAITING = "waiting"  # an engine finds no node
 
@@ -36,33 +36,33 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    num_for_load: int  # engines that there should be, without unproven ones
+    num_for_load: int  # engines that should exist, without unproven ones
     # Engines without requests, of a revision that a waiting or stopped rollout has not proven. They stay if `replicas`
     # becomes less.
     num_unproven: int = 0
-    num_surge: int = 0  # so many of the unproven engines are kept beyond `replicas`, but none is added beyond it
-    num_unschedulable: int = 0  # others that find no node; they are the first to go if `replicas` becomes less
+    num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond it
+    num_unschedulable: int = 0  # other engines that find no node; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
     samples: tuple[Sample, ...]  # taken since the last change of `replicas`, the present sample included
     held: Held = NOTHING_HELD
-    idle_s: float = 0.0  # seconds for which every look of this process has found the service idle
+    idle_s: float = 0.0  # seconds for which every reconcile of this process has found the service idle
     writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
 
     @property
     def has_all(self) -> bool:
-        """Returns whether every engine for the load serves."""
+        """True if at least `num_for_load` engines are available."""
         return self.num_available >= self.num_for_load
 
     @property
     def has_all_with_nodes(self) -> bool:
-        """Returns the same of the engines that have a node."""
+        """True if at least `num_for_load` engines are available or find no node."""
         return self.num_available + self.num_unschedulable >= self.num_for_load
 
     def replicas_for_more(self, number: int) -> int:
-        """Returns the `replicas` that gives `number` engines for the load. `number` is larger than the present one."""
+        """Returns the `replicas` that gives `number` engines for the load. `number` is larger than `num_for_load`."""
         return number + self.num_unproven
 
     def replicas_for_fewer(self, number: int) -> int:
-        """Returns the `replicas` that gives `number` engines for the load. `number` is smaller than the present one."""
+        """Returns the `replicas` that gives `number` engines for the load. `number` is smaller than `num_for_load`."""
         return number + self.num_unproven - self.num_surge

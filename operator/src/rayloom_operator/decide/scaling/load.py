@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs
 
-# A queue may take this part of the goal on average, because waits scatter: the longest of ten is about twice the mean.
+# The mean wait in a queue may take this share of the goal, because waits scatter: the longest of ten waits is about
+# twice the mean.
 _QUEUE_SHARE = 0.5
 # From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another one ends.
 _FULL = 0.95
@@ -26,7 +27,8 @@ class EngineLoad:
     """The load that an engine reported. `is_known` is False if its last report is missing or old."""
 
     is_known: bool
-    # Requests that are not answered in full. Those of clients that use no gateway are in no other count.
+    # Requests at the engine's own API port that are not answered in full. `Held.in_flight` counts only those at
+    # gateways.
     in_flight: int = 0
     had_requests: bool = False  # requests ended since the last look, or this is the first one
     queued_tokens: int = 0
@@ -34,7 +36,7 @@ class EngineLoad:
     running_tokens: int = 0
     max_running_tokens: int = 0
     mean_output_tokens: float = 0.0
-    prefill_per_s: float | None = None  # tokens; None before it is measured
+    prefill_per_s: float | None = None  # prompt tokens a second; None before the engine has measured it
     decode_per_s: float | None = None
 
     @property
@@ -46,10 +48,10 @@ class EngineLoad:
 class Held:
     """The requests in the gateways of a service. The default is that of a service whose gateways are not asked."""
 
-    tokens: int = 0  # of sequences that no engine has accepted yet
-    requests: int = 0  # these sequences
+    tokens: int = 0  # tokens of sequences that no engine has accepted yet
+    requests: int = 0  # number of these sequences
     in_flight: int = 0  # all requests that are not answered in full, held or running
-    is_complete: bool = True  # every gateway pod that the spec asks for is ready and has answered a moment ago
+    is_complete: bool = True  # every gateway pod that the spec asks for is ready and has answered recently
     had_requests: bool = False  # requests ended since the last look, or this is the first one
     num_blind: int = 0  # gateway pods without a tokenizer, and ready ones that do not answer
 
@@ -69,9 +71,9 @@ NOTHING_HELD = Held()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
     engines: float  # number of fully used engines that the load takes
-    queue: float  # the part of it that waits, in inverse proportion to the goal
+    queue: float  # the part of `engines` for waiting tokens; inversely proportional to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
-    is_idle: bool  # complete, and nothing waits, runs or is held, nor has ended since the last look
+    is_idle: bool  # `is_complete`, and no request waits, runs or is held, or has ended since the last reconcile
     inputs: ScalingInputs
 
 
@@ -82,14 +84,14 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_pe
     """
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
-    # The mean rate stands for that of engines that have not measured theirs.
+    # An engine that has not measured its rate is assumed to have the mean rate of the others.
     usual_per_s = sum(rates) / len(rates) if rates else earlier_per_s
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)
     seconds = sum(_queue_s(each, usual_per_s) for each in known)
     if usual_per_s:
         seconds += held.tokens / usual_per_s
-    # An engine's report may make it infinite.
+    # An engine may report a rate so low that the quotient is infinite.
     queue = min(seconds / (_QUEUE_SHARE * ttft_s), _MOST_ENGINES)
     number = min(queue + sum(each.running_share for each in known), _MOST_ENGINES)
     is_used = any(each.in_flight or each.had_requests or each.num_waiting for each in known)

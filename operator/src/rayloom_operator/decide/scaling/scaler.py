@@ -12,9 +12,9 @@
 | no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces it |
 | the peak of the stable window takes fewer engines | as many as it takes, at least half |
 
-The windows are described in `windows.py`. The load of an engine should be 70 % of a full one, because waits grow fast
-beyond that. An engine is removed only if the load of the others is then 50 % at most, so a steady load never makes the
-number go up and down.
+The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used one, because waits
+grow fast beyond that share. An engine is removed only if the others then have a load of at most 50 %, so a steady load
+never makes the number go up and down.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
-# Added engines that do not serve after this time, or after several times the usual one, stop no further additions.
+# While added engines start, the usual window adds no more. This wait ends after the longer of two times: this one, and
+# several times the time of the last start.
 _START_PATIENCE_S = 600.0
 _START_PATIENCE = 3
 # These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
@@ -47,7 +48,7 @@ _LASTING = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    state: ScalingState  # to store
+    state: ScalingState  # the state to store
     seen: ScalingInputs  # the present figures
     write: int | None = None  # the new spec.replicas; None: it stays
 
@@ -82,15 +83,16 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
 
 
 def is_zero_announced(stored: ScalingState) -> bool:
-    """Returns whether the scaler may have written 0. The status says so before the write.
+    """Returns whether the scaler may have written 0. The reason ScalingToZero is stored before that write.
 
-    So a 0 is known to be the scaler's own, whatever happens after the write. `managedFields` may not show its writer.
+    So a 0 is known to be the scaler's own, even if the operator stops after the write. `managedFields` may not show who
+    wrote a 0.
     """
     return stored.reason == ScalingReason.SCALING_TO_ZERO
 
 
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns `stored` with the changes since: another writer, or added engines that serve now."""
+    """Returns `stored`, updated if `replicas` was changed since, or if the added engines serve by now."""
     state = stored
     is_first = not stored.reason
     if is_zero_announced(stored):
@@ -117,9 +119,9 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
 
 
 def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
-    """Returns the time since which the service is idle. It is stored only after a whole window.
+    """Returns the time since which the service is idle, or an empty text if it has been idle for less than a window.
 
-    So requests that come now and then cause no write of the status.
+    Otherwise requests that come every few seconds would cause writes of the status.
     """
     if bounds.least > 0 or not fleet.load.is_idle:
         return ""
@@ -158,7 +160,8 @@ def _reason_and_number(
     if bounded < present or (bounded > present and not is_waiting):
         return ScalingReason.BOUNDED, bounded
     if is_waiting:
-        # Another engine would wait, too. Engines that the load does not take are given up, those without a node first.
+        # Another engine would wait for a node, too. Engines that the load does not need are removed, those without a
+        # node first.
         reason, number = _fewer(bounds, state, fleet, windows, now)
         return (reason, number) if number < present else (ScalingReason.WAITING_FOR_CAPACITY, present)
     asked = _asked(state, fleet, windows, now)
@@ -169,7 +172,9 @@ def _reason_and_number(
 
 
 def _bounded(bounds: Bounds, fleet: Fleet) -> int:
-    """Returns the number within the bounds. Unproven engines stay, so a smaller number would end the last other one."""
+    """Returns `replicas` within the bounds, but not so low that the last proven engine would be removed: unproven
+    engines stay.
+    """
     bounded = min(max(fleet.replicas, bounds.least, 1), bounds.most)
     return max(bounded, min(fleet.replicas, fleet.replicas_for_fewer(1)))
 
@@ -186,11 +191,11 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
-    """Returns the number of engines that the load takes, if engines may be added now; else `replicas`."""
+    """Returns the `replicas` that the load takes; the present `replicas` if the load takes no more engines."""
     present = fleet.num_for_load
     asked = present
     sudden = panic_mean(fleet.samples, windows, now.mono)
-    # While engines start, the queue grows without showing whether they will be enough.
+    # While engines start, the length of the queue does not show whether these engines will be enough.
     usual = None if _is_starting(state, now.wall) else usual_mean(fleet.samples, windows, now.mono)
     if sudden is not None and engines_for(sudden) >= _PANIC_FACTOR * present:
         asked = engines_for(sudden)
@@ -224,5 +229,5 @@ def _fewer(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, 
 
 
 def engines_for(load: float, share: float = _UP_SHARE) -> int:
-    """Returns the number of engines that a load takes if each is used to `share`."""
+    """Returns the number of engines for a load if each engine has at most `share` of a full load."""
     return ceil(round(load / share, 6))

@@ -32,7 +32,7 @@ def change_sentence(reason: ScalingReason, before: int, after: int, inputs: Scal
 
 
 def state_sentence(reason: ScalingReason, replicas: int, bounds: Bounds, writer: str = "") -> str:
-    """Returns the cause for which `replicas` stays. `writer`: who set it, for OtherWriter."""
+    """Returns the reason why `replicas` stays. `writer`: the field manager that set it, for OtherWriter."""
     if reason is ScalingReason.OTHER_WRITER:
         both = ""
         if writer in _AUTOSCALERS:

@@ -21,12 +21,12 @@ _SETTLED = (RolloutStep.COMPLETE, RolloutStep.SCALING, RolloutStep.ROLLED_BACK)
 
 
 def may_be_empty(spec: Spec) -> bool:
-    """Returns whether the scaler may remove the last engine, so that the gateways are asked for their requests."""
+    """Returns whether the scaler may remove the last engine. If so, the gateways are asked for their requests."""
     return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
 
 
 def bounds_of(spec: Autoscaling, *, can_hold: bool) -> Bounds:
-    """`can_hold`: gateway pods hold requests while the service has no engine. Otherwise one engine stays."""
+    """Returns the bounds of a spec. Unless gateway pods hold requests (`can_hold`), at least one engine stays."""
     least = spec.min_replicas if can_hold else max(spec.min_replicas, 1)
     return Bounds(least=least, most=spec.max_replicas, idle_s=spec.idle_seconds, is_raised=least > spec.min_replicas)
 
@@ -41,9 +41,9 @@ class Staying:
     """The engines that the rollout planner does not terminate, by name."""
 
     available: frozenset[str]
-    unproven: frozenset[str]  # of a revision whose rollout waits or is stopped; they take no requests
-    unschedulable: frozenset[str]  # others
-    others: frozenset[str]  # they start, do not answer or are ill, so they may have requests
+    unproven: frozenset[str]  # engines without requests, of a revision whose rollout waits or is stopped
+    unschedulable: frozenset[str]  # other engines that find no node
+    others: frozenset[str]  # engines that start, do not answer or do not serve; they may have requests
 
     @property
     def loaded(self) -> frozenset[str]:
@@ -74,7 +74,8 @@ def activity_of(planned: Planned) -> RolloutActivity:
     state = planned.step.state
     if is_stopped(planned.desired, state):
         return RolloutActivity.STOPPED
-    # Not by the step's name: a rollback, and a rollout that had ended before, keep their step while an engine waits.
+    # The step's name does not show this: a rollback, and a rollout that had ended before, keep their step while an
+    # engine waits for a node.
     staying = (each for each in planned.view.engines if each.name not in state.terminating)
     if any(each.state == "unschedulable" for each in staying):
         return RolloutActivity.WAITING
@@ -82,7 +83,7 @@ def activity_of(planned: Planned) -> RolloutActivity:
 
 
 def fleet_of(planned: Planned, load: ServiceLoad, held: Held, samples: tuple[Sample, ...]) -> Fleet:
-    """Returns the scaler's view of the engines, which have this load."""
+    """Returns the scaler's input: the engines that stay, with their load, held requests and samples."""
     staying = staying_engines(planned)
     num_unproven = len(staying.unproven)
     replicas = planned.desired.replicas
@@ -114,7 +115,7 @@ def engine_loads(
 ) -> tuple[EngineLoad, ...]:
     """Returns the load of each engine that may have requests.
 
-    `ended_before`: the result of `engine_requests` at the last look, None at the first one.
+    `ended_before`: the result of `engine_requests` in the last reconcile; None in the first one.
     """
     ended_before = {} if ended_before is None else ended_before
     return tuple(_load(each, mono, ended_before) for each in observed.replicas if each.name in staying.loaded)

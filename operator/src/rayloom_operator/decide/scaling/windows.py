@@ -1,13 +1,11 @@
 """The windows over which the load of a service is averaged. Pure.
 
-| window | length | use |
-|---|---|---|
-| panic window | `panic_s` | its mean adds engines at once |
-| usual window | `window_s` | its mean adds engines |
-| stable window | `stable_s`: several usual windows | the largest mean of these removes engines |
+| window | length | use | |---|---|---| | panic window | `panic_s` | its mean adds engines at once | | usual window |
+`window_s` | its mean adds engines | | stable window | `stable_s`: several usual windows | engines are removed by the
+largest mean of these |
 
-Samples begin with the last change of `replicas`, because earlier ones are about other engines. A restarted operator has
-no samples, so it removes no engine before a whole window has passed.
+Samples begin with the last change of `replicas`, because earlier samples are about another number of engines. A
+restarted operator has no samples, so it removes no engine before a whole window has passed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Sample:
     queue: float = 0.0  # the part of the load that waits
 
     def under(self, before_s: float, goal_s: float) -> Sample:
-        """Returns the sample under another goal: a queue is more engines the sooner it must be computed."""
+        """Returns the sample for another goal: the shorter the goal, the more engines the queue needs."""
         queue = self.queue * before_s / goal_s
         return replace(self, engines=self.engines - self.queue + queue, queue=queue)
 
@@ -77,7 +75,7 @@ def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float
 def stable_peak(samples: Sequence[Sample], windows: Windows, start_s: float, now: float) -> float | None:
     """Returns the largest mean load of a usual window in the stable window.
 
-    None if the samples do not cover the stable window, if one of them is incomplete, or if a usual window has none.
+    None if the samples do not cover the stable window, if a sample is incomplete, or if a usual window has no sample.
     """
     length_s = windows.stable_s(start_s)
     if not _covers(samples, length_s, windows, now):

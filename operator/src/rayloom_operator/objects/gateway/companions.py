@@ -31,7 +31,7 @@ def engines_service(service: LLMService) -> Manifest:
     """The headless Service whose DNS records are the engines that may get requests.
 
     It selects the same pods as the Service for clients, so a rollout moves the gateways' requests, too. Pods that are
-    not ready are included: a gateway knows itself which engine serves, and an engine that drains or rebuilds ranks
+    not ready are included. A gateway itself finds out which engines serve, and an engine that drains or replaces ranks
     keeps its streams.
     """
     return {
@@ -57,8 +57,8 @@ def gateway_budget(service: LLMService, gateway: Gateway) -> Manifest:
 def gateway_secret(service: LLMService, operator_key: bytes) -> Manifest:
     """The Secret with the key that engines and gateways share, and the token of the gateways' admin port.
 
-    Both are derived from the operator's key. So a Secret that was deleted is created with the same content, which
-    running engines and gateways still have.
+    Key and token are derived from the operator's key. So a deleted Secret is recreated with the same content, and
+    running engines and gateways keep working.
     """
     meta = service.metadata
     name = names.gateway_name(meta.name)
@@ -73,7 +73,7 @@ def front_key(operator_key: bytes, namespace: str, service_uid: str) -> str:
 
 
 def secret(metadata: Manifest, content: Mapping[str, str]) -> Manifest:
-    """A Secret with texts."""
+    """A Secret whose values are these texts."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

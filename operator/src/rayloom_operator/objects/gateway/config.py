@@ -12,8 +12,8 @@ from rayloom_operator import names
 from rayloom_operator.api.gateway.spec import Gateway
 from rayloom_operator.api.spec import LLMService
 
-_CACHE_FOLDER = "/tmp/rayloom-gateway"  # in the emptyDir of the pod, so a restarted container finds its tokenizers
-# Settings of spec.engine.args that concern HTTP, text and the queue, and so the gateway.
+_CACHE_FOLDER = "/tmp/rayloom-gateway"  # folder in the pod's emptyDir, so a restarted container finds its tokenizers
+# Settings of spec.engine.args that a gateway has, too: they concern HTTP, text and the queue.
 GATEWAY_ARGS = (
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "log_level"),

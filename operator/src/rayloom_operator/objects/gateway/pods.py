@@ -1,7 +1,7 @@
 """Builds the Deployment of gateway pods: of an LLMService, or of an LLMGateway.
 
 The configuration is an annotation of the pods, which the downward API makes a file. So a pod and its configuration are
-one object: a changed setting replaces the pods, and no pod starts with the settings of another one.
+one object: a changed setting replaces the pods, and no pod starts with settings that are not its own.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from rayloom_operator.names import Manifest
 CONFIG_ANNOTATION = "rayloom.dev/gateway-config"
 # Measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
 _REQUESTS = {"cpu": "200m", "memory": "512Mi"}
-# Both times are the same as for the head pod (`objects/ray_cluster.py`). A terminating pod gets SIGTERM this many
-# seconds after the removal of its endpoint.
+# A terminating pod gets SIGTERM this many seconds after the removal of its endpoint. This and the next value are the
+# same as for the head pod (`objects/ray_cluster.py`).
 _UNROUTE_SECONDS = 2
 # The grace period is longer than drainSeconds by this many seconds.
 _END_SECONDS = 15
 _READINESS = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
-# A gateway without a tokenizer waits for an engine and answers /health with 503 meanwhile, so /health would restart it
-# again and again. /version answers as long as the event loop runs.
+# The liveness probe asks for /version, which answers as long as the event loop runs. It does not ask for /health: a
+# gateway without a tokenizer waits for an engine and answers 503 there, so the kubelet would restart the gateway again
+# and again.
 _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 
 
@@ -33,8 +34,8 @@ _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 class GatewayPods:
     """The parts in which the gateway pods of different owners differ."""
 
-    metadata: Manifest  # of the Deployment
-    labels: Mapping[str, str]  # of the pods, besides `selector`
+    metadata: Manifest  # metadata of the Deployment
+    labels: Mapping[str, str]  # further labels of the pods, besides `selector`
     selector: Mapping[str, str]
     replicas: int
     resources: GatewayResources
@@ -101,7 +102,8 @@ def _pod(pods: GatewayPods) -> Manifest:
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
-                # As for worker pods: DoNotSchedule would keep the replacement of a pod on a lost node pending.
+                # Not DoNotSchedule, because it counts a lost node as a domain: the replacement of a pod on that node
+                # would stay pending.
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": dict(pods.selector)},
             }
@@ -128,7 +130,7 @@ def _sources(pods: GatewayPods) -> list[Manifest]:
 def _container(pods: GatewayPods) -> Manifest:
     ports = {"http": names.API_PORT, "admin": names.ADMIN_PORT}
     given = pods.resources
-    # Kubernetes takes a limit as the request, if there is no other.
+    # Kubernetes takes a limit as the request if no request is given.
     requests = {name: value for name, value in _REQUESTS.items() if name not in given.limits} | given.requests
     return pods.container | {
         "command": ["rayloom-engine", "gateway", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],

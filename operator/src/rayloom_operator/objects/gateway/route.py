@@ -1,6 +1,6 @@
 """Builds the HTTPRoute or the Ingress that leads to a Service of gateway pods.
 
-The owner is part of the metadata that the caller gives, so any kind with gateways can use these functions.
+The caller gives the metadata with the owner, so these functions serve LLMServices and LLMGateways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def route_object(route: GatewayRoute, metadata: Manifest, service: str) -> Manif
 
 
 def _http_route(route: HttpRoute, metadata: Manifest, service: str) -> Manifest:
-    """Every default of the API server is written out, so that a stored object equals the manifest."""
+    """The HTTPRoute. Every default of the API server is written out, so that a stored object equals the manifest."""
     return {
         "apiVersion": ROUTE_VERSIONS[HTTP_ROUTE],
         "kind": HTTP_ROUTE,

@@ -27,7 +27,7 @@ def gateway_config(gateway: LLMGateway) -> dict[str, Any]:
 
 
 def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[Auth]) -> Manifest:
-    """The Deployment. `keys`: the API keys of all names. Their files are mounted, and nothing else of the services."""
+    """The Deployment. `keys`: the API keys of all names, whose files are mounted."""
     spec = gateway.spec
     image = spec.image or default_image
     models: Manifest = {
@@ -75,8 +75,8 @@ def _keys_volumes(keys: Iterable[Auth]) -> list[Manifest]:
             "secret": {
                 "name": name,
                 "items": [{"key": key, "path": f"{name}/{key}"} for of, key in wanted if of == name],
-                # Without this, a Secret that one service lacks would keep every new gateway pod from starting. A
-                # gateway refuses a name whose file of keys is missing.
+                # With `optional`, a missing Secret of one service does not keep new gateway pods from starting. A
+                # gateway refuses requests for a name whose key file is missing.
                 "optional": True,
             }
         }

@@ -1,6 +1,6 @@
 """Names, labels and metadata of the objects of an LLMGateway.
 
-No object has the label of services: an LLMGateway and an LLMService may have the same name.
+None of these objects has the label of LLMServices, because an LLMGateway and an LLMService may have the same name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def labels(gateway: LLMGateway) -> dict[str, str]:
 
 
 def metadata(gateway: LLMGateway, name: str = "") -> Manifest:
-    """Returns the metadata of an object that is deleted with its LLMGateway. Default of `name`: `object_name`."""
+    """Returns the metadata of an object that is deleted with its LLMGateway. Without `name`, it has `object_name`."""
     return names.owned_metadata(KIND, gateway.metadata, name or object_name(gateway.metadata.name), labels(gateway))
 
 

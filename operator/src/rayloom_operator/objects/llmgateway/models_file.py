@@ -35,7 +35,7 @@ class ModelEntry:
     namespace: str
     uid: str
     auth: Auth | None  # keys for this name; None: everybody may use it
-    settings: Mapping[str, Any] = field(default_factory=dict)  # those of MODEL_ARGS that the service sets
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the settings in MODEL_ARGS that the service sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,16 @@ class AliasEntry:
 
     name: str
     targets: tuple[tuple[str, int], ...]  # (served name, weight)
-    is_sticky: bool  # requests of one user go to one target
+    is_sticky: bool  # all requests of one user go to the same target
     auth: Auth | None  # keys for this name; None: everybody may use it
 
 
 def models_document(
     models: Iterable[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes, previous_key: bytes = b""
 ) -> dict[str, Any]:
-    """The document that `models_file` names. Each entry states its keys itself: none is inherited.
+    """The document of the models file. Each entry names its own file of API keys; no entry inherits one.
 
-    `previous_key`: the operator's key before `operator_key`, from which running engines may have theirs; or empty.
+    `previous_key`: the operator's key before `operator_key`, or empty. Keys of running engines may be derived from it.
     """
     return {
         "version": "v1",

@@ -23,11 +23,12 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
 
 logger = logging.getLogger(__name__)
 
-# After a failed write of an HTTPRoute or Ingress, each reconcile tries it again. The next one comes after at most 30 s.
+# After a failed write of an HTTPRoute or Ingress, each reconcile tries the write again. The next reconcile comes after
+# at most 30 s.
 ROUTE_RETRY_S = 30.0
 
-# Called with the service, the name of an engine replica, and what its engine was asked to do: to drain (True) or to
-# accept requests again (False). Also called if the engine did not answer.
+# Called with the service, the name of an engine replica, and the request to its engine: to drain (True) or to accept
+# requests again (False). Also called if the engine did not answer.
 OnDrain = Callable[[ServiceKey, str, bool], None]
 
 
@@ -103,7 +104,7 @@ class Applier:
             if code >= 300:
                 logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, drain.replica, code, shown(body))
                 return
-        # Called without an answer too: the engine may have received the request.
+        # Also called after a request without an answer: the engine may have received the request.
         self._on_drain(key, drain.replica, drain.wanted)
 
     async def _route(self, key: ServiceKey, route: Route) -> None:

@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# The shortest interval after which all objects are applied again.
+# The least seconds between two times at which all objects are applied.
 _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
@@ -39,9 +39,9 @@ class _Applied(NamedTuple):
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
-    # All objects are applied again after this share of the interval: a random share at first, the whole later. If the
-    # first share were not random, the objects of all services that existed at the operator's start would be applied at
-    # the same moments for ever.
+    # All objects are applied again after this share of the interval. The first share is random, and every later one is
+    # the whole interval. Without the random share, the objects of all services that existed at the operator's start
+    # would be applied at the same moments for ever.
     share: float = 1.0
 
 
@@ -69,8 +69,8 @@ class ObjectApplier:
         """Applies the objects that were not in the service's last plan.
 
         Applies all objects of the plan if `interval_s` have passed since the last time that all were applied, if the
-        last attempt failed, or if somebody else changed an object. In the first reconcile of a service that existed
-        when this process began to lead, objects that exist as planned count as applied.
+        last attempt failed, or if somebody else changed an object. If a service existed when this process began to
+        lead, its first reconcile applies no objects that exist as planned.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
@@ -92,7 +92,7 @@ class ObjectApplier:
         if is_all and listed is None:
             before = _Applied(at=now)
         if self.route_refusal(key):
-            # Routes stay due, so that each reconcile tries them again.
+            # Routes whose write failed stay due, so that each reconcile tries them again.
             hashes = {number: each for number, each in hashes.items() if each["kind"] not in _ROUTES}
         self._applied[key] = before._replace(hashes=frozenset(hashes))
 

@@ -8,7 +8,7 @@ from rayloom_operator.kube.client import INVALID, NOT_FOUND, KubeError
 # HTTP codes of answers that no retry changes: a user has to change the spec or the cluster.
 _REFUSALS = (400, 403, NOT_FOUND, INVALID)
 # The API server answers code 500 with this text if a field is unknown in the object's definition or has a wrong type.
-# Only the user's pod templates can cause it: the operator validates all other fields before.
+# Only a user's pod template can cause this answer: the operator has validated all other fields before.
 _UNTYPED = "failed to create typed patch object"
 _FIELDS_OF_TEMPLATES = (
     (".spec.headGroupSpec.template.", "spec.podTemplate.head."),

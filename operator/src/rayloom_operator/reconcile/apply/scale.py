@@ -9,12 +9,12 @@ from rayloom_operator.kube.client import INVALID, Kube, KubeError
 
 
 async def write_scale(kube: Kube, write: ScaleWrite) -> None:
-    """Sets `replicas`, unless anybody has changed the spec since the decision, or recreated the service.
+    """Sets `replicas`, unless somebody has changed the spec since the decision, or recreated the service.
 
     Raises OperatorError in that case, and KubeError if the API server refuses the write.
     """
-    # A Scale shows neither the rest of the spec nor its generation. So both are read here, and the write tests the
-    # version that was read.
+    # A Scale shows neither the rest of the spec nor its generation. So the whole object is read here, and the write
+    # tests the version that was read.
     found = await kube.get(write.path)
     if (found["metadata"]["uid"], found["metadata"]["generation"]) != (write.uid, write.generation):
         raise _changed()
@@ -24,7 +24,7 @@ async def write_scale(kube: Kube, write: ScaleWrite) -> None:
     except KubeError as error:
         if error.code != INVALID:
             raise
-        # The API server gives this code for a failed test of the patch, and a policy gives it for a refusal.
+        # Two failures have this code: the patch's test of the version, and the refusal of an admission policy.
         found = await kube.get(write.path)
         if found["metadata"]["resourceVersion"] == version:
             raise

@@ -50,8 +50,8 @@ class ObjectWriter:
             # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Secret" and LLMGATEWAY_LABEL in manifest["metadata"]["labels"]:
-            # The content of this Secret changes with services and aliases. An update, unlike a patch, does not return
-            # content that the operator may not read.
+            # The content of an LLMGateway's Secret changes with services and aliases. It is written by an update:
+            # unlike a patch, an update returns no content that the operator may not read.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.

@@ -68,8 +68,8 @@ class RolloutLookups:
         view = view_of(seen, memory, desired.revision, mono=now.mono)
         step = next_step(desired, rollout, view, now.wall)
         if step.drain or step.delete:
-            # A drain or a deletion would end requests of clients that still reach the engine. As the watch may lag, the
-            # EndpointSlices are listed from the API server, and the step is computed again.
+            # A drain or a deletion would end requests of clients that still reach the engine. The watch of
+            # EndpointSlices may lag, so the slices are listed from the API server, and the step is computed again.
             found = await self._observer.found(key)
             replicas = (replace(each, is_found=each.is_found or _uid(each) in found) for each in seen.replicas)
             seen = replace(seen, replicas=tuple(replicas))

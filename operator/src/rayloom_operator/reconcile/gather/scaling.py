@@ -36,7 +36,7 @@ _MAX_WRITER = 128  # characters
 class _History:
     uid: str  # uid of the service
     replicas: int  # spec.replicas at the time of the samples
-    ttft_s: float  # the goal under which the loads of the samples were computed
+    ttft_s: float  # the goal, in seconds, for which the loads of the samples were computed
     samples: deque[Sample] = field(default_factory=deque)
 
 
@@ -51,8 +51,9 @@ class ScalingGatherer:
         self._windows = windows
         self._interval_s = interval_s
         self._histories: dict[ServiceKey, _History] = {}
-        self._idle_at: dict[ServiceKey, float] = {}  # time of the first look of a service that is idle since
-        # Requests that had ended at the last look, by gateway pod and by engine.
+        # time of the first reconcile that found the service idle, if all later ones did, too
+        self._idle_at: dict[ServiceKey, float] = {}
+        # Requests that had ended by the last reconcile: of each gateway pod, and of each engine.
         self._ended: dict[ServiceKey, dict[str, int]] = {}
         self._ended_in_engines: dict[ServiceKey, dict[str, int]] = {}
 
@@ -66,13 +67,13 @@ class ScalingGatherer:
     async def next(
         self, key: ServiceKey, document: Manifest, spec: Spec, seen: Observed, planned: Planned, now: Now
     ) -> ScalingDecision | None:
-        """Returns the decision; None without spec.autoscaling, or if the document is older than its last change."""
+        """Returns the decision; None without spec.autoscaling, or if `document` lacks the last change of `replicas`."""
         if spec.autoscaling is None:
             self.forget(key)
             return None
         stored = stored_autoscaling(document.get("status", {}))
         writer = ""
-        # Without a stored state, a 0 may be the scaler's own, for example in a restored object.
+        # If no state is stored, as in a restored object, a 0 may have been written by the scaler.
         if stored.desired != spec.replicas if stored.reason else spec.replicas == 0:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:
@@ -96,7 +97,7 @@ class ScalingGatherer:
         return decide_scaling(bounds, stored, fleet, self._windows, now)
 
     def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
-        """Returns the requests in the gateways, and keeps their counts for the next look."""
+        """Returns the requests in the gateways, and keeps their counts for the next reconcile."""
         if not may_be_empty(spec) or spec.gateway is None:
             self._ended.pop(key, None)
             return NOTHING_HELD
@@ -109,14 +110,14 @@ class ScalingGatherer:
         return max(self._windows.sample_s, self._interval_s())
 
     def _sampled(self, history: _History, sample: Sample, window_s: float) -> tuple[Sample, ...]:
-        """Adds the sample, unless the last one is younger than half of the interval, and returns all.
+        """Adds the sample, unless the last one is younger than half of the interval, and returns all samples.
 
-        Drops samples before the last `window_s`, since thousands of services may have a history.
+        Drops samples that are older than `window_s`, because memory may hold the samples of thousands of services.
         """
         sample_s = self.sample_s()
         samples = history.samples
         if samples and sample.at - samples[-1].at > self._windows.window_s / 2:
-            samples.clear()  # a mean over a gap would be that of single samples
+            samples.clear()  # A mean over a gap would be the mean of few samples.
         if not samples or sample.at - samples[-1].at >= sample_s / 2:
             samples.append(sample)
         while samples[0].at < sample.at - window_s - 2 * sample_s:

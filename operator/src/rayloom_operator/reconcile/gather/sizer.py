@@ -28,7 +28,7 @@ class Sizer:
     async def run(self, compute: Callable[..., Computed], *arguments: Any) -> Computed:
         """Returns `compute(*arguments)`. Raises the exceptions of `compute`, and OperatorError after 5 s.
 
-        Too little CPU is no fault of the spec, so the next reconcile repeats the computation.
+        A lack of CPU time is no fault of the spec, so the next reconcile repeats the computation.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -2,8 +2,8 @@
 
     event of an LLMGateway, of its objects, or of an LLMService of its namespace  ->  work queue  ->  GatewayReconciler
 
-The operator watches LLMGateways itself, and not with kopf. So the operator also works without the CRD, for example
-after an upgrade that did not install it. It finds a CRD that is installed later within seconds.
+The operator watches LLMGateways itself, and not with kopf. So the operator also works without their CRD, for example
+after an upgrade that did not install the CRD, and finds one that is installed later within seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# Delay of a reconcile after an event of a service. So services that start at the same time cause one reconcile.
+# Seconds between an event of an LLMService and the reconcile of an LLMGateway: services that start together cause one
+# reconcile.
 _COLLECT_S = 0.5
 _MAX_RECONCILES = 2
 _GATEWAYS = Watched(api_version=API_VERSION, kind=KIND, selector={}, key_of=own_key)
@@ -81,8 +82,8 @@ class GatewayController:
     def serving(self, service: ServiceKey) -> tuple[ServingGateway, ...] | None:
         """Returns the LLMGateways whose pods send requests to an LLMService.
 
-        Returns None while those of the namespace are not all known, as after a restart. In a cluster without the kind
-        there are none.
+        Returns None while some LLMGateways of the namespace are unknown, as after a restart. In a cluster without the
+        kind the result is empty.
         """
         if not self._gateways.was_tried.is_set():
             return None

@@ -29,7 +29,7 @@ from rayloom_operator.times import Now
 # The requeue delay while the LLMServices of the namespace are not all known, and while an Event is not created yet.
 _SOON_S = 1.0
 
-# Returns the LLMServices of a namespace; None while they are not all known.
+# Returns the LLMServices of a namespace; None while some of them are unknown.
 ServicesOf = Callable[[str], Sequence[Manifest] | None]
 PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
 
@@ -60,13 +60,13 @@ class GatewayReconciler:
         self._statuses = GatewayStatusWriter(kube)
 
     def forget(self, key: ServiceKey) -> None:
-        """Drops what is kept of a deleted LLMGateway. Kubernetes deletes its objects by their owner references."""
+        """Drops the state of a deleted LLMGateway. Kubernetes deletes its objects by their owner references."""
         self._applier.forget(key)
         self._statuses.forget(key)
         self._served.pop(key, None)
 
     def served(self, key: ServiceKey) -> Served | None:
-        """Returns what the pods of an LLMGateway serve; None before its first reconcile."""
+        """Returns the models that the pods of an LLMGateway serve; None before its first reconcile."""
         return self._served.get(key)
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
@@ -77,7 +77,7 @@ class GatewayReconciler:
         """
         services = self._services_of(key[0])
         if services is None:
-            # With a part of the services, the gateway pods would forget the names of the others.
+            # A reconcile with only some of the services would take the names of the others from the gateway pods.
             return _SOON_S
         situation = self._situation(key, document, services)
         self._note_served(key, document["metadata"]["uid"], situation)

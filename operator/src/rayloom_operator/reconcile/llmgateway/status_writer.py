@@ -35,7 +35,7 @@ class GatewayStatusWriter:
         self._written.pop(key, None)
 
     def newest_status(self, key: ServiceKey, document: Manifest) -> Manifest:
-        """Returns the status in `document`, or the one that was written later: the watch may not have reported it."""
+        """Returns the status in `document`, or a later one that this process wrote: the watch may lag."""
         written, meta = self._written.get(key, document), document["metadata"]
         is_same = written["metadata"]["uid"] == meta["uid"]
         if is_same and int(written["metadata"]["resourceVersion"]) > int(meta["resourceVersion"]):
@@ -61,7 +61,7 @@ class GatewayStatusWriter:
         try:
             self._written[key] = without_managed_fields(await self._kube.replace_status(manifest))
         except Recreated:
-            return None  # The watch reports the new LLMGateway.
+            return None  # Another LLMGateway has this name now, and the watch reports it.
         except KubeError as error:
             if error.code != NOT_FOUND:
                 raise

@@ -1,4 +1,4 @@
-"""Several models behind one API port: the field `model` of a request names the one that answers.
+"""Several models behind one API port: the field `model` of a request names the model that answers.
 
 models_document  parses and checks the document in `models_file`
 models_file      reads the file, and reads it again when it changes

@@ -31,7 +31,7 @@ def card(name: str, alias: AliasEntry | None, models: Mapping[str, RunningModel]
 
 
 def engines_of_models(models: Mapping[str, RunningModel], leaving: Iterable[RunningModel]) -> dict[str, Any]:
-    """Returns the /engines documents of all models. `leaving`: removed models whose last requests still run."""
+    """Returns the /engines documents of all models. `leaving`: removed models that still have running requests."""
     return {
         "models": {name: engines_document(model.service.client) for name, model in models.items()},
         "leaving": [{"model": model.name, **engines_document(model.service.client)} for model in leaving],

@@ -42,7 +42,7 @@ class ModelEndpoints:
             return self._by_body(route.endpoint)
         if route.path in _BY_QUERY:
             return self._by_query(route.endpoint)
-        return route.handler  # finds all models as `request.app.state.service`
+        return route.handler  # handlers find the state of all models as `request.app.state.service`
 
     def _by_body(self, endpoint: Endpoint) -> Handler:
         async def answer(request: Request) -> Response:
@@ -91,7 +91,7 @@ class ModelEndpoints:
         name: str = request.path_params["model"]
         caller = self._caller(request)
         if name not in names.usable(caller):
-            names.route(RoutedFields(name), caller)  # raises the refusal of a name that is unknown or needs another key
+            names.route(RoutedFields(name), caller)  # raises ApiError for a name that is unknown or needs another key
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 
     def _caller(self, request: Request) -> KeyHolder:
@@ -99,7 +99,7 @@ class ModelEndpoints:
 
 
 def _repeat_key(request: Request) -> str | None:
-    """Returns the name that repeats of a request have as well: its Idempotency-Key, else the client's X-Request-Id."""
+    """Returns a name that a request and its repeats share: the Idempotency-Key, else the client's X-Request-Id."""
     given = request.headers.get(IDEMPOTENCY_KEY)
     if given is not None:
         return checked_key(given)

@@ -1,6 +1,7 @@
 """KeyRing: the API keys of all names of a gateway. Finds the names that a key may use, in the same time for each key.
 
-A key is looked up by its hash under a secret of this process, so the time of a lookup reveals nothing about the keys.
+A key is looked up by its hash, which depends on a secret of this process. So the time of a lookup reveals nothing about
+the keys.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class KeyRing:
         self._secret = secrets.token_bytes(32)
         self._paths: dict[str, str | None] = {}
         self._sources: dict[str, ApiKeys] = {}
-        self._counts: dict[frozenset[str], int] = {}  # names -> number of their keys; a cache of `count`
+        self._counts: dict[frozenset[str], int] = {}  # cache of `count`: names -> number of their keys
         self._names_of: dict[bytes, frozenset[str]] = {}  # hash of a key -> names whose files have the key
-        self.on_change: Callable[[], None] = lambda: None  # called when keys have changed, but not by `set_files`
+        self.on_change: Callable[[], None] = lambda: None  # called when `watch` finds changed keys
 
     def set_files(self, paths: Mapping[str, str | None]) -> None:
         """Sets the key file of each name that has keys of its own. None: the name needs no key.
 
-        Every key is refused for a name until its file could be used once.
+        Every key is refused for a name until its file has been read without a fault once.
         """
         sources = {}
         for name, path in paths.items():
@@ -70,7 +71,7 @@ class KeyRing:
         return len(self._names_of)
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns `num_keys` if `key` is one of the keys, otherwise 0: beside an open name, any key may come in."""
+        """Returns `num_keys` if `key` is one of the keys, else 0: with a name that needs no key, any key passes."""
         return self.num_keys if self._hash(key) in self._names_of else 0
 
     def knows(self, key: bytes) -> bool:
@@ -83,7 +84,7 @@ class KeyRing:
         return KeyHolder(key, self._names_of.get(self._hash(key), NO_NAMES))
 
     def needs_key(self, name: str) -> bool:
-        """True if the file given for `name` in `set_files` restricts it: a request then needs one of its keys."""
+        """True if `set_files` gave a file for `name`: a request then needs a key in that file."""
         return not self._sources[name].is_open
 
     def accepts(self, name: str, caller: KeyHolder) -> bool:

@@ -45,7 +45,7 @@ class ModelNames:
         return [*models, *aliases]
 
     def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
-        """Returns the model for a request. `repeat_key`: its Idempotency-Key, else its X-Request-Id.
+        """Returns the model for a request. `repeat_key`: the request's Idempotency-Key, else its X-Request-Id.
 
         Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
         cannot tell a name that needs a key from one that does not exist.
@@ -75,7 +75,7 @@ class ModelNames:
         return self._ring.count(self._sources[model])
 
     def key_problem(self, model: str) -> str:
-        """Returns why a file with keys for `model`, its own or that of an alias, cannot be used; empty if all can."""
+        """Returns why a key file of `model` or of an alias for it cannot be used; empty if all files can be used."""
         problems = (self._ring.problem(name) for name in sorted(self._sources[model]))
         return "; ".join(problem for problem in problems if problem)
 
@@ -83,7 +83,7 @@ class ModelNames:
         """Returns the models that requests of `caller` may reach, under their own names or by an alias."""
         names = self.usable(caller)
         by_alias = (self.document.aliases[name] for name in names if name not in self.document.models)
-        # Targets of the other aliases need the key of the model itself.
+        # An alias without a key file adds no model: its targets need the models' own keys.
         with_own_keys = (alias for alias in by_alias if alias.api_key_file is not None)
         targets = {name for alias in with_own_keys for name, weight in alias.weights if weight}
         return targets | {name for name in names if name in self.document.models}
@@ -101,7 +101,8 @@ class ModelNames:
         return f"{before_names} {', '.join(names)}"
 
     def _target(self, name: str, alias: AliasEntry, user: str | None, repeat_key: str | None) -> str:
-        # The name of the alias is no part of the key, so a user has the same model behind aliases with equal targets.
+        # The hashed key does not contain the alias's name. So two aliases with equal targets send a user to the same
+        # model.
         if alias.sticky_by == "user" and user:
             return target_by_key(alias.weights, f"user {user}")
         if repeat_key is not None:
@@ -109,7 +110,7 @@ class ModelNames:
         return target_by_draw(alias.weights, self._draw())
 
     def _checked(self, model: str, alias: str | None, source: str, caller: KeyHolder) -> ModelRoute:
-        """`source`: the name whose keys are needed."""
+        """Returns the route to `model`. Raises ApiError 401 unless the caller has a key of the name `source`."""
         if not self._ring.accepts(source, caller):
             raise no_valid_key()
         num_keys = self.num_keys(model) if self._ring.needs_key(source) else 0

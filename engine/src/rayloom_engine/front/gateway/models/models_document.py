@@ -20,7 +20,7 @@ from rayloom_engine.front.gateway.gateway_config import is_place
 from rayloom_engine.front.gateway.models.document_problems import explain
 from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
 
-# The settings of `rayloom-engine serve` that each model may have for itself. The others are the gateway's.
+# The settings of `rayloom-engine serve` that each model may have for itself. All other settings belong to the gateway.
 MODEL_SETTINGS = (
     *("generation_config", "tool_parser", "reasoning_parser", "max_output_tokens", "max_logprobs"),
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
@@ -47,7 +47,7 @@ ModelSettings = _settings_model()
 
 
 class ModelEntry(_Part):
-    """How to reach the engines of a model, and how to treat its requests."""
+    """The addresses and the key of a model's engines, and the settings for its requests."""
 
     engines_dns: str | None = Field(
         None, description="DNS name and port of all engines, HOST:PORT: each address of the name is an engine."
@@ -124,7 +124,7 @@ def _with_targets_in(alias: AliasEntry, models: Collection[str]) -> AliasEntry |
 
 
 class _Outline(BaseModel):
-    """The part of a document without which nothing of it can be used."""
+    """The fields without which no part of a document can be used."""
 
     model_config = ConfigDict(strict=True)
 
@@ -201,7 +201,7 @@ def _no_place(field: str, place: str, example: str) -> str:
 def _usable_aliases(
     listed: object, all_models: dict[str, Any], models: dict[str, ModelEntry], problems: list[str]
 ) -> dict[str, AliasEntry]:
-    """`all_models`: the entries of models, those that are left out included; `models`: those that can be used."""
+    """Returns the aliases that can be used. `all_models`: all entries of models; `models`: those that can be used."""
     if not isinstance(listed, dict):
         problems.append("aliases: must be an object of aliases by their names")
         return {}
@@ -226,7 +226,8 @@ def _usable_aliases(
 def _alias_problems(name: str, alias: AliasEntry, all_models: dict[str, Any]) -> list[str]:
     field = f"aliases.{name}"
     problems = _name_problems(field, name)
-    if name in all_models:  # also if the model is left out: the alias might have other keys
+    # refused even if the model is left out, because the alias might have other keys than the model
+    if name in all_models:
         problems.append(f"{field}: a model has this name already; choose another one")
     if len({target.model for target in alias.targets}) < len(alias.targets):
         problems.append(f"{field}.targets: a model is named twice; give it one weight")

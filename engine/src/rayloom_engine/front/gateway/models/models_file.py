@@ -22,7 +22,8 @@ class ModelsFile(FileWatch[ModelsDocument]):
 
     def _usable(self, path: Path) -> ModelsDocument:
         found = load_models(path)
-        if found.problems != self._problems:  # the same file is read again if its models could not be applied
+        # Logged once, although a file whose models could not be applied is read again and again.
+        if found.problems != self._problems:
             for problem in found.problems:
                 logger.error("models_file %s: %s; until this is corrected, it is not served", path, problem)
             self._problems = found.problems
@@ -30,7 +31,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
 
 
 def load_models(path: Path) -> UsableModels:
-    """Returns the models in a file. Raises ConfigError if it can be used in no part."""
+    """Returns the models in a file. Raises ConfigError if no part of the file can be used."""
     document = load_gateway_document(path)
     try:
         return parse_models(document)

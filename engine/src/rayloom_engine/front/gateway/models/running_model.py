@@ -103,11 +103,12 @@ class RunningModel:
     ) -> Response:
         """Returns the response of the model's handler to a request, whose `body` was read already.
 
-        Raises what the handler raises.
+        Raises the exceptions of the handler.
         """
         scope = request.scope
         scope["app"] = self.api
-        state = scope["state"]  # not a copy: the port's middleware reads what handlers write
+        # The scope's own state, not a copy, because the port's middleware reads values that handlers write.
+        state = scope["state"]
         state["tenant"] = route.tenant
         state["owner"] = route.owner
         if route.alias is not None:
@@ -123,7 +124,7 @@ class RunningModel:
                 body.drop()
 
     async def wait_unused(self) -> None:
-        """Waits until no request needs the model. Call it when the model gets no new ones."""
+        """Waits until no request needs the model. Call it once the model gets no new requests."""
         lifecycle = self.service.lifecycle
         while self._num_handled or lifecycle.num_in_flight or lifecycle.num_readers:
             await asyncio.sleep(IDLE_CHECK_S)

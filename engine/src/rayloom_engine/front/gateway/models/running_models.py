@@ -1,4 +1,4 @@
-"""RunningModels: all models of a gateway, and how a new document changes them."""
+"""RunningModels: all models of a gateway. Adds, changes and ends models by the models document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunningModels:
         self.ring = KeyRing()
         self.ring.on_change = self._observe_keys
         self.models: dict[str, RunningModel] = {}
-        self.leaving: list[RunningModel] = []  # removed or restarted models whose last requests still run
+        self.leaving: list[RunningModel] = []  # removed or replaced models that still have running requests
         self._shared = SharedParts(
             config=config,
             lifecycle=self.lifecycle,
@@ -49,13 +49,13 @@ class RunningModels:
             on_ready=self._update_readiness,
         )
         self._group: asyncio.TaskGroup | None = None
-        self._body_limits: dict[frozenset[str], int] = {}  # names that a key may use -> most bytes of a body
+        self._body_limits: dict[frozenset[str], int] = {}  # names that a key may use -> the most bytes of a body
         self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
         self.names = ModelNames(document, self.ring)
         self.apply(document)
 
     async def run(self) -> None:
-        """Runs all models, those that are added later included, until it is cancelled."""
+        """Runs all models until it is cancelled, including models that are added later."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for model in self.models.values():
@@ -66,8 +66,8 @@ class RunningModels:
         """Changes the models and names to those of `document`.
 
         A model with other settings is replaced by a new one; the old one finishes its requests. Other changes of a
-        model's entry keep its streams. Raises ConfigError if a model cannot be made. It is then not served, but all
-        other changes are made, so that no model stays open that was to be closed.
+        model's entry keep its streams. Raises ConfigError if a model cannot be made. Such a model is not served, and
+        all other changes are made: no model stays open that the document closes.
         """
         new, problems = self._new_models(document)
         document = without_models(document, problems) if problems else document
@@ -97,7 +97,7 @@ class RunningModels:
             raise ConfigError("; ".join(f"models.{name}: {problem}" for name, problem in problems.items()))
 
     def max_body_bytes(self, caller: KeyHolder) -> int:
-        """Returns the longest body that a model takes which requests of `caller` may reach."""
+        """Returns the most bytes of a body: the largest limit of the models that requests of `caller` may reach."""
         known = self._body_limits.get(caller.names)
         if known is None:
             limits = (self.models[name].max_body_bytes for name in self.names.reachable(caller))
@@ -120,7 +120,7 @@ class RunningModels:
         return self.lifecycle.state
 
     def metrics_text(self) -> str:
-        """Returns the metrics of the listed models in Prometheus' text format; models that leave have none."""
+        """Returns the metrics of the models in the list, in Prometheus' text format."""
         services = [model.service for model in self.models.values()]
         for service in services:
             service.update_metrics()

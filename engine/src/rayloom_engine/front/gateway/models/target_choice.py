@@ -31,6 +31,7 @@ def target_by_draw(targets: Sequence[Target], draw: float) -> str:
 
 
 def _score(name: str, weight: int, key: str) -> float:
-    text = f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass")  # the length separates the key from the name
+    # With the key's length, two different pairs of key and name never have the same text.
+    text = f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"rayloom-alias").digest())
     return weight / -math.log((number + 0.5) / 2**64)

@@ -60,10 +60,10 @@ class Answer(ABC):
         self.returns_ids = bool(wire.return_token_ids)
         self.request_id = f"{self.id_prefix}-{request_id}"
         self._created = int(time.time())
-        self._model = wire.model or service.config.api_model_name  # an alias if the client used one
+        self._model = wire.model or service.config.api_model_name  # the name in the request, perhaps an alias
         self._fingerprint = fingerprint(service.config, text.model)
         self._is_transferred = wire.kv_transfer_params is not None
-        # Of the chunks that differ in their text alone: by choice and by kind of text.
+        # (choice, kind of text) -> template of the chunks that differ in their text alone
         self._templates: dict[tuple[int, type], ChunkTemplate] = {}
         self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
@@ -74,7 +74,7 @@ class Answer(ABC):
 
     @abstractmethod
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's next events, as long as they have nothing but text; None if they have."""
+        """Returns the writer of a choice's next events while these have text alone; None if they have more."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Answer(ABC):
         document["choices"] = LazyList(choices, 1) if len(results) > 1 else list(choices)
         document["usage"] = generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)
         if self._is_transferred:
-            document["kv_transfer_params"] = None  # vLLM's routers read the key
+            document["kv_transfer_params"] = None  # vLLM's routers expect this key
         if generation.warnings:
             document["warnings"] = list(generation.warnings)
         return document
@@ -113,7 +113,7 @@ class Answer(ABC):
 
     @property
     def is_chunk_fixed(self) -> bool:
-        """True if the next chunk has no new warning. Without continuous usage, it differs in its choice alone then."""
+        """True if the next chunk has no new warning. Without usage, chunks then differ in their choices alone."""
         return len(self.generation.warnings) == self._num_warned
 
     def count(self, delta: ChoiceDelta) -> None:

@@ -1,6 +1,7 @@
 """ChunkTemplate: an event of a stream, complete but for the text, which differs from token to token.
 
-Most events of a stream differ only there. To encode the text alone costs a tenth of building and encoding a document.
+Most events of a stream differ only in their text. To encode the text alone costs a tenth of building and encoding a
+document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The system_fingerprint of answers.
 
-Equal on servers that compute the same tokens, different where tokens may differ.
+It is equal on servers that compute the same tokens, and differs between servers whose tokens may differ.
 """
 
 from __future__ import annotations

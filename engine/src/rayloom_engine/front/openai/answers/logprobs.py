@@ -91,7 +91,7 @@ class LogprobWriter:
         return item
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        # As in vLLM, the token itself comes first, even if it is not among the most likely.
+        # As in vLLM, the entry of the token itself comes first, even if the token is not among the most likely.
         top = {self.name(entry.token_id): max(entry.logprob, LOWEST)}
         for token_id, logprob in entry.top:
             top.setdefault(self.name(token_id), max(logprob, LOWEST))

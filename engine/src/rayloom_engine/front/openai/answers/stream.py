@@ -20,14 +20,14 @@ from rayloom_engine.front.http.json_pieces import pieces
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-Event = dict[str, Any] | bytes  # a JSON document, or the bytes of a whole event
-PART_BYTES = 64 * 1024  # at most this many bytes of events are sent before other streams get a turn
+Event = dict[str, Any] | bytes  # a JSON document, or a whole event as bytes
+PART_BYTES = 64 * 1024  # the most bytes of events that are sent before other streams get a turn
 
 
 class EventWriter(Protocol):
     """The part of streaming that differs between endpoints. Every event is one JSON document."""
 
-    has_event_names: bool  # each event has a line `event:` with the document's `type`
+    has_event_names: bool  # True if each event has a line `event:` with the document's `type`
     ping: bytes  # sent when no delta arrives for `Waits.ping_s` seconds (front/operations/service.py)
     end: bytes  # sent after the last event of a complete answer
 
@@ -63,7 +63,7 @@ class DirectStream:
 
     def write(self, delta: ChoiceDelta) -> None:
         events = self._writer.chunks(delta)
-        if len(events) == 1 and isinstance(events[0], bytes):  # one token, as almost always
+        if len(events) == 1 and isinstance(events[0], bytes):  # the usual case: one token
             self.write_bytes(events[0])
         elif events:
             self.write_bytes(b"".join(_pieces(self._writer, events)))
@@ -140,7 +140,8 @@ class EventStream(Response):
         self._generation.answered()
 
     def _write_directly(self, body: DirectBody | None) -> None:
-        """From the second list of deltas on, small deltas need no task. A comment may have to precede the first."""
+        """Makes later small deltas bypass the task. The first deltas do not, because a comment may have to precede
+        them."""
         if body is not None and not self._is_waiting and self._generation.sink is None:
             self._generation.sink = DirectStream(self._writer, body)
 

@@ -10,8 +10,8 @@ from rayloom_engine.text.message_parsing.sink import PlainKind
 class TextEvents:
     """Implements EventsOfText for one choice.
 
-    On a busy machine the time of a token is that of reading memory which other processes have displaced from the
-    processor's caches. So this object refers to exactly what such an event needs.
+    On a busy machine, most of the time for a token is spent on reading memory that other processes have displaced from
+    the processor's caches. So this object has references only to the objects that such an event needs.
     """
 
     __slots__ = ("_kind", "_reader", "_template")
@@ -26,7 +26,7 @@ class TextEvents:
 
 
 class UnparsedTextEvents:
-    """Implements EventsOfText for a choice whose text has no parts."""
+    """Implements EventsOfText for a choice whose text is not parsed into parts."""
 
     __slots__ = ("_template",)
 

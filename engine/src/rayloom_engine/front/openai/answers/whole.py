@@ -12,7 +12,7 @@ from rayloom_engine.front.generation.answer_headers import answer_headers
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http import json_pieces
 
-PART_BYTES = 64 * 1024  # size of the parts of a large answer; each waits until most earlier ones are sent
+PART_BYTES = 64 * 1024  # bytes of each part of a large answer; a part waits until most of the earlier parts are sent
 WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
@@ -47,7 +47,7 @@ class WholeAnswer(Response):
         is_begun = False
         for part in json_pieces.parts(self._document, PART_BYTES):
             if self._generation.is_client_gone:
-                return  # nobody would read the rest
+                return  # the client is gone, so nobody would read the rest
             num_bytes += len(part)
             held.append(part)
             if num_bytes > WHOLE_BYTES:

@@ -1,1 +1,1 @@
-"""POST /v1/chat/completions, and what Responses and Messages share with it: the prepared call, its message."""
+"""POST /v1/chat/completions, and the parts of it that Responses and Messages use: prepared calls and messages."""

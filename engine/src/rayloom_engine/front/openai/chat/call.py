@@ -33,7 +33,7 @@ from rayloom_engine.text.tools.tool import ToolUse
 class ChatCall:
     """A prepared chat. Pass `text`, `prompt_ids` and `params` to the generation."""
 
-    text: ModelText  # with a detokenizer that keeps the special tokens that the parser needs
+    text: ModelText  # its detokenizer keeps the special tokens that the parser reads
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     use: ToolUse
@@ -43,7 +43,7 @@ class ChatCall:
     def reader(self, request_id: str, choice: int) -> ChoiceReader:
         """Returns a new reader of the choice number `choice`.
 
-        For the same request with the same `request_id`, the ids of tool calls are the same again.
+        The ids of tool calls depend only on the request and its `request_id`, so a repeat gets the same ids.
         """
         origin = f"{request_id}/{self._prompt_digest()}/{choice}"
         is_short = self.text.formats.tools.short_ids
@@ -65,7 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt: clients may send the same request id twice in one conversation."""
+        """Returns a hash of the prompt, for call ids: clients may send a request id twice in one conversation."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 

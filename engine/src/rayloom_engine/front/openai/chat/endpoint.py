@@ -44,10 +44,10 @@ class ChatAnswer(Answer):
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=wire.names_tokens_by_id(service.config))
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
-        # Chunks have nothing but parts of the message.
+        # True if chunks have only parts of the message, without logprobs or token ids.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
-        self._messages: list[Message] = []  # messages of a whole answer
+        self._messages: list[Message] = []  # the choices' messages in an answer that is not streamed
 
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         if not delta.is_first and self._is_plain and delta.text.finish_reason is None and self.is_chunk_fixed:
@@ -75,7 +75,7 @@ class ChatAnswer(Answer):
         return TextEvents(self._templates.get((index, kind)) or self._new_template(index, kind), reader, kind)
 
     def _plain_chunks(self, index: int, parts: list[MessagePart]) -> list[Event]:
-        """Returns the chunks of parts without anything beside them. Those with text alone come from templates."""
+        """Returns chunks that have only parts of the message. Chunks with text alone come from templates."""
         chunks: list[Event] = []
         for part in parts:
             if isinstance(part, (Content, Reasoning)):
@@ -93,8 +93,8 @@ class ChatAnswer(Answer):
         return template
 
     def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """Returns the choices of the chunks for one delta: one for each part of the message, at least one if there is
-        anything else to write.
+        """Returns the choices of a delta's chunks: one for each part of the message. Without a part: one if there are
+        logprobs, token ids or a finish reason to write.
 
         The first has the delta's logprobs and token ids, the last its finish reason.
         """

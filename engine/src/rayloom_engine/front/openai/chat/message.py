@@ -12,7 +12,7 @@ from rayloom_engine.text.message_parts import Content, MessagePart, Reasoning, T
 def message_document(message: Message, *, is_older: bool = False) -> dict[str, Any]:
     """Returns a whole message. The keys of reasoning and tool calls are there only if the message has them.
 
-    `is_older`: its only call has OpenAI's older form, `function_call`.
+    `is_older`: the message's only call is written in OpenAI's older form, `function_call`.
     """
     document: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
     if message.reasoning:

@@ -1,6 +1,6 @@
-"""ExtraFields: the fields that Responses and Messages have besides those of their own APIs.
+"""ExtraFields: fields of chats that Responses and Messages accept besides the fields of their own APIs.
 
-They have the same meaning as in chats.
+The fields have the same meaning as in chats.
 """
 
 from __future__ import annotations

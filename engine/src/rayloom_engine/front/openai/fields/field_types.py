@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from rayloom_engine.sampling_params import MAX_STOP_TOKEN_IDS
 
-MAX_DETOKENIZED = 2**20  # tokens in one /detokenize request
+MAX_DETOKENIZED = 2**20  # the most tokens in a /detokenize request
 
 
 def whole(value: object) -> object:

@@ -14,14 +14,14 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 
 _OBJECT_OR_TEXT: JsonDict = {"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}, {"type": "null"}]}
 _KINDS = ("text", "json_object", "json_schema")
-# Keys of structured_outputs and the values with which they change nothing.
+# Keys of structured_outputs -> the values with which they change nothing.
 _VLLM_KEYS: dict[str, tuple[object, ...]] = {
     "json": (),
     "json_object": (),
     "regex": (),
     "choice": (),
     "grammar": (),
-    "disable_fallback": (None, False, True),  # llguidance is the only library here
+    "disable_fallback": (None, False, True),  # this server has llguidance alone
     "disable_any_whitespace": (None, False),
     "disable_additional_properties": (None, False),
     "whitespace_pattern": (None,),

@@ -57,7 +57,7 @@ class StreamOptions(BaseModel):
 class GenerationRequest(FormFields, SamplingFields, Wire):
     """The fields that chat and completions have in common."""
 
-    # Setting -> its field in this request, where the names differ.
+    # Name of a setting -> name of the field in this request, if the names differ.
     field_names: ClassVar[Mapping[str, str]] = {}
 
     n: Whole | None = Field(None, description="Choices per prompt.")
@@ -161,7 +161,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
 
     def names_tokens_by_id(self, config: EngineConfig) -> bool:
-        """True if log-probabilities name tokens by their ids: the request, or else the setting, says so."""
+        """True if log-probabilities name tokens by their ids, by the request's field or else by the setting."""
         asked = self.return_tokens_as_token_ids
         return config.return_tokens_as_token_ids if asked is None else asked
 

@@ -14,8 +14,9 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai.fields.other_apis import NOT_IMPLEMENTED, WITHOUT_EFFECT
 from rayloom_engine.front.openai.fields.wire import ENDPOINTS, Wire
 
-MAX_NAMED = 5  # at most this many unknown fields are named in a message
-MAX_NAME_CHARS = 64  # a longer name is hardly a misspelling, and looking for similar names would take time
+MAX_NAMED = 5  # the most unknown fields that a message names
+# characters; a longer name is hardly a misspelling, and the search for similar names would take time
+MAX_NAME_CHARS = 64
 
 Request = TypeVar("Request", bound=Wire)
 
@@ -33,7 +34,7 @@ def parse_request(model: type[Request], document: dict[str, Any]) -> Request:
         raise _request_error(error) from error
 
 
-@functools.cache  # the annotations of 60 fields take as long as the rest of the parsing
+@functools.cache  # Cached: to read the annotations of 60 fields takes as long as the rest of the parsing.
 def nested_models(model: type[BaseModel]) -> tuple[tuple[str, type[BaseModel]], ...]:
     """Returns the fields whose values are objects with fields of their own."""
     return tuple(

@@ -26,7 +26,8 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
     service: Service = request.app.state.service
     text = service.model_text()
     wire = parse_request(kind, await read_json(request, service.config.max_body_bytes))
-    if wire.model is None or wire.model != getattr(request.state, "alias", None):  # a gateway has resolved the alias
+    # a gateway has replaced the alias by the model's name
+    if wire.model is None or wire.model != getattr(request.state, "alias", None):
         check_model(service, wire.model)
     return service, text, wire
 

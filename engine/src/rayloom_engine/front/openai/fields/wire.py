@@ -132,7 +132,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
         return bool(self.functions) or self.function_call not in (None, "none")
 
     def echoed(self) -> str:
-        """Returns the text in front of the answer: with `echo`, that of the assistant's last message."""
+        """Returns the text in front of the answer: with `echo`, the assistant's last message; else an empty text."""
         last = self.messages[-1] if self.echo and self.messages else None
         if not isinstance(last, dict) or last.get("role") != "assistant":
             return ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rayloom_engine.text.message_parsing.incoming import BLANKS, IncomingText, NoCall, Reading
 
 _STRING_RUN = re.compile(r'[^"\\]*')
-_SCALARS = frozenset("0123456789+-.eEtrufalsn")  # characters of numbers, true, false and null
+_SCALARS = frozenset("0123456789+-.eEtrufalsn")  # the characters of numbers and of the words true, false and null
 _CLOSES = {"}": "{", "]": "["}
 
 
@@ -37,7 +37,8 @@ def json_text(incoming: IncomingText) -> Reading[str]:
 class ValueScanner:
     """Finds the end of a value by its brackets and strings.
 
-    The scanner checks neither numbers nor the order of commas and colons, so a value that JSON refuses may end, too.
+    The scanner checks neither numbers nor the order of commas and colons. So it also finds the end of some values that
+    JSON refuses.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from rayloom_engine.text.message_parsing.calls.json_values import json_value
 from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
 from rayloom_engine.text.message_parsing.sink import PartSink
 
-MAX_HEADER_CHARS = 256  # characters in front of the object
+MAX_HEADER_CHARS = 256  # the most characters in front of the object
 _HEADER = re.compile(r"([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?", re.ASCII)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
 from rayloom_engine.text.message_parsing.sink import PartSink
 
-MAX_CALL_CHARS = 65536  # limit of one call: to parse so many brackets and commas takes 100 ms
-MAX_DEPTH = 32  # brackets inside each other
+MAX_CALL_CHARS = 65536  # the most characters of a call: to parse so many brackets and commas takes 100 ms
+MAX_DEPTH = 32  # the most brackets inside each other
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
 _STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
@@ -92,7 +92,7 @@ def _arguments(source: str) -> str:
         if not isinstance(call, ast.Call) or call.args:
             raise NoCall
         values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        if None in values:  # **arguments
+        if None in values:  # the call has `**arguments`
             raise NoCall
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         text.encode()  # raises ValueError for half of a surrogate pair

@@ -23,7 +23,7 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 
 
 def converted(text: str, schema: Mapping[str, Any]) -> Any:
-    """Returns the value for which `text` stands: of the schema's types, any but string is preferred.
+    """Returns the value of `text` in a type that the schema allows. A string is the last choice.
 
     Returns `text` itself if it is no value of these types, so that the client sees what the model wrote.
     """
