@@ -2,7 +2,8 @@
 
 `schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
 `schemas/gateway-config.v1.json` that of a gateway, `schemas/gateway-models.v1.json` its list of several models,
-`schemas/status.v1.json` the answer of the engine's admin port, and `schemas/inspection.v2.json` the result of
+`schemas/gateway-status.v1.json` the answer of the admin port of a gateway with several models,
+`schemas/status.v1.json` that of the engine's admin port, and `schemas/inspection.v2.json` the result of
 `rayloom-engine inspect` for the operator.
 """
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.gateway.gateway_config import document_model
+from rayloom_engine.front.gateway.models.gateway_status import GatewayStatus
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rayloom_engine.models.inspection import Inspection
 from rayloom_engine.status import EngineStatus
@@ -24,6 +26,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "engine-config.v1.json": EngineConfig,
     "gateway-config.v1.json": document_model(),
     "gateway-models.v1.json": ModelsDocument,
+    "gateway-status.v1.json": GatewayStatus,
     "status.v1.json": EngineStatus,
     "inspection.v2.json": Inspection,
 }

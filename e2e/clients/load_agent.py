@@ -66,8 +66,8 @@ class Stream:
         self.times: list[float] = []  # time of each token of each choice, on all connections
         self.comments: list[tuple[float, str]] = []
         self.cold_start = ""  # the header X-Rayloom-Cold-Start
-        # for each connection that broke: time, failure and tokens of each choice
-        self.broken: list[dict[str, Any]] = []
+        self.served_by = ""  # the header X-Rayloom-Model: the model behind an alias
+        self.broken: list[dict[str, Any]] = []  # connections that broke: time, failure and tokens of each choice
         self.is_done = False
         self.is_broken = False
         self.failure = ""
@@ -97,6 +97,7 @@ class Stream:
                     self.failure = f"HTTP {answer.status}: {(await answer.text())[:300]}"
                     return
                 self.cold_start = answer.headers.get("X-Rayloom-Cold-Start", "")
+                self.served_by = answer.headers.get("X-Rayloom-Model", "")
                 async for line in answer.content:
                     self._take(line.decode().strip())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -127,6 +128,8 @@ class Stream:
         return {
             "url": self.url,
             "index": self.index,
+            "model": self.request["body"].get("model", ""),
+            "served_by": self.served_by,
             "num_tokens": self.request["body"]["max_tokens"],
             "is_late": self.is_late,
             "began": self.began,

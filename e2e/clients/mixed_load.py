@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from clients.load import PROMPTS, LoadAgent
 from clients.service import Service
@@ -38,6 +38,20 @@ _SEEDED = {**_GREEDY, "temperature": 0.9, "top_p": 0.95}
 
 Request = dict[str, Any]  # path and body
 Answers = list[list[dict[str, Any]]]  # index of the request -> its choices
+
+
+class Load(Protocol):
+    """NUM_REQUESTS requests with their undisturbed answers."""
+
+    @property
+    def answers(self) -> Answers:
+        """The undisturbed answers."""
+
+    def requests(self, num_tokens: int = NUM_TOKENS) -> list[Request]:
+        """The requests, for this number of tokens."""
+
+    def problem_of(self, stream: dict[str, Any]) -> str:
+        """Returns the failure of a stream; empty if its answer equals the undisturbed one, or the beginning of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +112,22 @@ def sampled_request(model: str) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "logprobs": 0}
 
 
-def undisturbed_mix(service: Service) -> MixedLoad:
-    """The load with the answers of an undisturbed run. Fails if an answer lacks what its kind of request asks for."""
-    (plain,) = run_mix(service, mixed_requests(service.name, "", NUM_TOKENS)[:1])
+def undisturbed_mix(service: Service, model: str = "") -> MixedLoad:
+    """The load with the answers of an undisturbed run. Fails unless each request is of its kind.
+
+    `model`: the name that requests ask for. Empty: that of the service.
+    """
+    model = model or service.name
+    (plain,) = run_mix(service, mixed_requests(model, "", NUM_TOKENS)[:1])
     stop = plain["choices"][0]["text"][_STOP]
-    streams = run_mix(service, mixed_requests(service.name, stop, NUM_TOKENS))
+    streams = run_mix(service, mixed_requests(model, stop, NUM_TOKENS))
     answers: Answers = [stream["choices"] for stream in streams]
     assert [len(choices) for choices in answers] == [1, 1, 3, 1, 1, 1, 1, 1] * 2
     reasons = [choices[0]["finish_reason"] for choices in answers]
     assert reasons == ["length", "length", "length", "stop", *["length"] * 4] * 2
     assert [bool(choices[0]["tool"]) for choices in answers] == [False] * 7 + [True] + [False] * 7 + [True]
     assert all(len(choice["tokens"]) > NUM_TOKENS // 2 for choices in answers for choice in choices)
-    return MixedLoad(service.name, stop, answers)
+    return MixedLoad(model, stop, answers)
 
 
 def run_mix(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
@@ -129,13 +147,16 @@ def _begins(choices: list[dict[str, Any]], tokens: list[list[str]]) -> bool:
 
 
 def _difference(got: dict[str, Any], wanted: dict[str, Any], num_tokens: int, *, is_whole: bool) -> str:
-    """The difference of two choices in words. An answer of fewer tokens is compared with the beginning of the other."""
-    tokens, meant = got["tokens"], wanted["tokens"][:num_tokens]
+    """The difference of two choices in words. Of answers of different lengths, the beginnings are compared."""
+    meant = wanted["tokens"][:num_tokens]
+    tokens = got["tokens"][: len(meant)] if num_tokens > NUM_TOKENS else got["tokens"]
     if tokens != meant:
         return f"{tokens} instead of {meant}"
     pairs = zip(got["logprobs"], wanted["logprobs"], strict=False)
     far = [(one, other) for one, other in pairs if not math.isclose(one, other, abs_tol=_ROUNDING, rel_tol=_ROUNDING)]
     if far:
         return f"log-probabilities {far[0][0]} instead of {far[0][1]}, and {len(far) - 1} others"
+    if num_tokens > NUM_TOKENS and len(got["tokens"]) != num_tokens:
+        return f"{len(got['tokens'])} tokens instead of {num_tokens}"
     different = [name for name in ("text", "tool", "finish_reason") if is_whole and got[name] != wanted[name]]
     return "; ".join(f"{name} {got[name]!r} instead of {wanted[name]!r}" for name in different)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.gateways import GatewayedService, uids
-from clients.mixed_load import MixedLoad
+from clients.mixed_load import Load
 from disruptions.gateway_under_load import GatewayRecord, disturb_gateway
 
 
@@ -16,7 +16,7 @@ class GatewayScene:
     """A service with its undisturbed answers."""
 
     service: GatewayedService
-    load: MixedLoad
+    load: Load
     show: Callable[[GatewayRecord], None]
 
     def expect_unnoticed(

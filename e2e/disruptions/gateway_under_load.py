@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, NUM_TOKENS, MixedLoad
+from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, Load
 from clients.service import Service
 from disruptions.running_load import running_load
 from observers.timeline import Timeline
@@ -72,7 +72,7 @@ class GatewayRecord:
 
 def disturb_gateway(
     service: Service,
-    load: MixedLoad,
+    load: Load,
     what: str,
     strike: Callable[[], object],
     *,
@@ -81,14 +81,15 @@ def disturb_gateway(
     **more: Any,
 ) -> GatewayRecord:
     """Calls `strike` under streams, by the rules above. `more`: further settings of LoadAgent."""
-    requests = {"requests": load.requests(), "late_requests": load.requests(LATE_TOKENS)}
-    settings = {"urls": [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2} | more
-    with Timeline(service) as timeline, running_load(service, strike_at=STRIKE_AT, **settings, **requests) as running:
+    settings: dict[str, Any] = {"requests": load.requests(), "late_requests": load.requests(LATE_TOKENS)}
+    settings |= {"urls": [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2} | more
+    with Timeline(service) as timeline, running_load(service, strike_at=STRIKE_AT, **settings) as running:
         running.strike(timeline, what, strike)
         over_at = running.wait(timeline, is_over, seconds)
     streams, had_tokens = running.records["streams"], running.records["had"]
-    sizes = [sum(len(choice["tokens"]) for choice in choices) for choices in load.answers]
-    late = [had for had, size in zip(had_tokens, sizes, strict=True) if had > max(size // 2, NUM_TOKENS // 2)]
+    asked = [each["body"]["max_tokens"] for each in settings["requests"]]
+    sizes = [num_tokens * len(choices) for num_tokens, choices in zip(asked, load.answers, strict=True)]
+    late = [had for had, size in zip(had_tokens, sizes, strict=True) if had > size // 2]
     assert not late, f"the disturbance came too late: {had_tokens} of {sizes}"
     failures = [Failure(stream=each, what=problem) for each in streams if (problem := load.problem_of(each))]
     return GatewayRecord(what=what, streams=streams, failures=failures, timeline=timeline, over_at=over_at)

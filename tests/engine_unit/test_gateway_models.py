@@ -58,6 +58,10 @@ def test_the_model_of_a_request_answers_and_other_names_are_refused(tmp_path: Pa
                 "one": 2,
                 "two": 1,
             }
+            minimal = (await w.admin.get("/status", headers={"Prefer": "return=minimal"})).json()
+            assert minimal.pop("uptime_seconds") < 600
+            state = {"version": "v1", "state": "serving", "reason": status["reason"], "in_flight": 0}
+            assert minimal == state | {"models_file": {}}, "the operator reads 64 KiB at most"
             of_two = await w.admin.get("/status", params={"model": "two"}, headers={"Prefer": "return=minimal"})
             assert (of_two.json()["version"], of_two.json()["requests"]["finished"]) == ("v1", 1)
             unknown = await w.admin.get("/status", params={"model": "both"})  # an alias has no engines of its own
@@ -99,6 +103,13 @@ def test_an_alias_keeps_its_users_and_repeats_and_names_its_target(tmp_path: Pat
     run(story)
 
 
+async def unusable(world: World) -> list[tuple[str, str, int]]:
+    """Names whose keys cannot be read, why, and the number of their keys that stay in force."""
+    status = (await world.admin.get("/status")).json()
+    named = ((each["name"], each["problem"], each["accepted"]) for each in status["unusable_keys"])
+    return [(name, problem.partition("'")[0], accepted) for name, problem, accepted in named]
+
+
 def test_each_name_has_keys_of_its_own_and_strangers_learn_no_names(tmp_path: Path) -> None:
     async def story() -> None:
         def make(world: World) -> ModelsDocument:
@@ -133,10 +144,16 @@ def test_each_name_has_keys_of_its_own_and_strangers_learn_no_names(tmp_path: Pa
             assert refusal(await w.chat("one", "k1")) == stranger, "a file that cannot be read opens nothing"
             assert said(await w.chat("two")) == "I am two."
             assert refusal(await w.chat("nothing")) == stranger, "no name of a closed model can be guessed"
+            missing = f"api_key_file: cannot read {tmp_path}/none: [Errno 2] No such file or directory: "
+            assert await unusable(w) == [("one", missing, 0)], "every key is refused"
             w.keys("none", "k9")
             (tmp_path / "none").write_text("k9")
             await w.models.ring._sources["one"].refresh()
             assert said(await w.chat("one", "k9")) == "I am one."
+            assert await unusable(w) == []
+            (tmp_path / "none").unlink()
+            await w.models.ring._sources["one"].refresh()
+            assert await unusable(w) == [("one", missing, 1)], "the key that was read before stays in force"
 
     run(story)
 

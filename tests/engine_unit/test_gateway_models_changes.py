@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.gateway.models.gateway_status import ModelsFileStatus, content_hash
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rayloom_engine.front.gateway.models.models_file import ModelsFile
 from rayloom_engine.front.http import body
 from rt_models import KEY, UNIFORM, World, refusal, run, running, said, until
 
 MIB = 1 << 20
+TWO = {"targets": [{"model": "two", "weight": 1}]}
 
 
 def write(path: Path, document: object) -> None:
@@ -85,9 +87,25 @@ def test_a_list_that_could_not_be_applied_is_tried_again_and_logged_once(
         applied.set()
 
     async def story() -> None:
+        started = file.status()
+        assert started == ModelsFileStatus(hash=content_hash(path.read_bytes()))
         watch = asyncio.create_task(file.watch(apply))
         write(path, {"version": "v1", "models": {"a b": {"engines": {"e": "h:1"}, "key": KEY}}})
+        await until(lambda: file.status().refusal != "")
+        assert file.status().model_dump() == {
+            "hash": started.hash,
+            "refusal": "cache_dir: cannot write /c: No space left on device",
+            "problems": [],
+        }
         await asyncio.wait_for(applied.wait(), 60.0)
+        await until(lambda: file.status().hash == content_hash(path.read_bytes()))
+        (problem,) = file.status().problems
+        assert file.status().refusal == "" and problem.startswith("models.a b: ")
+        written = path.read_bytes()
+        path.write_text("[]")
+        await until(lambda: file.status().refusal != "")
+        assert file.status().refusal == f"{path} must hold an object, it holds list"
+        assert file.status().hash == content_hash(written)
         watch.cancel()
 
     with caplog.at_level(logging.ERROR):
@@ -236,5 +254,36 @@ def test_the_state_names_the_missing_engine_of_a_model_that_was_ready(tmp_path: 
             assert w.models.state()[0] == "serving"
             w.cores["one"].die()
             await until(lambda: w.models.state() == ("recovering", "no model has an engine that serves"))
+
+    run(story)
+
+
+def test_a_request_for_a_model_without_a_tokenizer_waits_for_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        def nowhere(world: World) -> ModelsDocument:
+            return world.document({"alias": TWO}, one={}, two={"engines": {"e": "127.0.0.1:1"}})
+
+        async with running(tmp_path, "one two", nowhere) as w:
+            await w.ready("one")
+            assert (await w.http.get("/ready")).status_code == 200, "one model is enough"
+            two = w.models.models["two"].service
+            lifecycle = two.lifecycle
+            waiting = [asyncio.create_task(w.chat(name)) for name in ("two", "alias")]
+            await until(lambda: lifecycle.num_held == 2)
+            assert said(await w.chat("one")) == "I am one.", "the other model answers meanwhile"
+            w.models.apply(w.document({"alias": TWO}, one={}, two={}))
+            assert [said(each) for each in await asyncio.gather(*waiting)] == ["I am two."] * 2
+            assert lifecycle.num_held == 0
+
+        async with running(tmp_path / "again", "one two", nowhere) as w:
+            await w.ready("one")
+            lifecycle = w.models.models["two"].service.lifecycle
+            lifecycle.num_held = w.models.config.front.max_queued_requests
+            assert refusal(await w.chat("two"))[:2] == (429, "queue_full")
+            lifecycle.num_held = 0
+            waiting = [asyncio.create_task(w.chat("two"))]
+            await until(lambda: lifecycle.num_held == 1)
+            w.models.lifecycle.drain(True)
+            assert refusal(await waiting[0])[:2] == (503, "engine_draining"), "a drain does not wait for it"
 
     run(story)

@@ -54,11 +54,6 @@ def test_one_url_is_made_for_the_selected_services():
             "Degraded": ("False", "Healthy"),
             "Progressing": ("False", "Complete"),
         }
-        # The pods were asked nothing, so the message claims no more than what is known.
-        assert world.condition("Available")["message"] == (
-            "A gateway pod is ready, and a selected service is available. Pods read a changed list of names within two "
-            "minutes."
-        )
         assert world.status["aliases"] == [
             {"name": "assistant", "state": "Serving", "reason": "Serving", "message": ""}
         ]

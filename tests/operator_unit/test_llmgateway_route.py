@@ -100,6 +100,7 @@ def test_only_the_wanted_kind_stays():
     assert deleted(situation(HTTP, routes=both)) == [(ENTRY, "uid-Ingress", "uid-public")]
     assert deleted(situation(INGRESS, routes=both)) == [(ROUTE, "uid-HTTPRoute", "uid-public")]
     assert [path for path, _, _ in deleted(situation(routes=both))] == [ROUTE, ENTRY]
+    assert deleted(situation(INGRESS, routes=seen())) == [], "the wanted one does not exist yet"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +201,23 @@ def test_a_route_is_created_mended_replaced_by_the_other_kind_and_removed():
         await world.rest()
         ask(world, 3)
         await world.until(lambda: ENTRY not in kube.objects and "route" not in world.status)
+
+    with_gateways(story, prepare=lambda world: ask(world, 1, HTTP), services=[CHAT])
+
+
+def test_the_former_route_stays_while_the_new_one_is_refused():
+    async def story(world):
+        kube = world.kube
+        await world.until(lambda: ROUTE in kube.objects)
+        await world.rest()
+        kube.refusals["apply", ENTRY] = KubeError(403, "a webhook denied the request: no Ingress here")
+        ask(world, 2, INGRESS)
+        await world.until(lambda: reason_of(world) == "RouteRefused")
+        await world.rest()
+        assert ROUTE in kube.objects and ENTRY not in kube.objects
+        kube.refusals.clear()
+        ask(world, 3, INGRESS)
+        await world.until(lambda: ENTRY in kube.objects and ROUTE not in kube.objects)
 
     with_gateways(story, prepare=lambda world: ask(world, 1, HTTP), services=[CHAT])
 

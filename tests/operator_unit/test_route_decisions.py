@@ -92,6 +92,12 @@ def test_routes_that_are_not_wanted_are_deleted():
     assert deleted(gone) == [("httproutes", "uid-HTTPRoute")]
 
 
+def test_a_route_of_the_other_kind_stays_until_the_wanted_one_exists():
+    """A webhook may refuse the new one, or the cluster may not know its kind."""
+    assert deleted(settled(BY_INGRESS, routes=seen())) == []
+    assert deleted(settled(BY_HTTP, routes=seen("Ingress"), unknown_kinds=UNKNOWN)) == []
+
+
 def test_an_operator_without_routes_closes_them_and_keeps_the_service():
     closed = replace(SETTINGS, permissions=replace(SETTINGS.permissions, routes=False))
     open_ = settled(BY_HTTP, routes=seen(parents=(report(),)))

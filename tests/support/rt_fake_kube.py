@@ -147,9 +147,12 @@ class FakeKube:
         self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):
-        """Applies a merge patch to the first level only, which suffices for a Lease."""
+        """A merge patch, as far as anybody looks at it: of a Lease, and of a label of a gateway pod."""
         self._note("patch", path)
         known = self.objects.get(path)
+        if known is not None and "rayloom.dev/llmgateway" in known["metadata"].get("labels", {}):
+            labels = known["metadata"]["labels"] | body["metadata"]["labels"]
+            return self.put(known | {"metadata": known["metadata"] | {"labels": labels}})
         if known is None or known["kind"] != "Lease":
             return {}
         if body["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:

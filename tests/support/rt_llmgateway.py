@@ -79,16 +79,21 @@ class GatewayWorld:
         found = next((each for each in secrets if "models.json" in each["data"]), None)
         return {} if found is None else json.loads(base64.b64decode(found["data"]["models.json"]))
 
-    def show_pods(self, number, ready=True):
-        """Gives the Deployment of the only LLMGateway these pods, all with the present settings."""
+    def show_pods(self, number, ready=True, **facts):
+        """The Deployment of the only LLMGateway has these pods, all of them with its present settings."""
         for each in range(number):
-            document = make_pod_document(f"gateway-{each}", is_head=False, ready=ready)
+            document = make_pod_document(f"gateway-{each}", is_head=False, ready=ready, **facts)
             document["metadata"]["labels"] = {"rayloom.dev/llmgateway": "public"}
             self.kube.put({"apiVersion": "v1", "kind": "Pod", **document})
         found = self.kube.objects[self.kube.path("Deployment")]
         generation = found["metadata"]["generation"]
         status = {"observedGeneration": generation, "replicas": number, "updatedReplicas": number}
         self.kube.put(found | {"status": status})
+
+    def labels(self, name):
+        """The values of a label of the pods."""
+        pods = [each for each in self.kube.objects.values() if each["kind"] == "Pod"]
+        return [each["metadata"]["labels"].get(name) for each in pods]
 
     async def until(self, condition):
         async with asyncio.timeout(10):

@@ -23,7 +23,8 @@ object.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create]
-# patch sets the label by which Services select pods; delete is for pods on lost nodes, which no controller deletes.
+# patch sets the label by which Services select pods, and the one that brings a changed models file to gateway pods; delete
+# is for pods on lost nodes, which no controller deletes.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]

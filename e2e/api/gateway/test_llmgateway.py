@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,13 @@ class PublicGateway:
                 found[plural] = each
         return found
 
+    def is_read(self) -> bool:
+        """True when both pods say that they have read the list of models in the Secret."""
+        data = self.objects()["secrets"]["data"]["models.json"]
+        present = hashlib.sha256(base64.b64decode(data)).hexdigest()[:16]
+        read = [(each["models"], each["modelsHash"]) for each in self.status.get("pods", ())]
+        return self.status.get("modelsHash") == present and read == [("Current", present)] * 2
+
     def names(self) -> set[str]:
         data = self.objects()["secrets"]["data"]["models.json"]
         return set(json.loads(base64.b64decode(data))["models"])
@@ -122,6 +130,7 @@ def test_one_url_follows_its_services_and_rolls_nothing(
     path = f"{LLM}/namespaces/{namespace}/llmservices/chat-next"
     world.request("PATCH", path, {"metadata": {"labels": {"public": None}}}, content_type=MERGE)
     it.wait(lambda: it.names() == {"chat"}, "one service again")
+    it.wait(it.is_read, "the pods have read the last list")
     assert it.pods() == pods
     policy = world.request("GET", f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/chat-rayloom")
     assert any("rayloom.dev/llmgateway" in json.dumps(each.get("from")) for each in policy["spec"]["ingress"])

@@ -278,6 +278,7 @@ def test_every_reason_has_a_scene() -> None:
     of_gateways = {
         *(Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING),
         *(Reason.NO_MODELS, Reason.NO_GATEWAY_PORT, Reason.NAME_CONFLICT, Reason.TARGET_MISSING, Reason.KEYS_DIFFER),
+        *(Reason.KEYS_MISSING, Reason.MODELS_REFUSED, Reason.READING_MODELS),
     }
     assert {scene.reason for scene in SCENES.values()} == set(Reason) - others - of_rolls - of_gateways
 

@@ -26,6 +26,10 @@ ROUTE_LABEL = "rayloom.dev/route"
 GATEWAY_LABEL = "rayloom.dev/gateway"
 # This label is on every object of an LLMGateway, also on its pods. Its value is the LLMGateway's name.
 LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
+# The operator sets this label on gateway pods of an LLMGateway after a change of their models file. Its value is the
+# hash of the file. The kubelet handles a changed pod at once, and then updates its files; otherwise that takes up to
+# two minutes. No pod template has the label.
+MODELS_LABEL = "rayloom.dev/models"
 # Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
 # clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"

@@ -7,6 +7,7 @@ its services serves.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import time
 from dataclasses import dataclass, field
@@ -32,8 +33,17 @@ def services_of(pod: dict[str, Any], secret: dict[str, Any]) -> list[str]:
     labels = pod["metadata"].get("labels", {})
     if SERVICE_LABEL in labels:
         return [labels[SERVICE_LABEL]]
-    models = json.loads(base64.b64decode(secret["data"]["models.json"]))["models"]
+    models = json.loads(_models_file(secret))["models"]
     return [each["engines_dns"].partition(":")[0].removesuffix("-engines") for each in models.values()]
+
+
+def models_hash(secret: dict[str, Any]) -> str:
+    """Returns the hash of the models file in the Secret of an LLMGateway's pods; empty in other Secrets."""
+    return hashlib.sha256(_models_file(secret)).hexdigest()[:16] if "models.json" in secret["data"] else ""
+
+
+def _models_file(secret: dict[str, Any]) -> bytes:
+    return base64.b64decode(secret["data"]["models.json"])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +56,9 @@ class Gateway:
     held_tokens: int = 0
     in_flight: int = 0  # requests that engines compute
     num_finished: int = 0
+    models_hash: str = ""  # of the models file that it has read; empty for a gateway with one model
+    refusal: str = ""  # why it cannot use a newer models file
+    unusable_keys: tuple[str, ...] = ()  # names whose API keys it cannot read
     started_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -74,4 +87,6 @@ class Gateway:
                 "first_token_seconds": {},
             },
             "load": {"queued_tokens": self.held_tokens},
+            "models_file": {"hash": self.models_hash, "refusal": self.refusal},
+            "unusable_keys": [{"name": name, "problem": "missing", "accepted": 0} for name in self.unusable_keys],
         }

@@ -16,7 +16,7 @@ from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
-from simulated_nodes.gateways import SERVICE_LABEL, Gateway, is_gateway, secret_name, services_of
+from simulated_nodes.gateways import SERVICE_LABEL, Gateway, is_gateway, models_hash, secret_name, services_of
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
 NODES = ("standin-a", "standin-b")
@@ -216,18 +216,22 @@ class Kubelets:
     async def _start_gateway(self, ip: str, pod: Document) -> float:
         """Starts the gateway of a pod. The gateway gets its tokenizer from any serving engine of its services.
 
-        Returns the seconds until the next attempt; 0 once the gateway has a tokenizer.
+        Returns the seconds until the next attempt; 0 once the gateway has a tokenizer. A gateway with several models
+        reads its models file again whenever its pod changes, as the kubelet brings it then.
         """
         meta = pod["metadata"]
         gateway = self._engines.gateways.get(ip)
-        if gateway is None or not gateway.has_text:
+        if gateway is None or not gateway.has_text or gateway.models_hash:
             path = f"/api/v1/namespaces/{meta['namespace']}/secrets/{secret_name(pod)}"
             secret = await self._api.request("GET", path)
             if gateway is None:
                 token = base64.b64decode(secret["data"]["token"]).decode()
                 gateway = self._engines.gateways[ip] = Gateway(token=token)
+            gateway.models_hash = models_hash(secret)
             fleets = [self.engines(meta["namespace"], each) for each in services_of(pod, secret)]
-            gateway.has_text = any(each.said_state == "serving" for fleet in fleets for each in fleet.values())
+            gateway.has_text = gateway.has_text or any(
+                each.said_state == "serving" for fleet in fleets for each in fleet.values()
+            )
         return 0.0 if gateway.has_text else _RETRY_S
 
     def gateways(self, namespace: str, service: str) -> dict[str, Gateway]:

@@ -70,6 +70,9 @@ class Reason(StrEnum):
     NAME_CONFLICT = "NameConflict"  # a name belongs to two services, or to an alias and a service; condition Degraded
     TARGET_MISSING = "TargetMissing"  # an alias names a service that cannot be reached; condition Degraded
     KEYS_DIFFER = "KeysDiffer"  # an alias without keys has targets with different keys; condition Degraded
+    KEYS_MISSING = "KeysMissing"  # gateway pods find no API keys in the Secret that `auth` names; condition Degraded
+    MODELS_REFUSED = "ModelsRefused"  # a gateway pod cannot use the list of models; condition Degraded
+    READING_MODELS = "ReadingModels"  # not every gateway pod has read the list of models; condition Progressing
     # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
@@ -92,7 +95,7 @@ class Reason(StrEnum):
 
 _COURSE = (
     *(Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING),
-    Reason.GATEWAY_NOT_READY,
+    *(Reason.GATEWAY_NOT_READY, Reason.READING_MODELS),
 )
 # Steps of a rollout on which an admin need not act.
 STEPS = frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
@@ -22,6 +22,7 @@ _MAX_PHASES = 64
 _MAX_EDGES = 64
 _MAX_EDGE = 32  # characters of a histogram bucket's upper edge
 _MAX_TEXT = 600  # characters
+_MAX_NAME = 256  # characters
 _ABSENT = "absent"  # a state that no engine reports
 
 
@@ -45,11 +46,11 @@ Count = Annotated[int, Field(ge=0, le=1 << 53)]
 Rate = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 
 
-class _EngineStatusPart(BaseModel):
+class AnswerPart(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class Phase(_EngineStatusPart):
+class Phase(AnswerPart):
     """A named part of start-up. `done` and `total` are in `unit`; `total` is 0 if the phase counts nothing."""
 
     name: str = Field(max_length=64)
@@ -60,7 +61,7 @@ class Phase(_EngineStatusPart):
     finished: bool
 
 
-class ServedModel(_EngineStatusPart):
+class ServedModel(AnswerPart):
     architecture: Text
     num_parameters: Count
     dtype: Text
@@ -69,11 +70,11 @@ class ServedModel(_EngineStatusPart):
     max_model_len: Count  # tokens
 
 
-class Rank(_EngineStatusPart):
+class Rank(AnswerPart):
     node: str = Field(max_length=253)
 
 
-class Requests(_EngineStatusPart):
+class Requests(AnswerPart):
     """Numbers of HTTP requests and sequences. Engines of older versions leave some of them out."""
 
     in_flight: Count = 0  # accepted by the engine's own API port and not yet answered in full
@@ -93,7 +94,7 @@ class Requests(_EngineStatusPart):
         return max(self.in_flight, self.running + self.waiting)
 
 
-class ReportedLoad(_EngineStatusPart):
+class ReportedLoad(AnswerPart):
     """The work that the engine has, and its measured rates. Engines of older versions leave it out."""
 
     queued_tokens: Count = 0
@@ -104,7 +105,23 @@ class ReportedLoad(_EngineStatusPart):
     decode_tokens_per_second: Rate | None = None
 
 
-class EngineStatus(_EngineStatusPart):
+class UnusableKeys(AnswerPart):
+    """A name of a gateway with several models whose file of API keys cannot be used."""
+
+    name: str = Field(max_length=_MAX_NAME)
+    accepted: Count  # keys that were read before and stay in force; 0: the gateway refuses every key
+
+
+class GatewayReport(AnswerPart):
+    """The models file that a gateway with several models has read."""
+
+    models_hash: str  # of the file that it serves by
+    refusal: Text  # why it cannot use a newer one; or empty
+    problems: tuple[Text, ...]  # a sentence for each entry of the file that it does not serve
+    unusable_keys: tuple[UnusableKeys, ...]
+
+
+class EngineStatus(AnswerPart):
     state: str = Field(max_length=32)  # starting, serving, recovering, draining or failed
     reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
@@ -115,6 +132,7 @@ class EngineStatus(_EngineStatusPart):
     uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # uptime of the API server process
     requests: Requests = Requests()
     load: ReportedLoad = ReportedLoad()
+    gateway: GatewayReport | None = None  # None except for a gateway with several models
 
     @property
     def is_absent(self) -> bool:
@@ -159,6 +177,13 @@ def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineS
 
     Raises EngineUnavailable unless it is a valid document of version v1 with at most `max_ranks` ranks.
     """
+    document = decoded(code, body)
+    _check_lengths(document, max_ranks)
+    return checked(EngineStatus, document)
+
+
+def decoded(code: int, body: bytes) -> dict[str, Any]:
+    """Returns the JSON object in a response to GET /status. Raises EngineUnavailable unless it has version v1."""
     if code != 200:
         raise EngineUnavailable(f"/status answered {code}: {shown(body)}")
     try:
@@ -174,9 +199,16 @@ def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineS
         raise EngineUnavailable(
             f"/status has version {found}; this operator reads v1. Install an engine of its version"
         )
-    _check_lengths(document, max_ranks)
+    return document
+
+
+Part = TypeVar("Part", bound=AnswerPart)
+
+
+def checked(kind: type[Part], document: dict[str, Any]) -> Part:
+    """Returns the document as a `kind`. Raises EngineUnavailable with the first wrong field."""
     try:
-        return EngineStatus.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = head(".".join(str(part) for part in first["loc"]), 200)

@@ -56,6 +56,7 @@ class Pod:
     grace_s: float | None  # the grace period of a terminating pod; None for any other
     fault: Verdict | None
     stays_when_cordoned: bool = False  # tolerates a cordoned node
+    models_label: str = ""  # MODELS_LABEL of a gateway pod; empty without
     was_starved: bool = False  # a container was killed for lack of memory (OOMKilled), and may have been restarted
 
     @property

@@ -15,6 +15,7 @@ from rayloom_operator.names import (
     INSPECT_CONTAINER,
     LLMGATEWAY_LABEL,
     MODEL_VOLUME,
+    MODELS_LABEL,
     NODE_TYPE_LABEL,
     ROUTE_LABEL,
     USER_VOLUMES,
@@ -77,6 +78,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
         stays_when_cordoned=spec.get("staysWhenCordoned", False),
         grace_s=meta.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in meta else None,
         fault=_fault(document, conditions, mount_failure),
+        models_label=labels.get(MODELS_LABEL, ""),
         was_starved=any(_last_end(each).get("reason") == "OOMKilled" for each in _all_containers(status)),
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from urllib.parse import quote
 
+from rayloom_operator.engines.gateway_status import gateway_status
 from rayloom_operator.engines.progress import interval_s, start_progress
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus, absent_model, engine_status
@@ -59,9 +60,9 @@ class Target(NamedTuple):
     num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
-    # A gateway generates no tokens, and is never asked more often than an engine that serves.
-    is_gateway: bool = False
-    model: str = ""  # name of a model; empty except for gateways with several models
+    is_gateway: bool = False  # makes no tokens, and is never asked more often than an engine that serves
+    model: str = ""  # name of a model at a gateway with several models: this model's status is asked for
+    has_models: bool = False  # a gateway with several models, which is asked for the models file that it has read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,6 +219,8 @@ class EnginePoller:
         code, body = await ask_either(target.ip, ADMIN_PORT, (target.token, target.old_token), path=path)
         if target.model and code == _NOT_FOUND:
             return absent_model()
+        if target.has_models:
+            return gateway_status(code, body)
         status = engine_status(code, body, target.max_ranks)
         # The start-up phases would take most of the memory of 10,000 answers, and are of no use once an engine serves.
         return status.model_copy(update={"startup": (), "model": None}) if status.state == "serving" else status
@@ -275,6 +278,7 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.is_held,  # a service without engines is woken at once
         STALLED.search(status.reason) is not None,
         len(status.ranks),
+        status.gateway,
     )
     # The reason of an engine that makes no progress contains the seconds since then, which differ in each answer.
     reason = re.sub(r"\d+ s\b", "", status.reason)

@@ -29,6 +29,7 @@ class FileWatch(Generic[Content]):
         self._parse = parse
         self._consequence = consequence
         self._stamp: tuple[int, int, int] | None = None
+        self.problem = ""  # why the present content of the file does not apply; empty while it does
 
     def read(self) -> Content:
         """Returns the content. Raises ConfigError."""
@@ -47,16 +48,17 @@ class FileWatch(Generic[Content]):
             stamp = self._current_stamp()
             if stamp == self._stamp:
                 logged = None
+                self.problem = ""
                 continue
             try:
                 on_change(self._parse(self._path))
-                # The modification time from before the read is stored after the success, so a change during the read is
-                # noticed.
-                self._stamp = stamp
+                self._stamp = stamp  # only now, and as it was before the file was read
+                self.problem = ""
             except ConfigError as error:
                 if logged != (stamp, str(error)):
                     logger.error("%s: %s", self._consequence, error)
                 logged = (stamp, str(error))
+                self.problem = str(error)
 
     def _current_stamp(self) -> tuple[int, int, int] | None:
         try:

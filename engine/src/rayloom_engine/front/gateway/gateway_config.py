@@ -121,10 +121,21 @@ def check_place(name: str, place: object) -> str:
 
 def load_gateway_document(path: Path) -> dict[str, Any]:
     """Returns the object in a JSON file. Raises ConfigError."""
+    return gateway_document(read_gateway_document(path), path)
+
+
+def read_gateway_document(path: Path) -> bytes:
+    """Returns the content of a file. Raises ConfigError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+
+
+def gateway_document(content: bytes, path: Path) -> dict[str, Any]:
+    """Returns the object in the JSON text of the file at `path`. Raises ConfigError."""
+    try:
+        document = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # RecursionError: values nested too deeply
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict):

@@ -52,9 +52,9 @@ class Lifecycle:
         self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
-        self.num_readers = 0  # connections that read a kept answer, some of them after its handler has ended
-        self.num_held = 0  # requests held until a restarted front is ready
-        # The lifecycle of the process, if this is the lifecycle of one model in a gateway with several models.
+        self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
+        self.num_held = 0  # requests held until the front, or the model of a gateway, is ready
+        # The lifecycle of the process, if this one is of a model of a gateway with several models.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
@@ -102,7 +102,7 @@ class Lifecycle:
         self.was_ready = True
         self.was_loaded = True
         self.on_ready()
-        self._wake()
+        self.wake()
 
     def drain(self, is_draining: bool, age_s: float = 0.0) -> None:
         """Starts or cancels a drain that was requested `age_s` ago. A repeated request does not reset the age."""
@@ -112,7 +112,7 @@ class Lifecycle:
         self.on_drain(self.drains)
         if is_draining:
             self.close_connections()
-        self._wake()
+        self.wake()
 
     def drain_left_s(self, drain_s: float) -> float:
         """Returns the seconds that running requests have left of `drain_s`.
@@ -133,19 +133,24 @@ class Lifecycle:
         self.is_stopping = True
         self.on_drain(True)
         self.close_connections()
-        self._wake()
+        self.wake()
 
     def fail(self, cause: str) -> None:
         """Refuses all requests from now on because the engine has failed. Keeps the first cause."""
         self.failure = self.failure or cause
-        self._wake()
+        self.wake()
 
     async def wait_after_restart(self, timeout_s: float) -> None:
         """In a restarted front: waits up to `timeout_s` until requests are accepted, or refused for good."""
+        if self.is_restart:
+            await self.wait_ready(timeout_s)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Waits up to `timeout_s` until requests are accepted for the first time, or refused for good."""
         self.num_held += 1
         try:
             async with asyncio.timeout(timeout_s):
-                while self.is_restart and not self.was_ready and not self._refuses:
+                while not self.was_ready and not self._refuses:
                     await self._changed.wait()
         except TimeoutError:
             return
@@ -220,6 +225,7 @@ class Lifecycle:
         if self.num_in_flight == 0 and self.num_readers == 0:
             self._idle.set()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Lets requests that wait look at the state again, for example because the process begins to drain."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from rayloom_operator.api.status import stored_gateway
 from rayloom_operator.decide.changes.deletion import Deletion
-from rayloom_operator.decide.changes.route import route_objects
+from rayloom_operator.decide.changes.route import RoutePlan
 from rayloom_operator.decide.situation import Situation
-from rayloom_operator.names import Manifest, engines_name, gateway_name, gateway_secret_name, object_path
+from rayloom_operator.names import Manifest, engines_name, gateway_name, gateway_secret_name, metadata, object_path
 from rayloom_operator.objects.gateway.companions import (
     engines_service,
     gateway_budget,
@@ -60,7 +60,21 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
         yield gateway_service(service)
         yield gateway_budget(service, gateway)
         yield gateway_deployment(resolved, gateway)
-        yield from route_objects(situation, resolved)
+        yield from gateway_route(situation, resolved).objects()
+
+
+def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:
+    """Returns what becomes of the route to the gateway pods."""
+    service = resolved.service
+    gateway = service.spec.gateway
+    return RoutePlan(
+        metadata=metadata(service, gateway_name(service.metadata.name)),
+        owner_uid=service.metadata.uid,
+        route=None if gateway is None else gateway.route,
+        permissions=situation.settings.permissions,
+        seen=situation.observed.routes,
+        unknown_kinds=situation.observed.unknown_kinds,
+    )
 
 
 def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deletion]:

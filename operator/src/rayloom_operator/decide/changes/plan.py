@@ -14,8 +14,8 @@ from datetime import datetime
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 from rayloom_operator.decide.changes.deletion import Deletion
-from rayloom_operator.decide.changes.gateway import gateway_deletions, gateway_objects
-from rayloom_operator.decide.changes.route import route_deletions
+from rayloom_operator.decide.changes.gateway import gateway_deletions, gateway_objects, gateway_route
+from rayloom_operator.decide.changes.pod_label import PodLabel
 from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
 from rayloom_operator.decide.rollout.planner import Step
@@ -53,7 +53,7 @@ class ScaleWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes to make, in this order: end drains, `routes`, `wanted`, begin drains, `deletions`."""
+    """The changes to make, in this order: drains to take back, routes, wanted, labels, drains to begin, deletions."""
 
     wanted: tuple[Manifest, ...] = ()  # objects to create, or to apply
     # Names of engine replicas, and of a stored spec, that are created for the first time. If a ConfigMap, Secret or
@@ -61,6 +61,7 @@ class Plan:
     new: frozenset[str] = frozenset()
     deletions: tuple[Deletion, ...] = ()
     routes: tuple[Route, ...] = ()
+    labels: tuple[PodLabel, ...] = ()
     drains: tuple[Drain, ...] = ()
     waits: tuple[datetime, ...] = ()  # times at which failed replicas may be recreated
     scale: ScaleWrite | None = None  # written after all other changes
@@ -87,7 +88,7 @@ def plan(situation: Situation) -> Plan:
         deletions=(
             *_deletions(situation, resolved, step),
             *gateway_deletions(situation, resolved),
-            *route_deletions(situation, resolved),
+            *gateway_route(situation, resolved).deletions(),
             *stranded,
         ),
         routes=routes,

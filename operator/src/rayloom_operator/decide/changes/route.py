@@ -1,41 +1,51 @@
-"""Decides which HTTPRoute or Ingress of the gateway is applied and which is deleted. Pure.
+"""RoutePlan: which HTTPRoute or Ingress of gateway pods is applied and which is deleted. Pure.
 
-Unlike the gateway's other objects, routes are not announced in the status: a watch shows which of them exist.
+It depends on no kind: LLMServices and LLMGateways use it. Routes are not announced in a status as other objects of
+gateways are, because a watch shows which of them exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 
 from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.decide.changes.deletion import Deletion
-from rayloom_operator.decide.situation import Situation
-from rayloom_operator.names import Manifest, gateway_name, metadata, object_path
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.names import Manifest, object_path
 from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS, route_object
-from rayloom_operator.resolve.resolved import Resolved
+from rayloom_operator.observe.observed import SeenRoute
 
 
-def route_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
-    """Yields the route to apply; none while the API server does not know its kind."""
-    service = resolved.service
-    route = _wanted_route(situation, resolved)
-    if route is None or route.kind in situation.observed.unknown_kinds:
-        return
-    name = gateway_name(service.metadata.name)
-    yield route_object(route, metadata(service, name), name)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutePlan:
+    """The route to the gateway pods of an owner, as the spec asks for it, and the routes that exist."""
 
+    metadata: Manifest  # of the route. The Service of the gateway pods has the same name
+    owner_uid: str
+    route: GatewayRoute | None  # of the spec
+    permissions: Permissions
+    seen: Mapping[str, SeenRoute]  # kind -> route that exists
+    unknown_kinds: Set[str]  # kinds that the API server does not know
 
-def route_deletions(situation: Situation, resolved: Resolved) -> Iterator[Deletion]:
-    """Yields the routes that exist and are not wanted any more, or not allowed any more."""
-    meta = resolved.service.metadata
-    route = _wanted_route(situation, resolved)
-    for kind, seen in situation.observed.routes.items():
-        if route is None or kind != route.kind:
-            path = object_path(ROUTE_VERSIONS[kind], kind, meta.namespace, gateway_name(meta.name))
-            yield Deletion(path, seen.uid, owner_uid=meta.uid)
+    def objects(self) -> Iterator[Manifest]:
+        """Yields the route to apply; none while the API server does not know its kind."""
+        route = self._wanted()
+        if route is not None and route.kind not in self.unknown_kinds:
+            yield route_object(route, self.metadata, self.metadata["name"])
 
+    def deletions(self) -> Iterator[Deletion]:
+        """Yields the routes that exist and are not wanted or allowed any more.
 
-def _wanted_route(situation: Situation, resolved: Resolved) -> GatewayRoute | None:
-    gateway = resolved.service.spec.gateway
-    route = None if gateway is None else gateway.route
-    return None if route is None or situation.settings.permissions.route_problem(route) else route
+        A route of the other kind stays until the wanted one exists: if that cannot be written, clients still have a
+        way to the gateway pods.
+        """
+        route = self._wanted()
+        for kind, found in self.seen.items():
+            if route is None or (kind != route.kind and route.kind in self.seen):
+                path = object_path(ROUTE_VERSIONS[kind], kind, self.metadata["namespace"], self.metadata["name"])
+                yield Deletion(path, found.uid, owner_uid=self.owner_uid)
+
+    def _wanted(self) -> GatewayRoute | None:
+        route = self.route
+        return None if route is None or self.permissions.route_problem(route) else route

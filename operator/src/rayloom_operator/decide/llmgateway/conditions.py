@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rayloom_operator.api.status import Condition, Reason
 from rayloom_operator.decide.conditions.evidence import Finding
 from rayloom_operator.decide.conditions.report import condition
+from rayloom_operator.decide.llmgateway.pod_models import PodModels
 from rayloom_operator.decide.llmgateway.route import route_problem
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.observe.observed import Verdict, refused_pod
 
-# The conditions do not depend on the gateway pods' own /status: which names they have read, which engines they reach.
-_SERVING = Verdict(
-    reason=Reason.SERVING,
-    message="A gateway pod is ready, and a selected service is available. Pods read a changed list of names within two "
-    "minutes.",
-)
+_SERVING = Verdict(reason=Reason.SERVING, message="A gateway pod is ready, and a selected service is available.")
 _NOT_READY = Verdict(reason=Reason.GATEWAY_NOT_READY, message="No gateway pod takes requests yet.")
 _HEALTHY = Verdict(reason=Reason.HEALTHY, message="Every gateway pod is healthy, and no service or alias is refused.")
 _SUSPENDED = Verdict(reason=Reason.SUSPENDED, message="spec.replicas is 0, so there are no gateway pods.")
-_COMPLETE = Verdict(reason=Reason.COMPLETE, message="Every gateway pod has the present settings.")
+_COMPLETE = Verdict(
+    reason=Reason.COMPLETE, message="Every gateway pod has the present settings and the present list of models."
+)
 _NO_MODELS = Verdict(
     reason=Reason.NO_MODELS,
     message="spec.services selects no LLMService of this namespace: add its labels to an LLMService, or change "
@@ -32,8 +32,11 @@ _REFUSED_NAMES = (
     Reason.TARGET_MISSING,
     Reason.KEYS_DIFFER,
 )
+_REFUSED_ADVICE = (
+    "If the image of the pods is of another release than the operator, set spec.image to one of the operator's release."
+)
 # Reasons for which Progressing is True. After DEADLINE_EXCEEDED the Deployment's rollout stands still.
-_IN_PROGRESS = (Reason.STARTING, Reason.REPLACING)
+_IN_PROGRESS = (Reason.STARTING, Reason.REPLACING, Reason.READING_MODELS)
 
 
 def gateway_conditions(situation: GatewaySituation, refusal: str) -> tuple[Condition, ...]:
@@ -86,6 +89,8 @@ def _degraded(situation: GatewaySituation) -> Verdict:
     route = route_problem(situation)
     if route is not None:
         faults.insert(0, (route.reason, route.message))
+    faults += [(Reason.KEYS_MISSING, each.message) for each in situation.key_faults]
+    faults += [(Reason.MODELS_REFUSED, each) for each in _refusals(situation.pod_models)]
     if not faults:
         return _HEALTHY
     return Verdict(reason=faults[0][0], message=" ".join(message for _, message in faults))
@@ -109,7 +114,32 @@ def _progressing(situation: GatewaySituation) -> Verdict:
         return _SUSPENDED
     if ready < wanted or progress is None or progress.num_updated != wanted:
         return Verdict(reason=Reason.STARTING, message=f"{ready} of {wanted} gateway pods take requests.")
+    return _reading(situation.pod_models)
+
+
+def _reading(pods: Sequence[PodModels]) -> Verdict:
+    """Returns which gateway pods have not read the present models file, or that all have the present settings."""
+    names = {state: [each.name for each in pods if each.state == state] for state in ("Current", "Outdated", "Unknown")}
+    counts = f"{len(names['Current'])} of {len(pods)} gateway pods have read the present list of models."
+    if names["Outdated"]:
+        return Verdict(
+            reason=Reason.READING_MODELS,
+            message=f"{counts} The kubelet brings it to {', '.join(names['Outdated'])} within two minutes at most.",
+        )
+    if names["Unknown"]:
+        counts += f" The operator cannot ask {', '.join(names['Unknown'])}: status.pods says why."
+    if len(names["Current"]) < len(pods):
+        return Verdict(reason=Reason.COMPLETE, message=f"Every gateway pod has the present settings. {counts}")
     return _COMPLETE
+
+
+def _refusals(pods: Sequence[PodModels]) -> list[str]:
+    """Returns a sentence for each different refusal of the models file, with the names of the pods."""
+    by_message: dict[str, list[str]] = {}
+    for each in pods:
+        if each.state == "Refused":
+            by_message.setdefault(each.message, []).append(each.name)
+    return [f"{', '.join(names)}: {message.rstrip('.')}. {_REFUSED_ADVICE}" for message, names in by_message.items()]
 
 
 def _pod_fault(situation: GatewaySituation) -> Verdict | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rayloom_operator.decide.changes.plan import Plan
-from rayloom_operator.decide.llmgateway.route import route_deletions, route_objects, route_requeues
+from rayloom_operator.decide.changes.pod_label import PodLabel
+from rayloom_operator.decide.llmgateway.pod_models import stale_after_s
+from rayloom_operator.decide.llmgateway.route import route_plan, route_requeues
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.decide.requeue import LATE_MOUNT_CHECK_S, REAPPLY_S, REGULAR_S
-from rayloom_operator.names import Manifest
+from rayloom_operator.names import MODELS_LABEL, Manifest
 from rayloom_operator.objects.llmgateway.companions import (
     gateway_account,
     gateway_budget,
@@ -15,32 +19,45 @@ from rayloom_operator.objects.llmgateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
-from rayloom_operator.objects.llmgateway.models_file import models_document
 
 
 def gateway_plan(situation: GatewaySituation) -> Plan:
     """Returns the changes to make now; none while the spec cannot be read, so that existing objects stay."""
-    return Plan(wanted=wanted_objects(situation), deletions=tuple(route_deletions(situation)))
+    route = route_plan(situation)
+    return Plan(
+        wanted=wanted_objects(situation),
+        labels=tuple(_outdated_pods(situation)),
+        deletions=tuple(() if route is None else route.deletions()),
+    )
+
+
+def _outdated_pods(situation: GatewaySituation) -> Iterator[PodLabel]:
+    """Yields the labels by which the kubelet brings the present models file to pods that have an earlier one."""
+    if situation.gateway is None:
+        return
+    present = situation.models_hash
+    outdated = {each.name for each in situation.pod_models if each.state == "Outdated"}
+    for pod in situation.pods:
+        if pod.name in outdated and pod.models_label != present:
+            yield PodLabel(pod=pod, name=MODELS_LABEL, value=present)
 
 
 def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
     """Returns the objects to apply; none while the spec cannot be read, so that existing ones stay."""
-    gateway = situation.gateway
-    if gateway is None:
+    gateway, route = situation.gateway, route_plan(situation)
+    if gateway is None or route is None:
         return ()
     settings = situation.settings
-    models = [each.entry for each in situation.members if each.entry is not None]
-    aliases = [each.entry for each in situation.aliases if each.entry is not None]
-    keys = [each.auth for each in models] + [each.auth for each in aliases]
-    document = models_document(models, aliases, settings.operator_key, settings.previous_key)
+    keys = [each.entry.auth for each in situation.members if each.entry is not None]
+    keys += [each.entry.auth for each in situation.aliases if each.entry is not None]
     return (
-        gateway_secret(gateway, document, settings.operator_key),
+        gateway_secret(gateway, situation.models_text, settings.operator_key),
         gateway_account(gateway),
         gateway_service(gateway),
         gateway_budget(gateway),
         gateway_policy(gateway, settings.namespace),
         gateway_deployment(gateway, settings.engine_image, [each for each in keys if each is not None]),
-        *route_objects(situation),
+        *route.objects(),
     )
 
 
@@ -56,4 +73,7 @@ def reapply_after_s(situation: GatewaySituation) -> float:
 
 def requeue_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until the next reconcile, unless an event comes before."""
-    return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation))
+    mono = situation.now.mono
+    # A pod that does not answer is Unknown once its last answer is too old.
+    looks = (stale_after_s(each, mono) for each in situation.readings.values() if each.failing_since is not None)
+    return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation), *(each for each in looks if each > 0))

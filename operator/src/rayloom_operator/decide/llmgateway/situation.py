@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.decide.llmgateway.aliases import AliasState, alias_states
 from rayloom_operator.decide.llmgateway.members import SelectedService, members
+from rayloom_operator.decide.llmgateway.missing_keys import KeyFault, key_faults, with_closed
+from rayloom_operator.decide.llmgateway.pod_models import PodModels, fresh_report, pod_models
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.names import Manifest
-from rayloom_operator.observe.observed import DeploymentProgress, Pod, SeenRoute, Verdict
+from rayloom_operator.objects.llmgateway.models_file import content_hash, models_document, models_text
+from rayloom_operator.observe.observed import DeploymentProgress, Pod, Reading, SeenRoute, Verdict
 from rayloom_operator.times import Now
 
 
@@ -31,12 +34,49 @@ class GatewaySituation:
     progress: DeploymentProgress | None = None  # None if the Deployment is not known
     routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> existing route to the gateway pods
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
+    readings: Mapping[str, Reading] = field(default_factory=dict)  # gateway pod -> its last answer to /status
     route_refusal: str = ""  # why the HTTPRoute or Ingress could not be written; known after the attempt
 
     @property
     def num_ready(self) -> int:
         """The number of gateway pods that take requests."""
         return sum(each.is_ready for each in self.pods)
+
+    @property
+    def models_text(self) -> str:
+        """The content of the models file for `members` and `aliases`."""
+        models = [each.entry for each in self.members if each.entry is not None]
+        aliases = [each.entry for each in self.aliases if each.entry is not None]
+        return models_text(models_document(models, aliases, self.settings.operator_key, self.settings.previous_key))
+
+    @property
+    def models_hash(self) -> str:
+        """The hash of the present models file."""
+        return content_hash(self.models_text)
+
+    @property
+    def pod_models(self) -> tuple[PodModels, ...]:
+        """The models file of each gateway pod, compared with the present one."""
+        return pod_models(self.pods, self.readings, self.models_hash, self.now.mono)
+
+    @property
+    def key_faults(self) -> tuple[KeyFault, ...]:
+        """The names whose API keys gateway pods cannot read.
+
+        Empty while pods are replaced: a Secret that was not mounted before is only in the new pods.
+        """
+        if self.gateway is None or self.progress is None or self.progress.num_updated < self.progress.num_pods:
+            return ()
+        found = (fresh_report(self.readings.get(each.name), self.now.mono) for each in self.pods)
+        reports = [each for each in found if each is not None]
+        return key_faults(self.gateway, self.members, self.aliases, reports)
+
+
+def with_closed_names(situation: GatewaySituation) -> GatewaySituation:
+    """Returns the situation with the state Closed for names that all gateway pods refuse for lack of API keys."""
+    faults = situation.key_faults
+    members, aliases = with_closed(situation.members, faults), with_closed(situation.aliases, faults)
+    return replace(situation, members=members, aliases=aliases)
 
 
 def names_of(

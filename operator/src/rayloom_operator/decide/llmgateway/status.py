@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from rayloom_operator.api.llmgateway.stored import MAX_LISTED, AliasStatus, LLMGatewayStatus, ModelStatus, stored_status
+from rayloom_operator.api.llmgateway.stored import (
+    MAX_LISTED,
+    AliasStatus,
+    GatewayPodStatus,
+    LLMGatewayStatus,
+    ModelStatus,
+    stored_status,
+)
 from rayloom_operator.decide.llmgateway.conditions import gateway_conditions
 from rayloom_operator.decide.llmgateway.route import route_status
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
@@ -34,6 +41,11 @@ def gateway_status(situation: GatewaySituation, refusal: str = "") -> LLMGateway
         ready=f"{ready}/{wanted}",
         replicas=wanted,
         ready_replicas=ready,
+        models_hash=situation.models_hash,
+        pods=tuple(
+            GatewayPodStatus(name=each.name, models=each.state, models_hash=each.models_hash, message=each.message)
+            for each in situation.pod_models
+        ),
         serving=f"{num_serving}/{len(situation.members)}",
         models=tuple(
             ModelStatus(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from rayloom_operator import names
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.names import Manifest
@@ -43,11 +39,11 @@ def gateway_policy(gateway: LLMGateway, operator_namespace: str = "") -> Manifes
     return ingress_policy(identity.metadata(gateway), identity.selector(gateway), rules)
 
 
-def gateway_secret(gateway: LLMGateway, models: Mapping[str, Any], operator_key: bytes) -> Manifest:
-    """The Secret with the models file and the token of the admin port."""
+def gateway_secret(gateway: LLMGateway, models: str, operator_key: bytes) -> Manifest:
+    """The Secret with the models file, whose content is `models`, and the token of the admin port."""
     meta = gateway.metadata
     content = {
-        MODELS_KEY: json.dumps(models, sort_keys=True),
+        MODELS_KEY: models,
         names.TOKEN_KEY: admin_token(operator_key, meta.namespace, meta.uid, identity.object_name(meta.name)),
     }
     return secret(identity.metadata(gateway, identity.secret_name(gateway)), content)

@@ -6,6 +6,8 @@ reads it again, so an added service or a changed weight replaces no pod.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from rayloom_operator.objects.gateway.config import engines_dns
 
 MODELS_FOLDER = "/etc/rayloom-models"
 MODELS_KEY = "models.json"
+_HASH_CHARS = 16
 # Settings of spec.engine.args that gateway pods accept for each model. The other settings of
 # `objects.gateway.config.GATEWAY_ARGS` apply to a whole server, which has several models here.
 MODEL_ARGS = (
@@ -76,6 +79,16 @@ def models_document(
             for each in aliases
         },
     }
+
+
+def models_text(document: Mapping[str, Any]) -> str:
+    """Returns the content of the file."""
+    return json.dumps(document, sort_keys=True)
+
+
+def content_hash(text: str) -> str:
+    """Returns the hash by which a gateway pod names the file that it has read, in its `/status` document."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
 
 
 def _previous_key(previous_key: bytes, model: ModelEntry) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rayloom_operator.kube.client import NOT_FOUND, Deposed, Kube, KubeError, Ku
 from rayloom_operator.names import ADMIN_PORT, ROUTE_LABEL, ServiceKey, object_path
 from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.observed import Pod
 from rayloom_operator.reconcile.apply.objects import ObjectApplier
 from rayloom_operator.reconcile.apply.refusals import as_refusal
 from rayloom_operator.reconcile.apply.scale import write_scale
@@ -73,6 +74,8 @@ class Applier:
         for route in planned.routes:
             await attempt(self._route(key, route))
         await attempt(self._objects.apply(key, planned, interval_s))
+        for label in planned.labels:
+            await attempt(self._label(label.pod, label.name, label.value))
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
@@ -109,10 +112,14 @@ class Applier:
 
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
+        await self._label(route.pod, ROUTE_LABEL, "true" if route.wanted else None)
+
+    async def _label(self, pod: Pod, name: str, value: str | None) -> None:
+        """Sets a label of a pod, or removes it. Does nothing if the pod is gone."""
         # The uid makes the API server refuse the patch if another pod has this name by now.
-        meta = {"uid": route.pod.uid, "labels": {ROUTE_LABEL: "true" if route.wanted else None}}
+        meta = {"uid": pod.uid, "labels": {name: value}}
         try:
-            await self._kube.patch(object_path("v1", "Pod", key[0], route.pod.name), {"metadata": meta})
+            await self._kube.patch(object_path("v1", "Pod", pod.namespace, pod.name), {"metadata": meta})
         except KubeError as error:
             if error.code != NOT_FOUND and not error.is_other_uid:
                 raise

@@ -24,6 +24,7 @@ from rayloom_operator.names import LLMGATEWAY_LABEL, Manifest, ServiceKey
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import ServingGateway
 from rayloom_operator.observe.pods import staying_pods
+from rayloom_operator.observe.poller import EnginePoller
 from rayloom_operator.observe.watches import silence
 from rayloom_operator.reconcile.llmgateway.reconciler import GatewayReconciler, ServicesOf
 from rayloom_operator.reconcile.work_queue import WorkQueue
@@ -70,8 +71,14 @@ class GatewayController:
         self._pods = reflect(_PODS, self._queue.add)
         self._drift = Drift(kube, self._queue.add, namespaces=namespaces, label=LLMGATEWAY_LABEL)
         self._in_namespace: dict[str, set[ServiceKey]] = {}
+        self._poller = EnginePoller(self._queue.add)
         self._reconciler = GatewayReconciler(
-            kube, settings, services_of=services_of, pods_of=self._pods.of_service, drift=self._drift
+            kube,
+            settings,
+            services_of=services_of,
+            pods_of=self._pods.of_service,
+            drift=self._drift,
+            poller=self._poller,
         )
 
     def note_service(self, key: ServiceKey) -> None:
@@ -106,17 +113,23 @@ class GatewayController:
 
     async def run(self) -> None:
         """Watches and reconciles until it is cancelled. While the CRD is missing, only retries to list LLMGateways."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._gateways.run())
-            await self._gateways.is_synced.wait()
-            for reflector in (self._pods, *self._drift.reflectors):
-                tasks.create_task(reflector.run())
-            await self._drift.listed()
-            await self._pods.was_tried.wait()
-            self._queue.open()
-            for key in {key for keys in self._in_namespace.values() for key in keys}:
-                self._queue.add(key)
-            tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._start(tasks)
+        finally:
+            await self._poller.close()
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self._gateways.run())
+        await self._gateways.is_synced.wait()
+        for reflector in (self._pods, *self._drift.reflectors):
+            tasks.create_task(reflector.run())
+        await self._drift.listed()
+        await self._pods.was_tried.wait()
+        self._queue.open()
+        for key in {key for keys in self._in_namespace.values() for key in keys}:
+            self._queue.add(key)
+        tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
 
     async def drain(self) -> None:
         """Starts no more reconciles, and returns when the running ones have ended."""

@@ -12,7 +12,7 @@ from rayloom_operator.api.llmgateway.stored import stored_status
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.llmgateway.plan import gateway_plan, reapply_after_s, requeue_after_s
-from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
+from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of, with_closed_names
 from rayloom_operator.decide.llmgateway.status import gateway_status
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import Refused, SpecError
@@ -20,8 +20,9 @@ from rayloom_operator.kube.client import Kube
 from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.objects.llmgateway.identity import object_name
 from rayloom_operator.observe.drift import Drift
-from rayloom_operator.observe.observed import Verdict
+from rayloom_operator.observe.observed import Pod, Reading, Verdict
 from rayloom_operator.observe.pods import staying_pods
+from rayloom_operator.observe.poller import EnginePoller, Target
 from rayloom_operator.reconcile.apply.applier import ROUTE_RETRY_S, Applier
 from rayloom_operator.reconcile.llmgateway.status_writer import GatewayStatusWriter
 from rayloom_operator.times import Now
@@ -47,12 +48,20 @@ class GatewayReconciler:
     """Reconciles one LLMGateway a call. Not thread-safe: used in one event loop."""
 
     def __init__(
-        self, kube: Kube, settings: Settings, *, services_of: ServicesOf, pods_of: PodsOf, drift: Drift
+        self,
+        kube: Kube,
+        settings: Settings,
+        *,
+        services_of: ServicesOf,
+        pods_of: PodsOf,
+        drift: Drift,
+        poller: EnginePoller,
     ) -> None:
         self._settings = settings
         self._services_of = services_of
         self._pods_of = pods_of
         self._drift = drift
+        self._poller = poller
         # LLMGateway -> what its pods serve, by the last spec that could be read.
         self._served: dict[ServiceKey, Served] = {}
         # An LLMGateway has no RayClusters and no engines to drain.
@@ -64,6 +73,7 @@ class GatewayReconciler:
         self._applier.forget(key)
         self._statuses.forget(key)
         self._served.pop(key, None)
+        self._poller.follow(key, {})
 
     def served(self, key: ServiceKey) -> Served | None:
         """Returns the models that the pods of an LLMGateway serve; None before its first reconcile."""
@@ -119,7 +129,8 @@ class GatewayReconciler:
         except SpecError as error:
             accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(error.problems))
         members, aliases = ((), ()) if gateway is None else names_of(gateway, tuple(services))
-        return GatewaySituation(
+        pods = staying_pods(self._pods_of(key))
+        situation = GatewaySituation(
             now=Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time()),
             settings=self._settings,
             generation=document["metadata"]["generation"],
@@ -128,8 +139,23 @@ class GatewayReconciler:
             accepted=accepted,
             members=members,
             aliases=aliases,
-            pods=staying_pods(self._pods_of(key)),
+            pods=pods,
+            readings=self._readings(key, document["metadata"]["uid"], pods),
             progress=self._drift.deployments.of(key, object_name(key[1])),
             routes=self._drift.routes.of(key, object_name(key[1])),
             unknown_kinds=self._drift.unknown_kinds(),
         )
+        return with_closed_names(situation)
+
+    def _readings(self, key: ServiceKey, uid: str, pods: Sequence[Pod]) -> dict[str, Reading]:
+        """Polls these gateway pods and no others of the LLMGateway. Returns pod -> its last answer to /status."""
+        token, old_token = self._settings.admin_tokens(key[0], uid, object_name(key[1]))
+        targets = {
+            each.name: Target(
+                ip=each.ip, token=token, pod_uid=each.uid, old_token=old_token, is_gateway=True, has_models=True
+            )
+            for each in pods
+            if each.ip
+        }
+        self._poller.follow(key, targets)
+        return {name: found for name in targets if (found := self._poller.reading(key, name)) is not None}

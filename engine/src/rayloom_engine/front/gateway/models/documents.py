@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rayloom_engine.front.gateway.models.gateway_status import MAX_NAMES, UnusableKeys, shortened
+from rayloom_engine.front.gateway.models.key_ring import KeyRing
 from rayloom_engine.front.gateway.models.models_document import AliasEntry
 from rayloom_engine.front.gateway.models.running_model import RunningModel
 from rayloom_engine.front.openai.models import model_card
@@ -38,6 +40,14 @@ def engines_of_models(models: Mapping[str, RunningModel], leaving: Iterable[Runn
     }
 
 
-def status_of_models(models: Mapping[str, RunningModel], *, is_minimal: bool) -> dict[str, Any]:
+def status_of_models(models: Mapping[str, RunningModel]) -> dict[str, Any]:
     """Returns the /status document of each model."""
-    return {name: json.loads(model.service.status_json(is_minimal=is_minimal)) for name, model in models.items()}
+    return {name: json.loads(model.service.status_json(is_minimal=False)) for name, model in models.items()}
+
+
+def unusable_keys(ring: KeyRing) -> list[UnusableKeys]:
+    """Returns the names whose files of API keys cannot be used."""
+    return [
+        UnusableKeys(name=name, problem=shortened(problem), accepted=accepted)
+        for name, problem, accepted in ring.unusable()[:MAX_NAMES]
+    ]

@@ -101,6 +101,11 @@ class KeyRing:
         """Returns why the file of `name` cannot be used; empty if it can."""
         return self._sources[name].problem
 
+    def unusable(self) -> list[tuple[str, str, int]]:
+        """Returns the names whose files cannot be used, in alphabetical order: name, cause, keys that stay in force."""
+        found = ((name, keys.problem, len(keys.accepted)) for name, keys in sorted(self._sources.items()))
+        return [each for each in found if each[1]]
+
     def _changed(self) -> None:
         self._index()
         self.on_change()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.gateway.file_watch import FileWatch
-from rayloom_engine.front.gateway.gateway_config import load_gateway_document
+from rayloom_engine.front.gateway.gateway_config import gateway_document, read_gateway_document
+from rayloom_engine.front.gateway.models.gateway_status import MAX_PROBLEMS, ModelsFileStatus, content_hash, shortened
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument, UsableModels, parse_models
 
 logger = logging.getLogger(__name__)
@@ -19,20 +21,44 @@ class ModelsFile(FileWatch[ModelsDocument]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, self._usable, "the models stay unchanged")
         self._problems: tuple[str, ...] = ()
+        self._parsed = ModelsFileStatus()  # of the content that was parsed last
+        self._applied = ModelsFileStatus()
+
+    def read(self) -> ModelsDocument:
+        """Returns the models, which the caller applies. Raises ConfigError."""
+        found = super().read()
+        self._applied = self._parsed
+        return found
+
+    async def watch(self, on_change: Callable[[ModelsDocument], None]) -> None:
+        """Calls `on_change` with the models whenever the file has changed, as FileWatch does."""
+
+        def apply(document: ModelsDocument) -> None:
+            on_change(document)
+            self._applied = self._parsed
+
+        await super().watch(apply)
+
+    def status(self) -> ModelsFileStatus:
+        """Returns which content of the file applies, and what is wrong with it or with a newer one."""
+        return self._applied.model_copy(update={"refusal": shortened(self.problem)})
 
     def _usable(self, path: Path) -> ModelsDocument:
-        found = load_models(path)
-        # Logged once, although a file whose models could not be applied is read again and again.
-        if found.problems != self._problems:
+        content = read_gateway_document(path)
+        found = _models(content, path)
+        self._parsed = ModelsFileStatus(
+            hash=content_hash(content), problems=[shortened(each) for each in found.problems[:MAX_PROBLEMS]]
+        )
+        if found.problems != self._problems:  # the same file is read again if its models could not be applied
             for problem in found.problems:
                 logger.error("models_file %s: %s; until this is corrected, it is not served", path, problem)
             self._problems = found.problems
         return found.document
 
 
-def load_models(path: Path) -> UsableModels:
-    """Returns the models in a file. Raises ConfigError if no part of the file can be used."""
-    document = load_gateway_document(path)
+def _models(content: bytes, path: Path) -> UsableModels:
+    """Returns the models in the content of a file. Raises ConfigError if it can be used in no part."""
+    document = gateway_document(content, path)
     try:
         return parse_models(document)
     except ConfigError as error:

@@ -35,6 +35,7 @@ def run_models(config: GatewayConfig, api: socket.socket, admin: socket.socket) 
 
     async def serve() -> None:
         models = RunningModels(config, document, api_url=url_of(api))
+        models.file_status = file.status
         apps = (models_app(models), admin_app(models, admin_token))
         front = FrontServer(config.front, models, (apps[0], api), (apps[1], admin))
         front.run_beside(file.watch(models.apply))

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.handshake import CoreAddress, addresses
 from rayloom_engine.front.document.api_route import Endpoint
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
@@ -48,6 +49,7 @@ class RunningModel:
         self.entry = entry
         names = {"model": name, "served_model_name": name}
         front = shared.config.front.model_copy(update={**names, **entry.given_settings})
+        self._hold_s = shared.config.gateway.hold_seconds
         self._front_id = f"gateway-{secrets.token_hex(8)}"
         self._engines: Mapping[str, str] = entry.engines or {}
         self.service = GatewayService(
@@ -117,11 +119,27 @@ class RunningModel:
         handler = self.api.handlers[endpoint]
         self._num_handled += 1
         try:
+            if body is not None:
+                await self._wait_for_text()
             return await handler(request if body is None else Request(scope, _BodyAgain(request, body).receive))
         finally:
             self._num_handled -= 1
             if body is not None:
                 body.drop()
+
+    async def _wait_for_text(self) -> None:
+        """Holds a request until the model has its first tokenizer: other models may have made the process ready before.
+
+        Raises QueueFull if too many requests wait so. After `hold_seconds` the handler refuses the request.
+        """
+        lifecycle = self.service.lifecycle
+        if lifecycle.was_ready:
+            return
+        if lifecycle.num_held >= self.service.config.max_queued_requests:
+            raise QueueFull(
+                f"the queue is full: {lifecycle.num_held} requests wait for the model's tokenizer; try again soon", 1
+            )
+        await lifecycle.wait_ready(self._hold_s)
 
     async def wait_unused(self) -> None:
         """Waits until no request needs the model. Call it once the model gets no new requests."""

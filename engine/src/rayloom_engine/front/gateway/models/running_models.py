@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
-from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models
+from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models, unusable_keys
+from rayloom_engine.front.gateway.models.gateway_status import GatewayStatus, ModelsFileStatus
 from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_names import ModelNames, key_files
 from rayloom_engine.front.gateway.models.models_document import ModelEntry, ModelsDocument, without_models
@@ -36,7 +37,10 @@ class RunningModels:
         """Raises ConfigError if the folder for tokenizers cannot be written."""
         self.config = config
         self.lifecycle = Lifecycle()
+        self.lifecycle.on_drain = self._wake_models
         self.created = int(time.time())
+        # Describes the models file in `/status`, unless the document comes from elsewhere.
+        self.file_status: Callable[[], ModelsFileStatus] = ModelsFileStatus
         self.ring = KeyRing()
         self.ring.on_change = self._observe_keys
         self.models: dict[str, RunningModel] = {}
@@ -131,16 +135,18 @@ class RunningModels:
         return engines_of_models(self.models, self.leaving)
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """Returns the admin port's /status document."""
+        """Returns the admin port's /status document. The minimal one is without the models."""
         state, reason = self.state()
-        return json.dumps(
-            {
-                "state": state,
-                "reason": reason,
-                "in_flight": self.lifecycle.num_in_flight,
-                "models": status_of_models(self.models, is_minimal=is_minimal),
-            }
-        )
+        return GatewayStatus(
+            version="v1",
+            state=state,
+            reason=reason,
+            in_flight=self.lifecycle.num_in_flight,
+            uptime_seconds=time.time() - self.created,
+            models_file=self.file_status(),
+            unusable_keys=unusable_keys(self.ring),
+            models={} if is_minimal else status_of_models(self.models),
+        ).model_dump_json(exclude_defaults=is_minimal)
 
     def of_model(self, name: str) -> GatewayService | None:
         """Returns the service of the model with this name; None if the list has none. An alias is no model."""
@@ -177,6 +183,11 @@ class RunningModels:
         self._tasks.pop(model).cancel()
         self.leaving.remove(model)
         logger.info("model %s: the last request of the removed or restarted model has ended", model.name)
+
+    def _wake_models(self, _is_draining: bool) -> None:
+        """Ends the wait of requests for models that have no tokenizer yet."""
+        for model in [*self.models.values(), *self.leaving]:
+            model.service.lifecycle.wake()
 
     def _observe_keys(self) -> None:
         for name, model in self.models.items():
