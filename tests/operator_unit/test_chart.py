@@ -166,6 +166,7 @@ def test_a_single_replica_has_no_disruption_budget(objects):
         ("podTemplate.allow={hostnetwork}", "podTemplate"),
         *((f"allowHostPaths={{/models,{path}}}", "allowHostPaths") for path in ("/a/../b", "/..", "/a/..", "/a/.. ")),
         ("podTemplate.allow=IPC_LOCK", "podTemplate"),
+        ("podTLS.mode=on", "podTLS"),
     ],
 )
 def test_an_invalid_value_is_refused_by_name(value, named):
@@ -231,6 +232,21 @@ def test_privileges_of_pod_templates_are_allowed_by_a_value():
 
     taken = _parser().parse_args(found["containers"][0]["command"][1:])
     assert taken.allowed_in_pod_templates == {"hostNetwork", "IPC_LOCK"}
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ((), "off"),
+        (("--set", "podTLS.mode=strict"), "off"),
+        (("--set", "podTLS.enabled=true"), "permissive"),
+        (("--set", "podTLS.enabled=true", "--set", "podTLS.mode=strict"), "strict"),
+    ],
+)
+def test_tls_between_pods_is_switched_on_by_a_value(values, mode):
+    found = rendered(*values)["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+    assert _parser().parse_args(found["command"][1:]).pod_tls == mode
 
 
 @pytest.mark.parametrize("allow", [True, False])

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8"]
@@ -168,6 +169,19 @@ class EngineConfig(BaseModel):
         None,
         description="File with the key that gateways and the core prove to each other. Required with front_port.",
     )
+    front_tls_cert_file: str | None = Field(
+        None,
+        description="File with the certificate of the port for gateways, PEM. Needs front_tls_key_file and "
+        "front_tls_ca_file; all three are read again when they change.",
+    )
+    front_tls_key_file: str | None = Field(None, description="File with the private key of front_tls_cert_file, PEM.")
+    front_tls_ca_file: str | None = Field(
+        None, description="File with the certificates of the CA that signs the gateways' certificates, PEM."
+    )
+    front_tls_mode: TlsMode = Field(
+        "strict",
+        description="With front_tls_cert_file. strict: gateways without TLS are refused; permissive: accepted.",
+    )
     api_key_file: str | None = Field(
         None,
         description="File with accepted API keys, one a line, read again when it changes. RAYLOOM_API_KEYS "
@@ -270,6 +284,11 @@ class EngineConfig(BaseModel):
         )
 
     @property
+    def front_tls_paths(self) -> TlsPaths | None:
+        """The files for TLS at the port for gateways; None: clear text. Raises ConfigError if only some are given."""
+        return tls_paths("front_tls", self.front_tls_cert_file, self.front_tls_key_file, self.front_tls_ca_file)
+
+    @property
     def has_ui(self) -> bool:
         """True if the API port serves the built-in page."""
         return _is_loopback(self.host) if self.ui is None else self.ui
@@ -315,6 +334,11 @@ def parse_config(document: object) -> EngineConfig:
         raise ConfigError(
             f"EngineConfig: front_key_file: front_port is {config.front_port}, so a key is needed; set front_key_file "
             "to a file with at least 16 random characters, or remove front_port"
+        )
+    if config.front_tls_paths is not None and config.front_port is None:
+        raise ConfigError(
+            "EngineConfig: front_tls_cert_file: TLS is for the port for gateways, and front_port is not set; set it, "
+            "or remove the front_tls settings"
         )
     if config.quantization != "none":
         _check_quantization(config)

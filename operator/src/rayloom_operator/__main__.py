@@ -115,6 +115,9 @@ def _add_run_flags(run: argparse.ArgumentParser) -> None:
     run.add_argument("--key-file", type=Path, required=True, help=key_help)
     previous_help = "file with the previous key, for engines that were created with it; the file may be missing"
     run.add_argument("--previous-key-file", metavar="FILE", type=Path, help=previous_help)
+    tls_help = "TLS between gateway pods and engines: off; permissive, also clear text with engines that have no TLS; "
+    tls_help += "strict (default: %(default)s)"
+    run.add_argument("--pod-tls", choices=("off", "permissive", "strict"), default="off", help=tls_help)
     own_help = "namespace of the operator's pods, from which engines admit admin requests (default: any namespace)"
     run.add_argument("--namespace", default="", help=own_help)
     port_help = "port of /healthz, /readyz and /metrics (default: %(default)s)"

@@ -30,6 +30,8 @@ LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 # hash of the file. The kubelet handles a changed pod at once, and then updates its files; otherwise that takes up to
 # two minutes. No pod template has the label.
 MODELS_LABEL = "rayloom.dev/models"
+# This label is on Secrets whose content the operator renews. Other Secrets are never changed.
+RENEWED_LABEL = "rayloom.dev/renewed"
 # Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
 # clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"

@@ -17,6 +17,7 @@ from rayloom_engine.errors import ConfigError
 _SERVING_ONLY = (
     *("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins"),
     *("root_path", "metrics_prefix", "ui", "front_host", "front_port", "front_key_file"),
+    *("front_tls_cert_file", "front_tls_key_file", "front_tls_ca_file", "front_tls_mode"),
 )
 # Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {

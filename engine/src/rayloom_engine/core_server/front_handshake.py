@@ -1,4 +1,4 @@
-"""The core's side of a front's greeting: on the Unix socket by the run's token, over TCP by the service's key."""
+"""The core's side of a front's greeting: on the Unix socket by the run's token, over TCP by TLS and the key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import asyncio
 import hmac
 import os
 import secrets
+from dataclasses import dataclass
 
-from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, frame, front_decoder, read_frame
+from rayloom_engine.protocol.framing import MAX_HELLO_BYTES, FrameReader, frame, front_decoder, read_frame
 from rayloom_engine.protocol.front_auth import common_version, core_proof, front_proof, is_same_proof
-from rayloom_engine.protocol.messages import OLDEST_VERSION, PROTOCOL_VERSION, FrontChallenge, Hello, Welcome
+from rayloom_engine.protocol.messages import (
+    OLDEST_VERSION,
+    PROTOCOL_VERSION,
+    FrontChallenge,
+    FrontMessage,
+    Hello,
+    StartTls,
+    Welcome,
+)
+from rayloom_engine.protocol.tls.files import TlsFiles
+from rayloom_engine.protocol.tls.stream import TlsRefused, TlsStream, begin_tls
 
 _HELLO_SECONDS = 5.0
 
@@ -18,38 +29,92 @@ class FrontRefused(Exception):
     """The peer is no front of this service, or speaks another version."""
 
 
-async def greet_local(reader: asyncio.StreamReader, token: str, epoch: int) -> Welcome:
+@dataclass(frozen=True, slots=True)
+class PortTls:
+    """The certificate of the port for gateways, and whether gateways without TLS are refused."""
+
+    files: TlsFiles
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The answer to a front's Hello, and the stream on which it speaks; None: it speaks in clear text."""
+
+    welcome: Welcome
+    stream: TlsStream | None = None
+
+
+async def greet_local(reader: asyncio.StreamReader, token: str, epoch: int) -> Greeted:
     """Returns the answer to the Hello of a front on the Unix socket.
 
     Raises FrontRefused, ValueError, msgspec.DecodeError, OSError, EOFError or TimeoutError.
     """
-    hello = await _hello(reader)
+    async with asyncio.timeout(_HELLO_SECONDS):
+        hello = _hello(await _message(reader))
     if not hmac.compare_digest(hello.token.encode(), token.encode()):
         raise FrontRefused("refused a connection without the right token")
-    return _welcome(hello, epoch)
+    return Greeted(_welcome(hello, epoch))
 
 
-async def greet_remote(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, epoch: int) -> Welcome:
-    """Like `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key."""
+async def greet_remote(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, tls: PortTls | None, epoch: int
+) -> Greeted:
+    """As `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key.
+
+    The time limit is for TLS and the greeting together. A handshake waits only in this coroutine.
+    """
+    async with asyncio.timeout(_HELLO_SECONDS):
+        return await _greet_remote(reader, writer, key, tls, epoch)
+
+
+async def _greet_remote(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, tls: PortTls | None, epoch: int
+) -> Greeted:
     nonce = secrets.token_hex(16)
-    writer.write(frame(FrontChallenge(nonce=nonce)))
-    hello = await _hello(reader)
+    writer.write(frame(FrontChallenge(nonce=nonce, tls=_offer(tls))))
+    message = await _message(reader)
+    stream = None
+    if isinstance(message, StartTls) and tls is not None:
+        try:
+            stream = await begin_tls(reader, writer, tls.files.context())
+        except TlsRefused as error:
+            raise FrontRefused(f"refused a gateway in the TLS handshake: {error}") from error
+        nonce = secrets.token_hex(16)  # what was said in clear text counts for nothing
+        stream.write(frame(FrontChallenge(nonce=nonce)))
+        message = await _message(stream)
+    hello = _hello(message)
+    if stream is None and tls is not None and tls.is_strict:
+        raise FrontRefused(
+            "refused a gateway without TLS; give it tls_cert_file, tls_key_file and tls_ca_file, or set this engine's "
+            "front_tls_mode to permissive"
+        )
     if not is_same_proof(hello.proof, front_proof(key, nonce, hello)):
         raise FrontRefused("refused a gateway without the right key; give it the key in this engine's front_key_file")
     welcome = _welcome(hello, epoch)
-    return Welcome(
+    proven = Welcome(
         epoch=welcome.epoch,
         pid=welcome.pid,
         version=welcome.version,
         proof=core_proof(key, nonce, hello.nonce, welcome),
     )
+    return Greeted(proven, stream)
 
 
-async def _hello(reader: asyncio.StreamReader) -> Hello:
-    hello = front_decoder.decode(await asyncio.wait_for(read_frame(reader, MAX_HELLO_BYTES), _HELLO_SECONDS))
-    if not isinstance(hello, Hello):
-        raise FrontRefused(f"refused a connection that began with {type(hello).__name__}")
-    return hello
+def _offer(tls: PortTls | None) -> str:
+    if tls is None:
+        return ""
+    return "required" if tls.is_strict else "offered"
+
+
+async def _message(reader: FrameReader) -> FrontMessage:
+    return front_decoder.decode(await read_frame(reader, MAX_HELLO_BYTES))
+
+
+def _hello(message: FrontMessage) -> Hello:
+    if not isinstance(message, Hello):
+        raise FrontRefused(f"refused a connection that began with {type(message).__name__}")
+    return message
 
 
 def _welcome(hello: Hello, epoch: int) -> Welcome:

@@ -7,6 +7,7 @@ import socket
 import threading
 
 from rayloom_engine.core_server.unsent import Unsent
+from rayloom_engine.protocol.tls.session import TlsSession
 
 
 class FrontSocket:
@@ -17,11 +18,14 @@ class FrontSocket:
     sends them with `flush` when the socket has room.
     """
 
-    def __init__(self, connection: socket.socket, stall_seconds: float) -> None:
-        """`connection`: a duplicate of the connection's socket, which this object owns."""
+    def __init__(self, connection: socket.socket, stall_seconds: float, tls: TlsSession | None = None) -> None:
+        """`connection`: a duplicate of the connection's socket, which this object owns. `tls` encrypts messages."""
         connection.setblocking(False)
         self._socket = connection
-        self._lock = threading.Lock()  # held for at most one system call, which does not block
+        self._tls = tls
+        # Held while a message is encrypted, and for at most one system call, which does not block: encrypted messages
+        # must be sent in the order in which they were encrypted.
+        self._lock = threading.Lock()
         self._unsent = Unsent(stall_seconds)
         self._is_closed = False
 
@@ -43,6 +47,8 @@ class FrontSocket:
         with self._lock:
             if self._is_closed:
                 return False
+            if self._tls is not None:
+                data = self._tls.seal(data)
             if self._unsent.num_bytes:
                 self._unsent.keep(memoryview(data), now)
                 return False

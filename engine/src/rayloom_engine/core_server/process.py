@@ -39,6 +39,7 @@ from rayloom_engine.build import FoundModel, build_found_engine
 from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.context import CoreContext
+from rayloom_engine.core_server.front_handshake import PortTls
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.core_server.ranks.stillness import Stillness
@@ -48,6 +49,7 @@ from rayloom_engine.core_server.sockets import CoreIo, GatewayPort, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError
 from rayloom_engine.protocol.front_key import load_front_key
+from rayloom_engine.protocol.tls.files import TlsFiles
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
@@ -192,7 +194,12 @@ def gateway_port(front_fd: int | None, config: EngineConfig) -> GatewayPort | No
     """Returns the port for gateways, with its key; None if there is no such port. Raises ConfigError."""
     if front_fd is None or config.front_key_file is None:
         return None
-    return GatewayPort(socket.socket(fileno=front_fd), load_front_key(config.front_key_file, "front_key_file"))
+    key = load_front_key(config.front_key_file, "front_key_file")
+    paths = config.front_tls_paths
+    tls = None
+    if paths is not None:
+        tls = PortTls(TlsFiles(paths, is_server=True), is_strict=config.front_tls_mode == "strict")
+    return GatewayPort(socket.socket(fileno=front_fd), key, tls)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rayloom_engine.common.rare_lines import OncePerProblem
-from rayloom_engine.core_server.front_handshake import FrontRefused, greet_local, greet_remote
+from rayloom_engine.core_server.front_handshake import FrontRefused, Greeted, PortTls, greet_local, greet_remote
 from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.core_server.ranks.strangers import Strangers
 from rayloom_engine.protocol.channel import limit_tcp
@@ -36,10 +37,10 @@ from rayloom_engine.protocol.messages import (
     FrontMessage,
     Hello,
     Outputs,
+    StartTls,
     Submit,
     SubmitChoices,
     WantCache,
-    Welcome,
 )
 from rayloom_engine.protocol.text_files import read_part
 
@@ -99,10 +100,11 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPort:
-    """The listening socket for gateways, and the key that they must prove to have."""
+    """The listening socket for gateways, the key that they must prove to have, and its TLS; None: clear text."""
 
     listener: socket.socket
     key: str
+    tls: PortTls | None = None
 
 
 class CoreIo:
@@ -211,10 +213,11 @@ class CoreIo:
         limit_tcp(connection)
         self._strangers.admit(connection, str(writer.get_extra_info("peername")[0]))
 
-        async def greet() -> Welcome:
+        async def greet() -> Greeted:
             assert self._gateways is not None
+            port = self._gateways
             try:
-                return await greet_remote(reader, writer, self._gateways.key, self._status().epoch)
+                return await greet_remote(reader, writer, port.key, port.tls, self._status().epoch)
             finally:
                 self._strangers.release(connection)
 
@@ -224,7 +227,7 @@ class CoreIo:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        greeting: Coroutine[Any, Any, Welcome],
+        greeting: Coroutine[Any, Any, Greeted],
         *,
         is_own: bool,
     ) -> None:
@@ -235,13 +238,14 @@ class CoreIo:
         connection = self._next_connection
         self._next_connection += 1
         try:
-            welcome = await greeting
+            greeted = await greeting
             self._problems.solved()
-            self._welcome(connection, writer, welcome)
+            self._welcome(connection, writer, greeted)
+            source = greeted.stream or reader
             if not is_own:
                 self._inbox.put(connection, GatewayConnected())
             while True:
-                message = front_decoder.decode(await read_frame(reader))
+                message = front_decoder.decode(await read_frame(source))
                 if is_own and isinstance(message, Draining):
                     self._on_draining(message.is_draining)
                     self._broadcast(self._status())
@@ -270,25 +274,33 @@ class CoreIo:
                 self._inbox.put(connection, message)
             case FetchFile():
                 self._answer(connection, read_part(self._status().model, message))
-            case Hello() | Draining():
+            case Hello() | StartTls() | Draining():
                 raise ValueError(f"an unexpected {type(message).__name__}")
 
     def _answer(self, connection: int, message: CoreMessage) -> None:
         """Sends a message like `send`, for the I/O thread."""
         front = self._fronts.get(connection)
-        if front is not None and self._write(connection, front, frame(message)):
+        if front is not None:
+            self._send_bytes(connection, front, frame(message))
+
+    def _send_bytes(self, connection: int, front: _Front, data: bytes) -> None:
+        """Sends the bytes of messages, for the I/O thread."""
+        if self._write(connection, front, data):
             self._watch(connection)
 
-    def _welcome(self, connection: int, writer: asyncio.StreamWriter, welcome: Welcome) -> None:
+    def _welcome(self, connection: int, writer: asyncio.StreamWriter, greeted: Greeted) -> None:
         """Accepts a front: sends it the first two messages, and from here on all others."""
         # The transport only reads. A duplicate of its socket is written to, because no thread but the I/O thread may
         # use the transport.
-        sending = FrontSocket(writer.get_extra_info("socket").dup(), self._stall_seconds)
+        stream = greeted.stream
+        tls = None if stream is None else stream.session
+        sending = FrontSocket(writer.get_extra_info("socket").dup(), self._stall_seconds, tls)
         front = _Front(sending, writer.transport, asyncio.Event())
         front.is_drained.set()
         self._fronts[connection] = front
-        if self._write(connection, front, frame(welcome) + frame(self._status())):
-            self._watch(connection)
+        if stream is not None:
+            stream.send_with(partial(self._send_bytes, connection, front))
+        self._send_bytes(connection, front, frame(greeted.welcome) + frame(self._status()))
 
     def _warn_once(self, problem: str) -> None:
         # Logged once, because a refused front tries again four times a second, for ever.
@@ -325,8 +337,7 @@ class CoreIo:
     def _broadcast(self, status: CoreStatus) -> None:
         data = frame(status)
         for connection, front in list(self._fronts.items()):
-            if self._write(connection, front, data):
-                self._watch(connection)
+            self._send_bytes(connection, front, data)
 
     async def _flush_status(self) -> None:
         self._broadcast(self._status())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Protocol
 
 import msgspec
 
@@ -22,7 +22,13 @@ def frame(message: FrontMessage | CoreMessage) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-async def read_frame(reader: asyncio.StreamReader, at_most: int = MAX_FRAME_BYTES) -> bytes:
+class FrameReader(Protocol):
+    """An asyncio.StreamReader, or a TlsStream on top of one."""
+
+    async def readexactly(self, num: int, /) -> bytes: ...
+
+
+async def read_frame(reader: FrameReader, at_most: int = MAX_FRAME_BYTES) -> bytes:
     """Returns the body of the next frame.
 
     Raises asyncio.IncompleteReadError if the connection ends, ValueError for a frame above the limit.

@@ -38,6 +38,11 @@ class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True)
 
     nonce: str
     version: int = PROTOCOL_VERSION
+    tls: str = ""  # offered: the front may answer StartTls; required: it must; empty: the core has no certificate
+
+
+class StartTls(msgspec.Struct, frozen=True, tag="start_tls", kw_only=True):
+    """A front's answer to a FrontChallenge that offers TLS. The handshake follows, then the core's next challenge."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -232,5 +237,5 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     load: SchedulerLoad
 
 
-FrontMessage = Hello | Submit | SubmitChoices | Abort | Draining | FetchFile | WantCache
+FrontMessage = Hello | StartTls | Submit | SubmitChoices | Abort | Draining | FetchFile | WantCache
 CoreMessage = FrontChallenge | Welcome | Outputs | Refused | FilePart | CoreStatus | CacheChanges | LoadReport

@@ -11,6 +11,7 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import JobPlace
 from rayloom_engine.protocol.front_key import load_front_key
+from rayloom_engine.protocol.tls.files import TlsFiles
 
 # A Unix socket's path may have at most 107 bytes. The longest path in the run folder is that of a local Ray:
 # /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store
@@ -39,11 +40,13 @@ def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
 def bind_front_socket(config: EngineConfig) -> socket.socket | None:
     """Returns the EngineCore's listening socket for gateways, or None if front_port is not set.
 
-    Raises ConfigError if the port is taken or the key cannot be used.
+    Raises ConfigError if the port is taken, or the key or a file for TLS cannot be used.
     """
     if config.front_port is None or config.front_key_file is None:
         return None
     load_front_key(config.front_key_file, "front_key_file")
+    if config.front_tls_paths is not None:
+        TlsFiles(config.front_tls_paths, is_server=True)
     return _listen(config.front_host, config.front_port, "front_port")
 
 

@@ -15,6 +15,7 @@ from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import OperatorError
+from rayloom_operator.objects.tls.files import TlsMode
 from rayloom_operator.reconcile.runtime import Runtime, RuntimeSettings
 from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
@@ -32,6 +33,7 @@ class RunFlags:
     engine_image: str
     key_file: Path
     previous_key_file: Path | None
+    pod_tls: TlsMode
     namespace: str
     health_port: int
     log_level: str
@@ -91,6 +93,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
         engine_image=flags.engine_image,
         operator_key=_operator_key(flags.key_file),
         previous_key=_previous_key(flags.previous_key_file),
+        pod_tls=flags.pod_tls,
         namespace=flags.namespace,
         hub=hub,
         permissions=permissions,

@@ -8,6 +8,7 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.scaling.windows import Windows
 from rayloom_operator.objects.companions import admin_token
+from rayloom_operator.objects.tls.files import TlsMode
 from rayloom_operator.resolve.resolved import Hub
 
 
@@ -17,7 +18,8 @@ class Settings:
 
     engine_image: str  # image of services whose spec names none
     operator_key: bytes  # admin tokens are derived from it
-    previous_key: bytes = b""  # the operator's key before `operator_key`; empty if there was none
+    previous_key: bytes = b""  # the operator key that was used before the present one; empty if there was none
+    pod_tls: TlsMode = "off"  # TLS between gateway pods and engines
     namespace: str = ""  # namespace of the operator's own pods; empty for an operator outside the cluster
     hub: Hub = field(default_factory=Hub)
     permissions: Permissions = field(default_factory=Permissions)

@@ -20,6 +20,7 @@ from rayloom_operator.names import (
     KEYS_FOLDER,
     RANK_PORT,
 )
+from rayloom_operator.objects.tls.files import engine_tls
 from rayloom_operator.resolve.resolved import Resolved
 
 # Seconds within which Ray must place the ranks. Worker pods may wait long for a node or an image. The operator reports
@@ -48,6 +49,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     document = _document(resolved, host="0.0.0.0", port=API_PORT, admin_port=ADMIN_PORT) | {
         **(keys if resolved.service.spec.auth is not None else {}),
         **(front if resolved.service.spec.gateway is not None else {}),
+        **(engine_tls() if resolved.service.spec.gateway is not None and resolved.has_tls else {}),
         "model": engine_model(resolved.service.spec.model),
         "executor": "ray",
         "admin_host": "0.0.0.0",

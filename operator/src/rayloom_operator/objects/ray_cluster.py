@@ -25,6 +25,7 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_template
 from rayloom_operator.objects.scheduler_labels import scheduler_annotations, scheduler_labels
 from rayloom_operator.objects.scratch import RESOURCE, scratch_mebibytes, scratch_volume
+from rayloom_operator.objects.tls.files import engines_secret_name, tls_source
 from rayloom_operator.resolve.load import CPU_RANK_BYTES, RAY_POD_BYTES
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -182,7 +183,7 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
             _shared_memory(_SHARED_MIB),
             {
                 "name": "config",
-                "projected": {"sources": [{"configMap": config}, {"secret": token}, *_front_key(service)]},
+                "projected": {"sources": [{"configMap": config}, {"secret": token}, *_front_files(resolved)]},
             },
             *api_keys_volumes(service),
             *model_volumes(service, resolved.hub),
@@ -190,13 +191,18 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
     }
 
 
-def _front_key(service: LLMService) -> list[Manifest]:
-    """Returns the source of the key that the engine shares with gateways, or an empty list without spec.gateway."""
+def _front_files(resolved: Resolved) -> list[Manifest]:
+    """Returns the sources of the files of the port for gateways: the shared key, and the certificate for TLS.
+
+    Empty without spec.gateway.
+    """
+    service = resolved.service
     if service.spec.gateway is None:
         return []
     path = names.FRONT_KEY_FILE.removeprefix(f"{names.CONFIG_FOLDER}/")
     name = names.gateway_secret_name(service.metadata.name, service.metadata.uid)
-    return [{"secret": {"name": name, "items": [{"key": names.FRONT_KEY, "path": path}]}}]
+    key = {"secret": {"name": name, "items": [{"key": names.FRONT_KEY, "path": path}]}}
+    return [key, tls_source(engines_secret_name(service))] if resolved.has_tls else [key]
 
 
 def _ray_head(service: LLMService, group: str, image: str) -> Manifest:

@@ -47,6 +47,7 @@ class Resolved:
     checkpoint_bytes: int | None = None  # bytes of the stored weights; None while the model is not inspected
     sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
+    has_tls: bool = False  # the engine's port for gateways has a certificate
 
     @property
     def shape(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -51,7 +52,9 @@ class EngineLink:
         self._heard_at_s = 0.0
         self._listener = listener
         self._silence_s = silence_s
+        self.is_encrypted = False  # the current connection, or the last one, uses TLS
         self._writer: asyncio.StreamWriter | None = None
+        self._send: Callable[[bytes], None] = _not_connected
 
     @property
     def status_age_s(self) -> float:
@@ -94,15 +97,16 @@ class EngineLink:
 
     def send(self, data: bytes) -> None:
         """Sends messages. The link must be connected."""
-        assert self._writer is not None
         # drain() is not awaited. The buffer stays small, because the number of accepted requests is limited. If the
         # core is dead, the read loop ends the connection.
-        self._writer.write(data)
+        self._send(data)
 
     async def _converse(self) -> None:
         connection = await connect(self.core)
         try:
             self._writer = connection.writer
+            self._send = connection.send
+            self.is_encrypted = connection.is_encrypted
             self.pid = connection.welcome.pid
             self.version = connection.welcome.version
             self.is_connected = True
@@ -112,6 +116,7 @@ class EngineLink:
                 self._receive(core_decoder.decode(await read_frame(connection.reader)))
         finally:
             self._writer = None
+            self._send = _not_connected
             connection.writer.transport.abort()
 
     def check_silence(self) -> None:
@@ -136,3 +141,7 @@ class EngineLink:
         self.is_serving = False
         self.estimate = EngineEstimate(self.name)
         self._listener.disconnected(self, problem)
+
+
+def _not_connected(data: bytes) -> None:
+    raise AssertionError("the link is not connected")

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
 FRONT_FIELDS = (
     *("served_model_name", "host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file"),
@@ -24,7 +25,9 @@ FRONT_FIELDS = (
     *("repeat_seconds", "log_level"),
 )
 # Settings of a gateway with one model that `models_file` replaces.
-SINGLE_MODEL_FIELDS = ("engines", "engines_file", "engines_dns", "key_file", "served_model_name", "api_key_file")
+SINGLE_MODEL_FIELDS = (
+    *("engines", "engines_file", "engines_dns", "key_file", "tls_server_name", "served_model_name", "api_key_file"),
+)
 
 
 class GatewaySettings(BaseModel):
@@ -45,10 +48,35 @@ class GatewaySettings(BaseModel):
         "address of the name is an engine. It is looked up every second.",
     )
     key_file: str | None = Field(None, description="File with the key of the engines, as their front_key_file.")
+    tls_cert_file: str | None = Field(
+        None,
+        description="File with the gateway's certificate for connections to engines, PEM. Needs tls_key_file and "
+        "tls_ca_file; all three are read again when they change.",
+    )
+    tls_key_file: str | None = Field(None, description="File with the private key of tls_cert_file, PEM.")
+    tls_ca_file: str | None = Field(
+        None, description="File with the certificates of the CA that signs the engines' certificates, PEM."
+    )
+    tls_server_name: str | None = Field(
+        None,
+        min_length=1,
+        description="The name that the engines' certificates must have. Default: the host of each engine's address, "
+        "with engines_dns that name.",
+    )
+    tls_server_suffix: str = Field(
+        "",
+        description="Added to a default name that comes from engines_dns: .default.svc if that name is short, and the "
+        "certificates have the namespace.",
+    )
+    tls_mode: TlsMode = Field(
+        "strict",
+        description="With tls_cert_file. strict: engines without TLS get no requests; permissive: they are used.",
+    )
     models_file: str | None = Field(
         None,
         description="JSON file with several models and their engines, in place of `engines`, `engines_file`, "
-        "`engines_dns`, `key_file`, `served_model_name` and `api_key_file`. It is read again when it changes.",
+        "`engines_dns`, `key_file`, `tls_server_name`, `served_model_name` and `api_key_file`. It is read again when "
+        "it changes.",
     )
     cache_dir: str = Field(
         description="Folder for tokenizers that engines hand over, so that the gateway starts without an engine."
@@ -59,6 +87,11 @@ class GatewaySettings(BaseModel):
     max_held_tokens: int = Field(
         2_000_000, ge=1, description="Tokens of all requests that wait for an engine, at most; further ones get 429."
     )
+
+    @property
+    def tls_paths(self) -> TlsPaths | None:
+        """The files for TLS to the engines; None: clear text. Raises ConfigError if only some are given."""
+        return tls_paths("tls", self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
 
 
 class GatewayConfig(BaseModel):
@@ -97,6 +130,7 @@ def parse_gateway_config(document: object) -> GatewayConfig:
         settings = GatewaySettings.model_validate(own)
     except ValidationError as error:
         raise ConfigError("GatewayConfig: " + "; ".join(_sentences(error))) from error
+    _ = settings.tls_paths  # raises if only some of the files are given
     if settings.models_file is not None:
         _check_no_single_model(document)
         return GatewayConfig(gateway=settings, front=parse_config({"model": "models_file", **front}))

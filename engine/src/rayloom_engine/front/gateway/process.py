@@ -23,6 +23,7 @@ from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.engines_file import EnginesFile
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
+from rayloom_engine.front.gateway.link_tls import link_tls
 from rayloom_engine.front.gateway.models.process import run_models
 from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.front.http.api_keys import ApiKeys
@@ -41,12 +42,13 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
     api_keys = ApiKeys.load(config.front.api_key_file, os.environ)
     admin_token = load_admin_token(config.front.admin_token_file)
     key = load_front_key(config.gateway.key_file, "key_file")
+    tls = link_tls(config.gateway)
     name = f"gateway-{secrets.token_hex(8)}"
     own = config.gateway.engines
     file = None if config.gateway.engines_file is None else EnginesFile(Path(config.gateway.engines_file))
     dns = None if config.gateway.engines_dns is None else EnginesDns(config.gateway.engines_dns)
     source = file or dns
-    cores = addresses({**own, **(file.read() if file is not None else {})}, key, name)
+    cores = addresses({**own, **(file.read() if file is not None else {})}, key, name, tls=tls)
     cache = TextCache(Path(config.gateway.cache_dir), config.front.api_model_name)
 
     async def serve() -> None:
@@ -59,7 +61,7 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
         if source is not None:
 
             def changed(engines: Mapping[str, str]) -> None:
-                service.client.set_engines(addresses({**own, **engines}, key, name))
+                service.client.set_engines(addresses({**own, **engines}, key, name, tls=tls))
 
             front.run_beside(source.watch(changed))
         await front.run()

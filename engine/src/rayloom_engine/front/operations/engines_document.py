@@ -30,6 +30,7 @@ def _engine(link: EngineLink) -> dict[str, Any]:
         "draining": link.is_connected and link.is_draining,
         "leaving": link.is_leaving,
         "protocol": link.version,
+        "tls": link.is_connected and link.is_encrypted,
         "sequences": link.estimate.num_sequences,
         "prefill_tokens": link.estimate.outstanding_prefill_tokens,
         "decodes": link.estimate.num_decodes,

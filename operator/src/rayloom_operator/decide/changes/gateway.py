@@ -20,6 +20,7 @@ from rayloom_operator.objects.gateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.objects.tls.tls_secrets import service_secrets
 from rayloom_operator.resolve.resolved import Resolved
 
 
@@ -50,16 +51,18 @@ def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
 
 def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
     """Yields the objects to apply. There are none while the status does not name the gateway."""
-    service = resolved.service
+    service, settings = resolved.service, situation.settings
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
         # Head pods mount the Secret, also while no gateway pod is wanted.
-        yield gateway_secret(service, situation.settings.operator_key)
+        yield gateway_secret(service, settings.operator_key)
         yield engines_service(service)
+        if settings.pod_tls != "off":
+            yield from service_secrets(service, settings.operator_key, settings.previous_key, situation.now.wall)
     gateway = service.spec.gateway
     if gateway is not None and gateway.replicas > 0 and is_announced(situation, resolved):
         yield gateway_service(service)
         yield gateway_budget(service, gateway)
-        yield gateway_deployment(resolved, gateway)
+        yield gateway_deployment(resolved, gateway, settings.pod_tls)
         yield from gateway_route(situation, resolved).objects()
 
 

@@ -8,7 +8,7 @@ is that of its head pod's route label.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
@@ -192,6 +192,7 @@ def _objects_of(
     """Yields the objects of one engine replica. An existing RayCluster is never applied again, because another version
     of the operator may have built it differently."""
     number = int(place.name.rpartition("-")[2])
+    made_from = replace(made_from, has_tls=settings.pod_tls != "off")
     yield config_map(made_from, revision, number)
     yield admin_secret(service, revision, settings.operator_key, number)
     if place.replica is None:

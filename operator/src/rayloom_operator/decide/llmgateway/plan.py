@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.changes.pod_label import PodLabel
 from rayloom_operator.decide.llmgateway.pod_models import stale_after_s
@@ -19,6 +20,7 @@ from rayloom_operator.objects.llmgateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
+from rayloom_operator.objects.tls.tls_secrets import llmgateway_secret
 
 
 def gateway_plan(situation: GatewaySituation) -> Plan:
@@ -56,9 +58,19 @@ def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
         gateway_service(gateway),
         gateway_budget(gateway),
         gateway_policy(gateway, settings.namespace),
-        gateway_deployment(gateway, settings.engine_image, [each for each in keys if each is not None]),
+        *_certificate(situation, gateway),
+        gateway_deployment(
+            gateway, settings.engine_image, [each for each in keys if each is not None], settings.pod_tls
+        ),
         *route.objects(),
     )
+
+
+def _certificate(situation: GatewaySituation, gateway: LLMGateway) -> tuple[Manifest, ...]:
+    settings = situation.settings
+    if settings.pod_tls == "off":
+        return ()
+    return (llmgateway_secret(gateway, settings.operator_key, settings.previous_key, situation.now.wall),)
 
 
 def reapply_after_s(situation: GatewaySituation) -> float:

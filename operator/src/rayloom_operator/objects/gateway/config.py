@@ -11,6 +11,7 @@ from typing import TypeAlias
 from rayloom_operator import names
 from rayloom_operator.api.gateway.spec import Gateway
 from rayloom_operator.api.spec import LLMService
+from rayloom_operator.objects.tls.files import TlsMode, gateway_tls
 
 _CACHE_FOLDER = "/tmp/rayloom-gateway"  # folder in the pod's emptyDir, so a restarted container finds its tokenizers
 # Settings of spec.engine.args that a gateway has, too: they concern HTTP, text and the queue.
@@ -47,7 +48,7 @@ def pod_settings(hold_seconds: int, drain_seconds: int) -> dict[str, JsonValue]:
     }
 
 
-def gateway_config(service: LLMService, gateway: Gateway) -> dict[str, JsonValue]:
+def gateway_config(service: LLMService, gateway: Gateway, tls: TlsMode = "off") -> dict[str, JsonValue]:
     """The GatewayConfig v1 document for a gateway pod of the service."""
     keys: dict[str, JsonValue] = {"api_key_file": f"{names.KEYS_FOLDER}/{names.KEYS_FILE}"}
     given = service.spec.engine.args.model_dump(mode="json", include=set(GATEWAY_ARGS), exclude_none=True)
@@ -57,5 +58,6 @@ def gateway_config(service: LLMService, gateway: Gateway) -> dict[str, JsonValue
         "engines_dns": engines_dns(service.metadata.name),
         "key_file": names.FRONT_KEY_FILE,
         **(keys if service.spec.auth is not None else {}),
+        **gateway_tls(tls, service.metadata.namespace),
         **given,
     }

@@ -9,6 +9,7 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.gateway.config import gateway_config
 from rayloom_operator.objects.gateway.pods import GatewayPods, deployment
 from rayloom_operator.objects.pod import api_keys_volumes, container_basics, pod_basics
+from rayloom_operator.objects.tls.files import TlsMode, gateway_secret_name
 from rayloom_operator.resolve.resolved import Resolved
 
 
@@ -17,7 +18,7 @@ def selector(service: LLMService) -> dict[str, str]:
     return {names.GATEWAY_LABEL: service.metadata.name}
 
 
-def gateway_deployment(resolved: Resolved, gateway: Gateway) -> Manifest:
+def gateway_deployment(resolved: Resolved, gateway: Gateway, tls: TlsMode = "off") -> Manifest:
     """The Deployment. A replaced pod takes requests before an old one ends."""
     service = resolved.service
     meta = service.metadata
@@ -35,11 +36,12 @@ def gateway_deployment(resolved: Resolved, gateway: Gateway) -> Manifest:
             replicas=gateway.replicas,
             resources=gateway.resources,
             drain_seconds=service.spec.drain_seconds,
-            config=gateway_config(service, gateway),
+            config=gateway_config(service, gateway, tls),
             pod=pod_basics(service),
             container=container_basics(service, names.GATEWAY_CONTAINER, image),
             secret=names.gateway_secret_name(meta.name, meta.uid),
             secret_files=((names.FRONT_KEY, names.FRONT_KEY_FILE), (names.TOKEN_KEY, names.ADMIN_TOKEN_FILE)),
+            tls_secret="" if tls == "off" else gateway_secret_name(service),
             volumes=[(each, names.KEYS_FOLDER) for each in api_keys_volumes(service)],
         )
     )

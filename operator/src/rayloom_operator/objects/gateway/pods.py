@@ -14,6 +14,7 @@ from typing import Any
 from rayloom_operator import names
 from rayloom_operator.api.gateway.spec import GatewayResources
 from rayloom_operator.names import Manifest
+from rayloom_operator.objects.tls.files import tls_source
 
 CONFIG_ANNOTATION = "rayloom.dev/gateway-config"
 # Measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
@@ -45,6 +46,7 @@ class GatewayPods:
     container: Manifest  # fields of the container from `objects/pod.py`
     secret: str  # name of the Secret in the folder of the configuration
     secret_files: Sequence[tuple[str, str]]  # (key of that Secret, path of its file)
+    tls_secret: str = ""  # name of the Secret with the certificate; empty: gateways speak clear text with engines
     volumes: Sequence[tuple[Manifest, str]]  # (further volume, folder where it is mounted)
 
 
@@ -124,6 +126,7 @@ def _sources(pods: GatewayPods) -> list[Manifest]:
     return [
         {"downwardAPI": {"items": [{"path": names.CONFIG_KEY, "fieldRef": field}]}},
         {"secret": {"name": pods.secret, "items": items}},
+        *([tls_source(pods.tls_secret)] if pods.tls_secret else []),
     ]
 
 

@@ -15,19 +15,21 @@ from rayloom_operator.objects.gateway.pods import GatewayPods, deployment
 from rayloom_operator.objects.llmgateway import identity
 from rayloom_operator.objects.llmgateway.models_file import MODELS_FOLDER, MODELS_KEY
 from rayloom_operator.objects.pod import container_fields, pod_fields
+from rayloom_operator.objects.tls.files import TlsMode, gateway_tls, llmgateway_secret_name
 
 _MODELS_VOLUME = "models"
 
 
-def gateway_config(gateway: LLMGateway) -> dict[str, Any]:
+def gateway_config(gateway: LLMGateway, tls: TlsMode = "off") -> dict[str, Any]:
     """The GatewayConfig v1 document. The names and their engines are in the models file."""
     spec = gateway.spec
     models = {"models_file": f"{MODELS_FOLDER}/{MODELS_KEY}"}
-    return pod_settings(spec.hold_seconds, spec.drain_seconds) | models
+    settings = pod_settings(spec.hold_seconds, spec.drain_seconds)
+    return settings | models | gateway_tls(tls, gateway.metadata.namespace)
 
 
-def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[Auth]) -> Manifest:
-    """The Deployment. `keys`: the API keys of all names, whose files are mounted."""
+def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[Auth], tls: TlsMode = "off") -> Manifest:
+    """The Deployment. `keys`: the API keys of all names. Their files are mounted, and nothing else of the services."""
     spec = gateway.spec
     image = spec.image or default_image
     models: Manifest = {
@@ -50,7 +52,7 @@ def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[A
             replicas=spec.replicas,
             resources=spec.resources,
             drain_seconds=spec.drain_seconds,
-            config=gateway_config(gateway),
+            config=gateway_config(gateway, tls),
             pod=pod_fields(
                 identity.object_name(gateway.metadata.name),
                 spec.scheduling,
@@ -60,6 +62,7 @@ def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[A
             container=container_fields(names.GATEWAY_CONTAINER, image),
             secret=identity.secret_name(gateway),
             secret_files=((names.TOKEN_KEY, names.ADMIN_TOKEN_FILE),),
+            tls_secret="" if tls == "off" else llmgateway_secret_name(gateway),
             volumes=[(models, MODELS_FOLDER), *((each, names.KEYS_FOLDER) for each in _keys_volumes(keys))],
         )
     )

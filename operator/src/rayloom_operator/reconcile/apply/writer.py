@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from rayloom_operator.api.spec import KIND
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import CONFLICT, NOT_FOUND, Kube, KubeError, KubeUnreachable
-from rayloom_operator.names import GROUP_LABEL, LLMGATEWAY_LABEL, Manifest, ServiceKey, object_path, path_of
+from rayloom_operator.names import (
+    GROUP_LABEL,
+    LLMGATEWAY_LABEL,
+    RENEWED_LABEL,
+    Manifest,
+    ServiceKey,
+    object_path,
+    path_of,
+)
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
 from rayloom_operator.objects.ownership import Whose, whose
 from rayloom_operator.observe.drift import Drift
@@ -49,9 +57,9 @@ class ObjectWriter:
         if kind == KIND_OF_OLD_SPECS:
             # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
             await self._create(manifest, is_new=is_new)
-        elif kind == "Secret" and LLMGATEWAY_LABEL in manifest["metadata"]["labels"]:
-            # The content of an LLMGateway's Secret changes with services and aliases. It is written by an update:
-            # unlike a patch, an update returns no content that the operator may not read.
+        elif kind == "Secret" and manifest["metadata"]["labels"].keys() & {LLMGATEWAY_LABEL, RENEWED_LABEL}:
+            # The content changes with services and aliases, or because a certificate is renewed. An update, unlike a
+            # patch, does not return content that the operator may not read.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.

@@ -61,6 +61,12 @@ class ModelEntry(_Part):
         min_length=MIN_KEY_CHARS,
         description="The key before `key`, which is tried at engines that do not have `key`.",
     )
+    tls_server_name: str | None = Field(
+        None,
+        min_length=1,
+        description="With the gateway's tls_cert_file: the name that the engines' certificates must have. Default: the "
+        "name of engines_dns, or the host of each engine's address.",
+    )
     api_key_file: str | None = Field(
         None, description="File with the API keys for this model, one a line. null: requests need no key."
     )

@@ -13,6 +13,7 @@ import uvloop
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.app import ApiApplication, port_middleware
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
+from rayloom_engine.front.gateway.link_tls import link_tls
 from rayloom_engine.front.gateway.models.endpoints import ModelEndpoints
 from rayloom_engine.front.gateway.models.models_file import ModelsFile
 from rayloom_engine.front.gateway.models.running_models import RunningModels
@@ -31,10 +32,11 @@ def run_models(config: GatewayConfig, api: socket.socket, admin: socket.socket) 
     assert config.gateway.models_file is not None
     file = ModelsFile(Path(config.gateway.models_file))
     document = file.read()
+    tls = link_tls(config.gateway)
     admin_token = load_admin_token(config.front.admin_token_file)
 
     async def serve() -> None:
-        models = RunningModels(config, document, api_url=url_of(api))
+        models = RunningModels(config, document, api_url=url_of(api), tls=tls)
         models.file_status = file.status
         apps = (models_app(models), admin_app(models, admin_token))
         front = FrontServer(config.front, models, (apps[0], api), (apps[1], admin))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.requests import Request
@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from rayloom_engine.errors import QueueFull
-from rayloom_engine.front.core_link.handshake import CoreAddress, addresses
+from rayloom_engine.front.core_link.handshake import CoreAddress, LinkTls, addresses
 from rayloom_engine.front.document.api_route import Endpoint
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
+from rayloom_engine.front.gateway.link_tls import server_name
 from rayloom_engine.front.gateway.models.model_names import ModelRoute
 from rayloom_engine.front.gateway.models.models_document import ModelEntry
 from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
@@ -37,6 +38,7 @@ class SharedParts:
     lifecycle: Lifecycle
     tokenizers: SharedTokenizers
     api_url: str
+    tls: LinkTls | None  # of the connections to engines; each model has its own name in the engines' certificates
     on_ready: Callable[[], None]  # called when a model accepts requests for the first time
 
 
@@ -51,6 +53,7 @@ class RunningModel:
         front = shared.config.front.model_copy(update={**names, **entry.given_settings})
         self._hold_s = shared.config.gateway.hold_seconds
         self._front_id = f"gateway-{secrets.token_hex(8)}"
+        self._shared = shared
         self._engines: Mapping[str, str] = entry.engines or {}
         self.service = GatewayService(
             GatewayConfig(gateway=shared.config.gateway, front=front),
@@ -159,7 +162,12 @@ class RunningModel:
         self.service.client.set_engines(self._addresses())
 
     def _addresses(self) -> dict[str, CoreAddress]:
-        return addresses(self._engines, self.entry.key, self._front_id, self.entry.previous_key or "")
+        entry = self.entry
+        tls = self._shared.tls
+        if tls is not None:
+            suffix = self._shared.config.gateway.tls_server_suffix
+            tls = replace(tls, server_name=entry.tls_server_name or server_name(entry.engines_dns, suffix))
+        return addresses(self._engines, entry.key, self._front_id, entry.previous_key or "", tls)
 
 
 class _BodyAgain:

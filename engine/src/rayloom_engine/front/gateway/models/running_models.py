@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.core_link.handshake import LinkTls
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models, unusable_keys
@@ -33,8 +34,10 @@ class RunningModels:
     Its lifecycle accepts requests as soon as one model does. A drain of the process drains every model.
     """
 
-    def __init__(self, config: GatewayConfig, document: ModelsDocument, *, api_url: str) -> None:
-        """Raises ConfigError if the folder for tokenizers cannot be written."""
+    def __init__(
+        self, config: GatewayConfig, document: ModelsDocument, *, api_url: str, tls: LinkTls | None = None
+    ) -> None:
+        """Raises ConfigError if the folder for tokenizers cannot be written. `tls`: of the connections to engines."""
         self.config = config
         self.lifecycle = Lifecycle()
         self.lifecycle.on_drain = self._wake_models
@@ -50,6 +53,7 @@ class RunningModels:
             lifecycle=self.lifecycle,
             tokenizers=SharedTokenizers(),
             api_url=api_url,
+            tls=tls,
             on_ready=self._update_readiness,
         )
         self._group: asyncio.TaskGroup | None = None

@@ -1,0 +1,1 @@
+"""TLS between gateways and cores: sessions, streams, certificate files."""

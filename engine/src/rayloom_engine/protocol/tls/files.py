@@ -1,0 +1,122 @@
+"""TlsFiles: certificate, private key and CA of one side of the connections between gateways and cores.
+
+The files may be replaced at any time, as the kubelet does with a renewed Secret. They are looked at before each
+handshake, so a new certificate holds for the next connection. Connections that are open continue.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.protocol.tls.certificate_times import certificate_times
+from rayloom_engine.tls_settings import TlsPaths
+
+logger = logging.getLogger(__name__)
+
+
+class TlsFiles:
+    """The files of a server's or a client's side. For one thread."""
+
+    def __init__(self, paths: TlsPaths, *, is_server: bool) -> None:
+        """Raises ConfigError that names the file which cannot be used."""
+        self._paths = paths
+        self._is_server = is_server
+        self._stamps = self._current_stamps()
+        self._context = _load(paths, is_server=is_server)
+        _report_times(paths)
+
+    def context(self) -> ssl.SSLContext:
+        """Returns the context for a new connection, of the files as they are now.
+
+        Files that cannot be used change nothing and are logged once, for example while only one of them is renewed.
+        """
+        stamps = self._current_stamps()
+        if stamps != self._stamps:
+            self._stamps = stamps  # as they were before the files were read
+            try:
+                self._context = _load(self._paths, is_server=self._is_server)
+            except ConfigError as error:
+                logger.error("%s; the certificate read before it stays in use", error)
+            else:
+                logger.info("the certificate in %s was read again", self._paths.cert)
+                _report_times(self._paths)
+        return self._context
+
+    def _current_stamps(self) -> tuple[object, ...]:
+        return tuple(_stamp(path) for path in (self._paths.cert, self._paths.key, self._paths.ca))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
+    for field, path in (("cert", paths.cert), ("key", paths.key), ("ca", paths.ca)):
+        _check_readable(f"{paths.prefix}_{field}_file", path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED  # of both sides
+    context.hostname_checks_common_name = False
+    if is_server:
+        # A resumed session would skip the certificates, so a gateway could come back with one that has expired.
+        context.num_tickets = 0
+    try:
+        # Without a password, OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(paths.cert, paths.key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise ConfigError(_chain_problem(paths, error)) from error
+    try:
+        context.load_verify_locations(cafile=paths.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(
+            f"{paths.prefix}_ca_file: {paths.ca} has no certificate that can be read; write the CA's certificate into "
+            "it, in PEM format"
+        ) from error
+    return context
+
+
+def _check_readable(field: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{field}: cannot read {path}: {error}") from error
+
+
+def _chain_problem(paths: TlsPaths, error: Exception) -> str:
+    try:
+        certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
+    except (OSError, ValueError) as problem:
+        return f"{paths.prefix}_cert_file: {paths.cert} has no certificate in PEM format ({problem})"
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return f"{paths.prefix}_key_file: {paths.key} is not the private key of the certificate in {paths.cert}"
+    return (
+        f"{paths.prefix}_key_file: {paths.key} has no private key that can be read ({error}); write it in PEM format, "
+        "without a passphrase"
+    )
+
+
+def _report_times(paths: TlsPaths) -> None:
+    """Logs a certificate that is not valid now. It is not refused: its renewal must not need a restart."""
+    try:
+        times = certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
+    except (OSError, ValueError):  # replaced just now, or of a form that only OpenSSL reads
+        return
+    now = datetime.now(UTC)
+    if now > times.end:
+        logger.error(
+            "%s_cert_file: the certificate in %s has expired at %s, so connections fail until the file is renewed",
+            *(paths.prefix, paths.cert, times.end.isoformat()),
+        )
+    elif now < times.begin:
+        logger.error(
+            "%s_cert_file: the certificate in %s is not valid before %s; check the clocks",
+            *(paths.prefix, paths.cert, times.begin.isoformat()),
+        )

@@ -1,0 +1,70 @@
+"""TlsSession: the TLS of one connection, without a socket. Bytes of the peer go in, bytes for the peer come out."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+
+_READ_BYTES = 64 * 1024
+
+
+class TlsSession:
+    """One side of a connection. One thread may seal while another opens: OpenSSL itself does not allow that."""
+
+    def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
+        """`server_name`: the name that the peer's certificate must have; None: this side accepts the connection."""
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+        )
+        self._lock = threading.Lock()  # held while bytes are encrypted or decrypted, never for a system call
+
+    def shake_hands(self, data: bytes = b"") -> bool:
+        """Takes bytes of the peer and returns whether this side of the handshake is complete.
+
+        The caller then sends `take_outgoing`, also after an error, because it has the alert. Raises ssl.SSLError.
+        """
+        with self._lock:
+            self._incoming.write(data)
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            return True
+
+    def take_outgoing(self) -> bytes:
+        """Removes the bytes that the peer must get, and returns them."""
+        with self._lock:
+            return self._outgoing.read()
+
+    def seal(self, data: bytes) -> bytes:
+        """Returns `data` encrypted, after the bytes that the peer must get before it. The order of calls counts."""
+        with self._lock:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._tls.write(rest) :]
+            return self._outgoing.read()
+
+    def open(self, data: bytes) -> bytes:
+        """Takes bytes of the peer and returns those of them that are complete, decrypted. Raises ssl.SSLError."""
+        opened = bytearray()
+        with self._lock:
+            self._incoming.write(data)
+            try:
+                while chunk := self._tls.read(_READ_BYTES):
+                    opened += chunk
+            except ssl.SSLWantReadError:
+                pass
+        return bytes(opened)
+
+    @property
+    def has_outgoing(self) -> bool:
+        """True if the peer must get bytes, such as the answer to an update of its keys."""
+        return self._outgoing.pending > 0
+
+    @property
+    def peer_certificate_end(self) -> str:
+        """The time at which the peer's certificate ends, as OpenSSL writes it. The handshake must be complete."""
+        found = self._tls.getpeercert()
+        return "" if not found else str(found["notAfter"])

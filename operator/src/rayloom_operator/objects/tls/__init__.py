@@ -1,0 +1,1 @@
+"""Certificates for TLS between gateway pods and engines."""
