@@ -6,8 +6,11 @@ import gc
 import os
 import ssl
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+from rt_shared import scope_of
 
 _MEASURED = "measured"
 collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment with the clients
@@ -38,8 +41,35 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts long tests first, so that no process waits for another one's last file at the end."""
-    items.sort(key=lambda item: next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
+    """Sorts long tests first, so that no process waits for another one's last file at the end.
+
+    The files that share a server follow one another.
+    """
+    scopes: dict[str, int] = {}
+    for item in items:
+        scopes.setdefault(scope_of(_file(item.nodeid)), len(scopes))
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        length = next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG))
+        return length, scopes[scope_of(_file(item.nodeid))]
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Keeps the files that share a server in one process, with `--dist loadfile`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(_file(nodeid))
+
+    return LoadServer(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture

@@ -40,11 +40,17 @@ def ranks(costs, tensor, pipeline, element_bytes=2):
     return rank_memory.Cut(costs, tensor, element_bytes).ranks(split)
 
 
+def different_shards(shape, tensor):
+    """The indexes of shards that may have different sizes: where everything divides, only the first has more."""
+    is_even = shape.vocab_size % tensor == shape.intermediate_size % tensor == 0
+    return sorted({0, tensor - 1}) if is_even else range(tensor)
+
+
 def largest_rank(shape, tensor, pipeline):
     """Bytes of the largest rank's weights and of the largest KV block, as the engine allocates them."""
     weights, blocks = [], []
     for stage in make_stages(shape.num_layers, pipeline, shape.head_layers):
-        for index in range(tensor):
+        for index in different_shards(shape, tensor):
             shard = Shard(index, tensor)
             kernels = choose_kernels(Target(device=torch.device("meta"), compute_dtype=torch.bfloat16))
             model, _ = empty_model(shape, ModelPart(stage, shard), kernels)

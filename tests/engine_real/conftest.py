@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rt_server import RunningServer, running_server
+from rt_shared import SharedServer
+from rt_streams import Said, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 API_KEY = "key-for-tests"
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """`rayloom-engine serve` with the embedded model in float32. Its log is printed when a test of the run failed."""
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(f"{API_KEY}\n")
     arguments = ("--dtype", "float32", "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
-    with running_server(folder, *arguments) as running:
+    with contextlib.closing(_shared(request, "server", lambda: running_server(folder, *arguments))) as shared:
+        yield shared
+    if request.session.testsfailed:
+        print(f"the server's log:\n{(folder / 'server.log').read_text()}")
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, shared_server: SharedServer) -> Iterator[RunningServer]:
+    """`rayloom-engine serve` with the embedded model in float32. Its log is printed when a test of the run failed."""
+    with shared_server.used_by(request.path) as running:
         yield running
-        if request.session.testsfailed:
-            print(f"the server's log:\n{running.log_text()}")
 
 
 @pytest.fixture(scope="session")
-def four_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+def three_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way, and 3 ranks as stages."""
-    folder = tmp_path_factory.mktemp("four-layers")
-    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=4, head_dim=16, max_position_embeddings=1024)
+    folder = tmp_path_factory.mktemp("three-layers")
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=3, head_dim=16, max_position_embeddings=1024)
     return str(tiny_tokenizer(folder, has_tools=True))
 
 
 @pytest.fixture(scope="session")
-def one_rank(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of one rank with this model, named "m", in float32. All other settings must give its tokens."""
+def shared_one_rank(
+    request: pytest.FixtureRequest, three_layers: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServer]:
     arguments = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
-    with running_server(tmp_path_factory.mktemp("one-rank"), "--model", four_layers, *arguments) as running:
+    folder = tmp_path_factory.mktemp("one-rank")
+    with contextlib.closing(
+        _shared(request, "one_rank", lambda: running_server(folder, "--model", three_layers, *arguments))
+    ) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def one_rank(request: pytest.FixtureRequest, shared_one_rank: SharedServer) -> Iterator[RunningServer]:
+    """A server of one rank with this model, named "m", in float32. All other settings must give its tokens."""
+    with shared_one_rank.used_by(request.path) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def known_answers() -> dict[int, list[Said]]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def said_by_one_rank(one_rank: RunningServer, known_answers: dict[int, list[Said]]) -> Callable[[int], list[Said]]:
+    """The undisturbed streams of that server, by their number of tokens."""
+
+    def said(num_tokens: int) -> list[Said]:
+        if num_tokens not in known_answers:
+            known_answers[num_tokens] = undisturbed(one_rank, num_tokens)
+        return known_answers[num_tokens]
+
+    return said
+
+
+def _shared(
+    request: pytest.FixtureRequest, name: str, start: Callable[[], contextlib.AbstractContextManager[RunningServer]]
+) -> SharedServer:
+    return SharedServer(name, start, {item.path for item in request.session.items})

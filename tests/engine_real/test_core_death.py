@@ -5,11 +5,12 @@ The rules are those of rt_streams.py.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import pytest
 
 from rt_faults import breakable_server, outlive_supervisor, strike
@@ -58,64 +59,57 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
 
 
-def test_a_repeat_gets_the_whole_answer_though_the_core_died_while_nobody_read_it(server: RunningServer) -> None:
-    body = {**completion_body(1), "max_tokens": 200, "stream": True}
-    expected = streamed_text(server.client.post(f"{server.api_url}/v1/completions", json=body).text)
+def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_client_gets_its_own(
+    server: RunningServer,
+) -> None:
+    """Three choices, Responses and Messages are read while the core dies, and nobody reads the fourth answer."""
+    kept = {**completion_body(1), "max_tokens": 200, "stream": True}
+    with ThreadPoolExecutor() as pool:
+        undisturbed_kept = pool.submit(_post, server, "/v1/completions", kept)
+        undisturbed = [pool.submit(ask, server) for ask in (_three_choices, _items_of_responses, _blocks_of_messages)]
+        expected = [streamed_text(undisturbed_kept.result().text), *(answer.result() for answer in undisturbed)]
+
     key = {"Idempotency-Key": "order-66"}
-    client = RawClient(server.api_url, "/v1/completions", body, key)
+    client = RawClient(server.api_url, "/v1/completions", kept, key)
     client.read_until(b"data: ")
     client.vanish()
-    strike(server, "core", "killed")
-    wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
-    answer = server.client.post(f"{server.api_url}/v1/completions", json=body, headers=key, timeout=120.0)
-    assert answer.headers["idempotent-replayed"] == "true"
-    assert streamed_text(answer.text) == expected
-
-
-def test_n_choices_continue_after_the_core_died(server: RunningServer) -> None:
-    # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    body = {**completion_body(1), "n": 3, "max_tokens": 100}
-    request = body
-    expected = server.client.post(f"{server.api_url}/v1/completions", json=request).json()
-    answers: list[dict] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(server.client.post(f"{server.api_url}/v1/completions", json=request).json())
-    )
-    before = server.status()["step"]
-    thread.start()
-    wait_until(lambda: server.status()["requests"]["running"] == 3, 60.0, lambda: str(server.status()))
-    assert server.status()["step"] >= before
-    struck_at = time.time()
-    strike(server, "core", "killed")
-    thread.join(120.0)
-    assert [choice["text"] for choice in answers[0]["choices"]] == [choice["text"] for choice in expected["choices"]]
-    recovery = server.status()["recoveries"][-1]
-    assert recovery["at"] >= struck_at and recovery["replayed_requests"] > 0, "it had ended before the core did"
-
-
-def test_streams_of_responses_and_messages_continue_after_the_core_died(server: RunningServer) -> None:
-    sampling = {"temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
-    question = [{"role": "user", "content": "Tell me a long story."}]
-
-    def responses() -> list[tuple[str, str]]:
-        body = {"input": question, "max_output_tokens": 100, **sampling}
-        streamed = read_responses_stream(server.client.post(f"{server.api_url}/v1/responses", json=body))
-        return [(item.kind, item.text) for item in streamed.items]
-
-    def messages() -> list[dict]:
-        body = {"messages": question, "max_tokens": 100, **sampling}
-        streamed = read_messages_stream(server.client.post(f"{server.api_url}/v1/messages", json=body))
-        return streamed.message["content"]
-
-    expected = [responses(), messages()]
-    struck_at = time.time()
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(responses), pool.submit(messages)]
-        wait_until(lambda: server.status()["requests"]["running"] == 2, 60.0, lambda: str(server.status()))
+        answers = [pool.submit(ask, server) for ask in (_three_choices, _items_of_responses, _blocks_of_messages)]
+        wait_until(lambda: server.status()["requests"]["running"] == 6, 60.0, lambda: str(server.status()))
+        struck_at = time.time()
         strike(server, "core", "killed")
-        assert [answer.result(120.0) for answer in answers] == expected
+        wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
+        repeat = server.client.post(f"{server.api_url}/v1/completions", json=kept, headers=key, timeout=120.0)
+        found = [streamed_text(repeat.text), *(answer.result(120.0) for answer in answers)]
+    assert repeat.headers["idempotent-replayed"] == "true"
+    assert found == expected
     recovery = server.status()["recoveries"][-1]
-    assert recovery["at"] >= struck_at and recovery["replayed_requests"] == 2
+    assert recovery["at"] >= struck_at
+    assert recovery["replayed_requests"] == 4, "some had ended before the core did"
+
+
+def _post(server: RunningServer, path: str, body: dict[str, object]) -> httpx.Response:
+    return httpx.post(f"{server.api_url}{path}", json=body, timeout=120.0)
+
+
+def _three_choices(server: RunningServer) -> list[str]:
+    # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
+    answer = _post(server, "/v1/completions", {**completion_body(1), "n": 3, "max_tokens": 100})
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+SAMPLING = {"temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
+QUESTION = [{"role": "user", "content": "Tell me a long story."}]
+
+
+def _items_of_responses(server: RunningServer) -> list[tuple[str, str]]:
+    answer = _post(server, "/v1/responses", {"input": QUESTION, "max_output_tokens": 100, **SAMPLING})
+    return [(item.kind, item.text) for item in read_responses_stream(answer).items]
+
+
+def _blocks_of_messages(server: RunningServer) -> list[dict[str, Any]]:
+    answer = _post(server, "/v1/messages", {"messages": QUESTION, "max_tokens": 100, **SAMPLING})
+    return read_messages_stream(answer).message["content"]
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=SLOW)])

@@ -10,13 +10,14 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from rt_job import running_job
-from rt_server import RunningServer, wait_until
+from rt_server import wait_until
 from rt_streams import NUM_TOKENS, Said, completion_body, join_streams, start_streams, undisturbed
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "64")
@@ -24,33 +25,32 @@ STAGES = ("--executor", "external", "--pipeline-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
-def expected(one_rank: RunningServer) -> list[Said]:
-    """The answers of one rank."""
-    return undisturbed(one_rank)
+def expected(said_by_one_rank: Callable[[int], list[Said]]) -> list[Said]:
+    return said_by_one_rank(NUM_TOKENS)
 
 
 def test_torchruns_ranks_give_the_tokens_of_one_rank_and_a_killed_one_ends_the_job(
-    four_layers: str, expected: list[Said], tmp_path: Path
+    three_layers: str, expected: list[Said], tmp_path: Path
 ) -> None:
-    shape = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
-    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *shape, world_size=4, with_torchrun=True) as job:
+    shape = ("--tensor-parallel-size", "2")
+    with running_job(tmp_path, "--model", three_layers, *ARGUMENTS, *shape, with_torchrun=True) as job:
         status = job.server.status()
         assert status["executor"] == "external"
-        assert [rank["rank"] for rank in status["ranks"]] == [0, 1, 2, 3]
+        assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
         assert undisturbed(job.server) == expected
         streams, _ = start_streams(job.server, [completion_body(0, 400)])
         wait_until(lambda: bool(streams[0].tokens), 60.0, job.server.log_text)
-        os.kill(status["ranks"][3]["pid"], signal.SIGKILL)
+        os.kill(status["ranks"][1]["pid"], signal.SIGKILL)
         assert job.processes[0].wait(60.0) == 1, "torchrun's own code for a rank that failed"
         text = job.server.log_text()
-    assert "executor external (this is rank 0 of a job of 4)" in text
-    assert re.search(r"rank 3: its (control )?connection ended.*; start the job again", text)
+    assert "executor external (this is rank 0 of a job of 2)" in text
+    assert re.search(r"rank 1: its (control )?connection ended.*; start the job again", text)
 
 
 def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
-    four_layers: str, expected: list[Said], tmp_path: Path
+    three_layers: str, expected: list[Said], tmp_path: Path
 ) -> None:
-    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *STAGES) as job:
+    with running_job(tmp_path, "--model", three_layers, *ARGUMENTS, *STAGES) as job:
         before = [rank["pid"] for rank in job.server.status()["ranks"]]
         front = job.server.children()["front"]
         front.kill()
@@ -74,12 +74,12 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
     "victim", ["core killed", "rank 0 killed", pytest.param("rank 1 stopped", marks=pytest.mark.slow)]
 )
 def test_what_cannot_be_replaced_ends_every_process_with_75(
-    four_layers: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_layers: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang = ("--hang-seconds", "4", "--heartbeat-seconds", "0.2")
     last_words = tmp_path / "last-words"
     monkeypatch.setenv("RAYLOOM_TERMINATION_LOG", str(last_words))
-    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *STAGES, *hang) as job:
+    with running_job(tmp_path, "--model", three_layers, *ARGUMENTS, *STAGES, *hang) as job:
         ranks = [rank["pid"] for rank in job.server.status()["ranks"]]
         assert ranks[1] == job.processes[1].pid
         pids = {"core killed": job.server.children()["core"].pid, "rank 0 killed": ranks[0], "rank 1 stopped": ranks[1]}
@@ -102,9 +102,9 @@ def test_what_cannot_be_replaced_ends_every_process_with_75(
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(four_layers: str, tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(three_layers: str, tmp_path: Path) -> None:
     shape = ("--executor", "external", "--pipeline-parallel-size", "3", "--hang-seconds", "2")
-    with running_job(tmp_path, "--model", four_layers, *ARGUMENTS, *shape, world_size=3) as job:
+    with running_job(tmp_path, "--model", three_layers, *ARGUMENTS, *shape, world_size=3) as job:
         streams, _ = start_streams(job.server, [completion_body(0, 400)])
         wait_until(lambda: bool(streams[0].tokens), 60.0, job.server.log_text)
         stopped = job.processes[1]
@@ -118,11 +118,11 @@ def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(four_layers: str
 
 
 def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(
-    four_layers: str, tmp_path: Path
+    three_layers: str, tmp_path: Path
 ) -> None:
-    broken = shutil.copytree(four_layers, tmp_path / "broken")
+    broken = shutil.copytree(three_layers, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
-    del weights["model.layers.3.input_layernorm.weight"]  # of the second stage
+    del weights["model.layers.2.input_layernorm.weight"]  # of the second stage
     save_file(weights, broken / "model.safetensors")
     arguments = ("--model", str(broken), *ARGUMENTS, *STAGES)
     with running_job(tmp_path, *arguments, until=lambda job: job.processes[0].poll() is not None) as job:

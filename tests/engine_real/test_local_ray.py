@@ -43,11 +43,11 @@ def is_loopback(address: str) -> bool:
 
 
 def test_nobody_else_can_read_its_token_or_reach_it_and_its_rank_has_the_servers_priority(
-    four_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another-cluster's")
-    with running_server(tmp_path, "--model", four_layers, *ARGUMENTS) as server:
+    with running_server(tmp_path, "--model", three_layers, *ARGUMENTS) as server:
         found = listeners(psutil.Process(server.process.pid))
         assert {"gcs_server", "raylet"} <= found.keys()
         assert {name for name, addresses in found.items() if not all(map(is_loopback, addresses))} == set()

@@ -26,7 +26,7 @@ from rt_server import Stream, wait_until
 from rt_streams import Said, completion_body, join_streams, said, start_streams
 
 NUM_STREAMS = 4
-NUM_TOKENS = 96
+NUM_TOKENS = 64
 EARLY_TOKENS = 8
 # On a busy machine the streams may need longer than the default for their end.
 MANIFEST = TWO_REPLICAS.read_text(encoding="utf-8") + "  drainSeconds: 120\n"
@@ -109,24 +109,24 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
 
 @pytest.fixture(scope="module")
 def undisturbed(local: LocalRun) -> list[Said]:
-    """The streams of `begin` when nothing breaks."""
+    """The streams of `begin` when nothing breaks. Both engines must have some of them."""
     streams, threads = begin(local)
+    wait_for_tokens(streams, local)
+    num_sequences = [engine["sequences"] for engine in local.engines().values()]
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
+    assert len(num_sequences) == 2
+    assert min(num_sequences) > 0, "the load is spread"
     return [said(stream) for stream in streams]
 
 
-def test_both_engines_get_work_and_share_the_machine(local: LocalRun, undisturbed: list[Said]) -> None:
+@pytest.mark.usefixtures("undisturbed")
+def test_both_engines_get_work_and_share_the_machine(local: LocalRun) -> None:
     text = local.text()
     assert "> The capital of France is Paris." in text
     for line in ("engine-0: load: done in", "engine-1: load: done in", "gateway: serving\n"):
         assert line in text
     assert re.search(r"  engine-1  serving  http://127\.0\.0\.1:\d+\n", text)
-
-    streams, threads = begin(local)
-    wait_for_tokens(streams, local)
-    assert all(engine["sequences"] > 0 for engine in local.engines().values())
-    join_streams(threads)
 
     cores = len(os.sched_getaffinity(0))
     for name in ("engine-0", "engine-1"):

@@ -25,8 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("layout", "num_tokens"),
     [
-        ("one rank", 6_000),
-        ("two ranks", 6_000),
+        ("one rank", 4_500),
+        ("two ranks", 4_500),
         pytest.param("one rank", 20_000, marks=pytest.mark.slow),
     ],
 )

@@ -66,14 +66,21 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
 
 def test_the_probabilities_of_the_whole_vocabulary_add_up_to_one(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, max_tokens=1, logprobs=True, top_logprobs=-1, extra_body={"prompt_logprobs": -1}
+        model=MODEL, messages=QUESTION, max_tokens=1, logprobs=True, top_logprobs=-1, extra_body={"prompt_logprobs": 1}
     )
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.content is not None
     probabilities = [math.exp(top.logprob) for top in answer.choices[0].logprobs.content[0].top_logprobs]
     assert len(probabilities) == 49152
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-3)
-    entries = answer.model_extra["prompt_logprobs"]
-    assert {len(entry) for entry in entries[1:]} == {49152}
+    assert answer.usage is not None
+    assert len(answer.model_extra["prompt_logprobs"]) == answer.usage.prompt_tokens
+    # Of a short prompt, because each of its tokens has 3 MB.
+    scored = client.completions.create(
+        model=MODEL, prompt="The capital of", max_tokens=1, extra_body={"prompt_logprobs": -1}
+    )
+    first, *entries = scored.choices[0].model_extra["prompt_logprobs"]
+    assert first is None
+    assert [len(entry) for entry in entries] == [49152, 49152]
 
 
 def test_a_beam_search_finds_answers_that_are_at_least_as_likely_as_the_greedy_one(client: openai.OpenAI) -> None:

@@ -266,7 +266,7 @@ def server(browser: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_an_answer_survives_a_killed_core_and_the_strip_shows_it(browser: Page, server: RunningServer) -> None:
     with opened(browser, server.api_url, allowed="401 (Unauthorized)"):
         browser.wait_for("document.querySelector('#state').innerText === 'needs an API key'")
-        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "400")):
+        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "160")):
             browser.fill(f"#{field}", text)
         browser.wait_for("document.querySelector('#model').value === 'smollm2'")
         assert browser.text("#counts") == "epoch 1 · 1 rank · 0 running · 0 waiting · 0 failed"

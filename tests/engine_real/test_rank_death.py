@@ -27,21 +27,24 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])
-def served(request: pytest.FixtureRequest, four_layers: str) -> Served:
+def served(request: pytest.FixtureRequest, three_layers: str) -> Served:
     """A server of a tiny model or of the embedded model. Tests on pods cause the same faults with Ray."""
     executor, model = request.param.split()
     if model == "embedded":
         return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)
-    return Served(executor, four_layers, 640)
+    return Served(executor, three_layers, 640)
 
 
 @pytest.fixture(scope="module")
 def expected(
-    served: Served, one_rank: RunningServer, four_layers: str, tmp_path_factory: pytest.TempPathFactory
+    served: Served,
+    said_by_one_rank: Callable[[int], list[Said]],
+    three_layers: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Said]:
     """The tokens of one rank, undisturbed."""
-    if served.model == four_layers:
-        return undisturbed(one_rank, served.num_tokens)
+    if served.model == three_layers:
+        return said_by_one_rank(served.num_tokens)
     with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:
         return undisturbed(server, served.num_tokens)
 
@@ -53,18 +56,6 @@ def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     model = ("--model", served.model, "--restart-budget", "20")
     with breakable_server(folder, *model, *ARGUMENTS, *extra) as running:
         yield running
-
-
-def test_two_stages_give_the_tokens_of_one_rank(server: RunningServer, served: Served, expected: list[Said]) -> None:
-    status = server.status()
-    assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
-    assert len({rank["pid"] for rank in status["ranks"]} | {server.children()["core"].pid}) == 3
-    assert undisturbed(server, served.num_tokens) == expected
-    wait_until(
-        lambda: all(rank["communication_seconds"] > 0 < rank["advance"] for rank in server.status()["ranks"]),
-        30.0,
-        lambda: str(server.status()["ranks"]),
-    )
 
 
 @pytest.mark.parametrize(
@@ -86,6 +77,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     fault: str,
     measured: Callable[[str], None],
 ) -> None:
+    """Every token is that of one rank, also before the fault."""
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
@@ -107,6 +99,17 @@ def test_a_fault_costs_a_pause_and_no_request(
         assert server.children()["front"].pid == pids["front"]
     times = f"noticed after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s"
     measured(f"{seen.after['executor']}: {victim} {fault}; {times}")
+
+
+def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(server: RunningServer) -> None:
+    status = server.status()
+    assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
+    assert len({rank["pid"] for rank in status["ranks"]} | {server.children()["core"].pid}) == 3
+    wait_until(
+        lambda: all(rank["communication_seconds"] > 0 < rank["advance"] for rank in server.status()["ranks"]),
+        30.0,
+        lambda: str(server.status()["ranks"]),
+    )
 
 
 def test_a_killed_front_costs_its_connections_alone(

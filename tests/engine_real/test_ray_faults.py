@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from rt_server import RunningServer, running_server, wait_until
-from rt_streams import Said, disturb, undisturbed
+from rt_streams import Said, disturb
 
 pytestmark = pytest.mark.slow
 
@@ -74,19 +74,18 @@ def ray_nodes() -> Iterator[RayOnThisMachine]:
 
 
 @pytest.fixture(scope="module")
-def expected(one_rank: RunningServer) -> list[Said]:
-    """The tokens of one rank, undisturbed."""
-    return undisturbed(one_rank, NUM_TOKENS)
+def expected(said_by_one_rank: Callable[[int], list[Said]]) -> list[Said]:
+    return said_by_one_rank(NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def server(
-    ray_nodes: RayOnThisMachine, four_layers: str, tmp_path_factory: pytest.TempPathFactory
+    ray_nodes: RayOnThisMachine, three_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     for _ in range(2):
         ray_nodes.add_node()
     where = ("--ray-address", ray_nodes.address)
-    with running_server(tmp_path_factory.mktemp("four"), "--model", four_layers, *ARGUMENTS, *FOUR, *where) as running:
+    with running_server(tmp_path_factory.mktemp("four"), "--model", three_layers, *ARGUMENTS, *FOUR, *where) as running:
         yield running
 
 
@@ -156,12 +155,12 @@ def test_a_ray_that_is_killed_and_started_again_costs_a_pause(
 
 
 def test_an_engine_whose_node_does_not_return_in_time_fails_with_the_cause(
-    ray_nodes: RayOnThisMachine, four_layers: str, tmp_path: Path
+    ray_nodes: RayOnThisMachine, three_layers: str, tmp_path: Path
 ) -> None:
     node = ray_nodes.add_node(num_cpus=0, resources={"slot": 1})
     resources = ("--ray-resources-per-rank", '{"slot": 0.5}', "--pipeline-parallel-size", "2")
     where = ("--ray-address", ray_nodes.address, "--rebuild-seconds", "3")
-    with running_server(tmp_path, "--model", four_layers, *ARGUMENTS, *resources, *where) as server:
+    with running_server(tmp_path, "--model", three_layers, *ARGUMENTS, *resources, *where) as server:
         assert {name.rpartition("/")[2] for name, _ in _places(server).values()} == {node.node_id[:6]}
         ray_nodes.kill_node(node.node_id[:6])
         started = time.monotonic()
@@ -171,10 +170,10 @@ def test_an_engine_whose_node_does_not_return_in_time_fails_with_the_cause(
 
 
 @pytest.fixture(scope="module")
-def local_server(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def local_server(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with a private Ray."""
     arguments = ("--executor", "ray", "--pipeline-parallel-size", "2")
-    with running_server(tmp_path_factory.mktemp("local"), "--model", four_layers, *ARGUMENTS, *arguments) as running:
+    with running_server(tmp_path_factory.mktemp("local"), "--model", three_layers, *ARGUMENTS, *arguments) as running:
         yield running
 
 

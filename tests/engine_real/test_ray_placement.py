@@ -16,6 +16,8 @@ from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.errors import ConfigError, EngineDead, EngineError
 from rayloom_engine.launcher.ray_ranks import RayRanks
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rt_equal_tokens import ARGUMENTS, tokens_of_one_rank, tokens_of_ranks, uneven_checkpoint
+from rt_server import running_server
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,17 @@ def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str
         assert (tmp_path / "placed").exists(), "for the next launcher"
     finally:
         ranks.close()
+
+
+def test_two_stages_of_two_ranks_on_two_nodes_give_the_tokens_of_one_rank(address: str, tmp_path: Path) -> None:
+    """The only test here with a model."""
+    model = uneven_checkpoint(tmp_path / "model", "qwen3-biases")
+    layout = ("--ray-address", address, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
+    with running_server(tmp_path, "--model", model, *ARGUMENTS, *layout) as server:
+        nodes = [rank["node"] for rank in server.status()["ranks"]]
+        assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+        tokens = tokens_of_ranks(server, "ray", 4)
+    assert tokens == tokens_of_one_rank(model)
 
 
 def test_stages_whose_nodes_were_lost_are_not_beside_one_another(

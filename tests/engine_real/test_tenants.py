@@ -16,11 +16,11 @@ FLOOD, LIGHT = "key-of-the-flood", "key-of-the-other"
 
 
 @pytest.fixture(scope="module")
-def two_keys(four_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def two_keys(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("two-keys")
     keys = folder / "keys"
     keys.write_text(f"{FLOOD}\n{LIGHT}\n")
-    arguments = ("--model", four_layers, "--served-model-name", "m", "--dtype", "float32", "--device", "cpu")
+    arguments = ("--model", three_layers, "--served-model-name", "m", "--dtype", "float32", "--device", "cpu")
     with running_server(folder, *arguments, "--num-kv-blocks", "4096", "--api-key-file", str(keys)) as running:
         yield running
 

@@ -6,6 +6,7 @@ does the same with seconds and a model.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import deque
@@ -65,6 +66,7 @@ class _Flooder:
             del self._open[number]
 
 
+@functools.cache  # a simulation takes a second or more, and two tests need the same ones
 def _first_token_times(num_requests: int, **flood: int) -> list[int]:
     """Costs until the first token of 100 requests of "y", sent one after the other while "x" floods."""
     scheduler = make_scheduler(600, max_num_seqs=64, max_num_batched_tokens=128, max_model_len=1200, max_queued=1024)

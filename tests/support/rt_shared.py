@@ -1,0 +1,67 @@
+"""Servers that several test files use: they start with the first of these files and end with the last one.
+
+The files of a server run in one process of `make test`, one after the other. Otherwise each process would start the
+server, and an idle one takes a second or two of CPU time a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # tests/conftest.py imports this module in environments without the modules that servers need
+    from rt_server import RunningServer
+
+# fixture of tests/engine_real/conftest.py -> the files that use it
+FILES = {
+    "server": {
+        "test_agent_clients",
+        "test_openai_client",
+        "test_published_schema",
+        "test_repeats",
+        "test_structured_outputs",
+        "test_tools",
+    },
+    "one_rank": {"test_external", "test_rank_death", "test_ray_faults", "test_tensor_parallel"},
+}
+
+
+@functools.cache
+def scope_of(file: str) -> str:
+    """The name of the server that a test file shares with others; of any other file its path, as it is given."""
+    return next((name for name, files in FILES.items() if Path(file).stem in files), file)
+
+
+class SharedServer:
+    """One server of `FILES`."""
+
+    def __init__(
+        self, name: str, start: Callable[[], contextlib.AbstractContextManager[RunningServer]], files: Iterable[Path]
+    ) -> None:
+        """`files`: those of all tests of this run."""
+        self._name = name
+        self._start = start
+        self._stack = contextlib.ExitStack()
+        self._running: RunningServer | None = None
+        self._waiting = FILES[name] & {file.stem for file in files}
+
+    @contextlib.contextmanager
+    def used_by(self, file: Path) -> Iterator[RunningServer]:
+        """The server, for the time in which the tests of `file` run."""
+        assert file.stem in FILES[self._name], f"name {file.stem} in FILES of {__file__}"
+        if self._running is None:
+            self._running = self._stack.enter_context(self._start())
+        try:
+            yield self._running
+        finally:
+            self._waiting.discard(file.stem)
+            if not self._waiting:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the server if it runs."""
+        self._running = None
+        self._stack.close()
