@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine, LocalExecutor
@@ -76,7 +74,7 @@ class EmptyRank:
         self._build = clock.timed("batch", build_batch)
 
     def run(self, plan: StepPlan) -> StepResult:
-        self._build(self._apply(plan), self._slots.block_tables, BLOCK_SIZE, torch.device("cpu"))
+        self._build(self._apply(plan), self._slots.block_tables, BLOCK_SIZE)
         sampled = tuple(SampledToken(step.slot, 5) for step in plan.slots if step.samples)
         return StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled)
 
@@ -182,7 +180,6 @@ def main() -> None:
     if sys.argv[1:2] == ["--front"]:
         asyncio.run(read_all(sys.argv[2]))
         return
-    torch.set_num_threads(1)
     names = (*PARTS, "main thread", "all threads", "wall")
     print("us    " + " ".join(f"{name:>11}" for name in names))
     for batch in [int(word) for word in sys.argv[1:]] or BATCH_SIZES:

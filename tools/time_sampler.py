@@ -86,14 +86,14 @@ class Comparison:
             name,
             # The copy is part of torch's time: that sampler overwrites the logits.
             lambda number: self._old(self._logits_1V.clone(), [slots[number]]),
-            lambda number: self._new(self._logits_1V, [slots[number]]),
+            lambda number: self._new(self._logits_1V.numpy(), [slots[number]]),
         )
 
     def time_logprobs(self, name: str, num_top: int) -> None:
         self._print(
             name,
             lambda _: self._old.describe(self._logits_1V, [7], [num_top]),
-            lambda _: self._new.describe(self._logits_1V, [7], [num_top]),
+            lambda _: self._new.describe(self._logits_1V.numpy(), [7], [num_top]),
         )
 
     def _print(self, name: str, *calls: Callable[[int], object]) -> None:

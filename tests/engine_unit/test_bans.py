@@ -27,8 +27,9 @@ from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.worker.bad_word_index import BadWordIndex
 from rayloom_engine.worker.bans import all_banned_ids, mask_slot
 from rayloom_engine.worker.forms import Forms
-from rayloom_engine.worker.sampler import adjust_logits, token_logprobs, with_tokens
+from rayloom_engine.worker.sampler import adjust_logits, token_logprobs
 from rayloom_engine.worker.slots import Slot
+from rayloom_engine.worker.wanted_logprobs import with_tokens
 from rt_byte_model import byte_model
 from rt_forms import EOS, ids_of, tiny_vocabulary
 from rt_slots import make_slot
@@ -173,7 +174,7 @@ def test_bans_leave_a_token(params: dict, expected: list[int]) -> None:
 def test_given_tokens_have_the_log_probabilities_of_the_whole_vocabulary() -> None:
     logits = torch.tensor([[0.0, math.log(3.0), math.log(4.0)]])  # probabilities 1/8, 3/8, 1/2
     (entry,) = token_logprobs(logits, [2], [0])
-    assert with_tokens(entry, logits[0], (1, 2, 0)).top == (
+    assert with_tokens(entry, (1, 2, 0), logits[0, [2, 1, 2, 0]].tolist()).top == (
         (2, pytest.approx(math.log(1 / 2))),
         (1, pytest.approx(math.log(3 / 8))),
         (0, pytest.approx(math.log(1 / 8))),

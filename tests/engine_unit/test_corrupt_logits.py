@@ -242,7 +242,7 @@ def test_a_prompt_row_that_is_not_finite_fails_a_request_whose_last_row_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = load_stages(stage_config(folder))
-    model = ranks[0]._model
+    model = ranks[0].loaded.model
     forward = model.forward
 
     def damaged(*arguments: Any) -> torch.Tensor:

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from rayloom_engine.cpu_library import finding
+from rayloom_engine.cpu_library.arrays import ELEMENTS
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.models.cpu_decoder import CpuDecoder
-from rayloom_engine.models.cpu_weights import unsupported
 from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.on_library.decoder import LibraryDecoder
+from rayloom_engine.models.on_library.support import unsupported
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rt_library import ISAS
 from rt_stages import load_stages, stage_config
 from rt_tiny import tiny_checkpoint, tiny_variant
 
-LOGGER = "rayloom_engine.worker.start"
+LOGGER = "rayloom_engine.worker.part_loading"
 LOST = "torch computes this model, which is slower, and an answer may depend on the other requests of a step: "
 
 
@@ -45,7 +45,7 @@ def test_the_setting_chooses_the_instruction_set_and_the_log_names_it(
 ) -> None:
     monkeypatch.setenv("RAYLOOM_CPU_ISA", isa)
     rank, lines = load(folder, caplog, threads=3)
-    assert isinstance(rank._model, CpuDecoder)
+    assert isinstance(rank.loaded.model, LibraryDecoder)
     assert lines == [f"kernels: C library on cpu, float32, {isa}, 3 threads, not pinned"]
 
 
@@ -66,7 +66,7 @@ def test_torch_computes_on_request_without_a_warning(
 ) -> None:
     monkeypatch.setenv(variable, value)
     rank, lines = load(folder, caplog)
-    assert isinstance(rank._model, CausalLM)
+    assert isinstance(rank.loaded.model, CausalLM)
     assert len(lines) == 1 and lines[0].startswith("kernels: plain torch on cpu, float32")
 
 
@@ -90,7 +90,7 @@ def test_without_a_library_one_line_says_what_is_lost_and_why(
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.delenv("RAYLOOM_CPU_ISA", raising=False)
     rank, lines = load(folder, caplog)
-    assert isinstance(rank._model, CausalLM)
+    assert isinstance(rank.loaded.model, CausalLM)
     reason = "the package has no compiled library, and there is no C++ compiler here"
     assert lines[0] == f"{LOST}the CPU library is not used, because {reason}"
     assert len(lines) == 2 and lines[1].startswith("kernels: plain torch")
@@ -108,7 +108,7 @@ def test_a_model_that_the_library_cannot_compute_is_served_by_torch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, lines = load(tiny_checkpoint(tmp_path, intermediate_size=97), caplog)
-    assert isinstance(rank._model, CausalLM)
+    assert isinstance(rank.loaded.model, CausalLM)
     reason = "intermediate_size of a rank is 97, no multiple of 16"
     assert lines[0] == f"{LOST}the CPU library is not used, because {reason}"
 
@@ -116,19 +116,19 @@ def test_a_model_that_the_library_cannot_compute_is_served_by_torch(
 @pytest.mark.parametrize(
     ("changes", "num_shards", "dtype", "reason"),
     [
-        ({}, 1, torch.float32, ""),
-        ({}, 2, torch.bfloat16, ""),
-        ({}, 1, torch.float16, "it has no kernels for float16"),
-        ({"head_dim": 24}, 1, torch.float32, "head_dim is 24, no multiple of 16"),
-        ({"head_dim": 272}, 1, torch.float32, "head_dim is 272, more than 256"),
-        ({"hidden_size": 72}, 1, torch.float32, "hidden_size is 72, no multiple of 16"),
-        ({}, 4, torch.float32, "intermediate_size of a rank is 24, no multiple of 16"),
-        ({"num_heads": 48, "num_kv_heads": 1}, 1, torch.float32, ""),
-        ({"num_heads": 49, "num_kv_heads": 1}, 1, torch.float32, "a key/value head has 49 query heads, more than 48"),
+        ({}, 1, "float32", ""),
+        ({}, 2, "bfloat16", ""),
+        ({}, 1, "float16", "it has no kernels for float16"),
+        ({"head_dim": 24}, 1, "float32", "head_dim is 24, no multiple of 16"),
+        ({"head_dim": 272}, 1, "float32", "head_dim is 272, more than 256"),
+        ({"hidden_size": 72}, 1, "float32", "hidden_size is 72, no multiple of 16"),
+        ({}, 4, "float32", "intermediate_size of a rank is 24, no multiple of 16"),
+        ({"num_heads": 48, "num_kv_heads": 1}, 1, "float32", ""),
+        ({"num_heads": 49, "num_kv_heads": 1}, 1, "float32", "a key/value head has 49 query heads, more than 48"),
     ],
 )
 def test_shapes_and_types_that_the_library_has_no_kernels_for(
-    changes: dict[str, int], num_shards: int, dtype: torch.dtype, reason: str, folder: Path
+    changes: dict[str, int], num_shards: int, dtype: str, reason: str, folder: Path
 ) -> None:
     shape: ModelShape = dataclasses.replace(read_shape(folder), **changes)
     assert unsupported(shape, num_shards, dtype) == reason
@@ -142,16 +142,16 @@ def test_bfloat16_weights_stay_bfloat16_on_every_cpu(
     rank, _ = load(folder, caplog, dtype="bfloat16")
     assert (rank.dtype, rank.compute_dtype) == ("bfloat16", {"avx512": "bfloat16", "avx2": "float32"}[isa])
     assert rank.weight_bytes == read_shape(folder).weight_bytes(2)
-    cache = rank._allocate(3)
-    assert {pages.dtype for pages in cache.pages} == {torch.bfloat16}
+    pages = rank._allocate(3)._cache.pages
+    assert {each.dtype for each in pages} == {ELEMENTS["bfloat16"]}
     assert (rank.hidden_dtype, rank.arithmetic) == ("float32", f"C library, {isa}"), "stages send the residual stream"
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
 def test_the_activity_of_a_rank_grows_with_the_halves_of_its_layers(folder: Path) -> None:
     (rank,) = load_stages(stage_config(folder))
-    model = rank._model
-    assert isinstance(model, CpuDecoder)
+    model = rank.loaded.model
+    assert isinstance(model, LibraryDecoder)
     rank.runner(3, 1, None)
     before = rank.activity.advance
     model._progress.value += 3  # as the library does while it computes

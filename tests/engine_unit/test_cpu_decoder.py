@@ -9,19 +9,26 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rayloom_engine.cpu_library.library import linear_of
-from rayloom_engine.kernels.kernel_set import choose_kernels
-from rayloom_engine.kernels.linear import cpu
-from rayloom_engine.kernels.target import Target
 from rayloom_engine.kv.cache import KvPages
-from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import read_shape
-from rt_library import CPU, ISAS, library_cache, load_on_library, open_library
+from rt_library import (
+    ISAS,
+    LibraryModel,
+    library_cache,
+    load_on_library,
+    open_library,
+    to_numpy,
+    to_torch,
+    type_name,
+)
 from rt_tiny import VARIANTS, VOCAB_SIZE, TinySequence, advance, cpu_kernels, make_cache, tiny_checkpoint, tiny_variant
 
 NUM_TOKENS = 100
@@ -30,7 +37,9 @@ TOKEN_IDS = random.Random(1).choices(range(VOCAB_SIZE), k=NUM_TOKENS)
 FLOAT32_TOLERANCE = 1e-4
 
 
-def logits_of(model: RankModel, cache: KvPages, cuts: tuple[int, ...] = (NUM_TOKENS,)) -> torch.Tensor:
+def logits_of(
+    model: RankModel | LibraryModel, cache: KvPages | LibraryPages, cuts: tuple[int, ...] = (NUM_TOKENS,)
+) -> torch.Tensor:
     """[T, V]: the logits of a sequence that is computed in these pieces."""
     blocks = list(range(cache.num_blocks - 1, -1, -1))
     sequence = TinySequence(TOKEN_IDS, blocks[: -(-NUM_TOKENS // cache.block_size)])
@@ -53,7 +62,6 @@ def test_float32_logits_are_those_of_the_reference_kernels(folder: Path, isa: st
     reference = load_model(folder, shape, cpu_kernels(backend="reference"), dtype=torch.float32).model
     expected = logits_of(reference, make_cache(shape))
     model = load_on_library(folder, isa, torch.float32)
-    assert isinstance(model, CpuDecoder)
     assert (model.weight_bytes, model.kv_layout) == (reference.weight_bytes, reference.kv_layout)
     for cuts in ((NUM_TOKENS,), (61, 1, 1, 37)):
         ours = logits_of(model, library_cache(model, 9), cuts)
@@ -67,7 +75,9 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(folder: Path,
     wide = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16).model
     expected = logits_of(wide, make_cache(shape))
     narrow = load_model(folder, shape, cpu_kernels(torch.bfloat16, "plain"), dtype=torch.bfloat16).model
-    pages = KvPages.allocate(narrow.kv_layout, num_blocks=64, block_size=4, dtype=torch.bfloat16, device=CPU)
+    pages = KvPages.allocate(
+        narrow.kv_layout, num_blocks=64, block_size=4, dtype=torch.bfloat16, device=torch.device("cpu")
+    )
     of_torch = relative_error(logits_of(narrow, pages), expected)
     model = load_on_library(folder, isa, torch.bfloat16)
     ours = relative_error(logits_of(model, library_cache(model, 9)), expected)
@@ -143,8 +153,7 @@ def test_progress_counts_the_halves_of_layers(isa: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_tied_head_shares_the_matrix_of_the_embedding(isa: str, tmp_path: Path) -> None:
     model = load_on_library(tiny_variant(tmp_path, "llama-tied"), isa, torch.bfloat16)
-    assert isinstance(model, CpuDecoder)
-    head, embedding = model._weights.head, model._weights.embedding
+    head, embedding = model.decoder._weights.head, model._weights.embedding
     assert head is not None and embedding is not None
     assert head.weight == embedding.weight
 
@@ -152,19 +161,21 @@ def test_a_tied_head_shares_the_matrix_of_the_embedding(isa: str, tmp_path: Path
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_outputs", [16, 72, 250])
-def test_the_linear_kernel_multiplies_as_its_reference(num_outputs: int, dtype: torch.dtype, isa: str) -> None:
+def test_a_product_is_that_of_the_reference(num_outputs: int, dtype: torch.dtype, isa: str) -> None:
     torch.manual_seed(0)
-    kernel = choose_kernels(Target(device=CPU, compute_dtype=dtype, library=open_library(isa))).linear
+    library = open_library(isa)
     weight = torch.randn(num_outputs, 48).to(dtype)
     bias = torch.randn(num_outputs).to(dtype)
-    packed = kernel.pack(weight)
+    packed = library.pack(to_numpy(weight))
     assert packed.shape == weight.shape
+    wide_bias = bias.float().numpy()
+    operand = getattr(torch, library.operand_dtype(type_name(dtype)))
     for num_rows in (1, 2, 3, 4, 13, 65):
         x = torch.randn(num_rows, 48).to(dtype)
         expected = cpu_kernels(backend="reference").linear.multiply(x, weight, bias)
-        ours = kernel.multiply(x.view(1, num_rows, 48), packed, bias)
-        assert (ours.shape, ours.dtype) == ((1, num_rows, num_outputs), dtype)
-        torch.testing.assert_close(ours[0], expected, atol=1e-4 if dtype is torch.float32 else 0.07, rtol=1e-2)
+        ours = to_torch(library.multiply(type_name(dtype), linear_of(packed, wide_bias), to_numpy(x.to(operand))))
+        assert ours.shape == (num_rows, num_outputs)
+        torch.testing.assert_close(ours, expected.float(), atol=1e-4 if dtype is torch.float32 else 0.07, rtol=1e-2)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -173,14 +184,12 @@ def test_rows_of_a_packed_matrix_can_be_looked_up(dtype: torch.dtype, isa: str) 
     torch.manual_seed(0)
     library = open_library(isa)
     matrix_VD = torch.randn(37, 48).to(dtype)
-    packed_VD = library.pack(matrix_VD)
-    rows_ND = library.embed(dtype, linear_of(packed_VD, None), torch.tensor([36, 0, -1, 17]))
+    packed_VD = library.pack(to_numpy(matrix_VD))
+    rows_ND = to_torch(library.embed(type_name(dtype), linear_of(packed_VD, None), np.array([36, 0, -1, 17])))
     assert torch.equal(rows_ND, torch.stack([matrix_VD[36], matrix_VD[0], torch.zeros(48), matrix_VD[17]]).float())
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_log_names_instruction_set_and_threads(isa: str) -> None:
-    library = open_library(isa, 1)
-    assert cpu.kernel(library).description == f"{isa}, 1 thread, not pinned"
-    kernels = choose_kernels(Target(device=CPU, compute_dtype=torch.bfloat16, library=open_library(isa, 3)))
-    assert kernels.description == f"kernels: C library on cpu, bfloat16, {isa}, 3 threads, not pinned"
+    assert open_library(isa, 1).description == f"{isa}, 1 thread, not pinned"
+    assert open_library(isa, 3).description == f"{isa}, 3 threads, not pinned"

@@ -9,15 +9,15 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.kv.cache import KvPages
-from rayloom_engine.models.cpu_decoder import BLOCK_SIZE
-from rayloom_engine.models.model import RankModel
-from rt_library import ISAS, library_cache, load_on_library, open_library
+from rayloom_engine.kv.library_pages import LibraryPages
+from rayloom_engine.models.on_library.decoder import BLOCK_SIZE
+from rt_library import ISAS, LibraryModel, library_cache, load_on_library, open_library
 from rt_tiny import VOCAB_SIZE, TinySequence, advance, tiny_checkpoint, tiny_variant
 
 # More than one segment of attention (256 positions), and not a multiple of a block.
@@ -31,7 +31,7 @@ VARIANTS = ("llama-biases", "mistral-window", "qwen3-biases")
 
 @dataclass(frozen=True)
 class Case:
-    model: RankModel
+    model: LibraryModel
     expected_TV: torch.Tensor  # logits of the sequence alone, computed in one step
 
 
@@ -39,7 +39,7 @@ def token_ids_of(seed: int, count: int) -> list[int]:
     return random.Random(seed).choices(range(VOCAB_SIZE), k=count)
 
 
-def new_cache(model: RankModel) -> KvPages:
+def new_cache(model: LibraryModel) -> LibraryPages:
     return library_cache(model, BLOCKS * 2 + NUM_OTHERS * OTHER_BLOCKS)
 
 
@@ -149,7 +149,7 @@ def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_pat
     sequence = TinySequence([7] * 76_800, [0] * num_blocks, num_computed=76_800 - 252)
     cache = library_cache(model, 1)
     advance(model, cache, [(TinySequence([1], [0]), 1)])
-    model._rotary.rows(torch.tensor([0]), 76_800)  # type: ignore[attr-defined]
+    model._rotary.rows(np.zeros(1, dtype=np.int64), 76_800)
     open_library(ISAS[0], 32)
     before = _address_space()
     advance(model, cache, [(sequence, 252)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rayloom_engine.models.on_library.decoder import LibraryDecoder
 from rt_library import ISAS
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
@@ -34,7 +34,7 @@ def logprobs_of(outputs: dict[str, list[SequenceOutput]]) -> list[float]:
 
 def of_one_rank(folder: Path, dtype: str) -> dict[str, list[SequenceOutput]]:
     ranks = load_stages(stage_config(folder, dtype=dtype))
-    assert isinstance(ranks[0]._model, CpuDecoder)
+    assert isinstance(ranks[0].loaded.model, LibraryDecoder)
     return answers(make_engine(StagesInARow(ranks)), SIZES["vocab_size"])
 
 

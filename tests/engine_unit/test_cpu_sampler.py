@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.grammar.matcher import Mask
-from rayloom_engine.kernels.target import Target
-from rayloom_engine.worker.cpu_sampler import CpuSampler, choose_sampler
+from rayloom_engine.worker.cpu_sampler import CpuSampler
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.sampler import Sampler, _kept_token_ids, adjust_logits, token_logprobs
 from rayloom_engine.worker.slots import Slot
@@ -109,7 +108,7 @@ def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.Data
     adjusted_V = logits[0].clone()
     adjust_logits(adjusted_V, slot)
     assume(bool(adjusted_V.isfinite().any()))  # else any token may be chosen
-    (found,) = CpuSampler(library, vocab_size)(logits, [slot])
+    (found,) = CpuSampler(library, vocab_size)(logits.numpy(), [slot])
     (expected,) = Sampler(vocab_size, CPU)(logits.clone(), [slot])
     if found is None or expected is None:
         assert found is expected
@@ -160,7 +159,7 @@ def test_of_equal_logits_the_lowest_ids_are_kept(
     noise = GumbelNoise(vocab_size, CPU)(seed, slot.num_tokens)
     scores = torch.tensor(logits, dtype=torch.float32) + noise
     expected = max(kept, key=lambda i: scores[i].item())
-    assert CpuSampler(library, vocab_size)(torch.tensor([logits], dtype=torch.float32), [slot]) == [expected]
+    assert CpuSampler(library, vocab_size)(np.array([logits], dtype=np.float32), [slot]) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -183,14 +182,16 @@ def test_of_equal_logits_the_lowest_ids_are_kept(
 def test_filters_keep_the_right_tokens(
     library: CpuLibrary, top_k: int, top_p: float, min_p: float, kept: set[int]
 ) -> None:
-    logits = torch.tensor([[1.0, 4.0, 2.0, 3.0]])  # descending: 1, 3, 2, 0; softmax 0.644 0.237 0.087 0.032
+    logits = np.array(
+        [[1.0, 4.0, 2.0, 3.0]], dtype=np.float32
+    )  # descending: 1, 3, 2, 0; softmax 0.644 0.237 0.087 0.032
     sampler = CpuSampler(library, 4)
     slots = [make_slot(seed=seed, top_k=top_k, top_p=top_p, min_p=min_p) for seed in range(300)]
-    assert set(sampler(logits.expand(300, 4), slots)) == kept
+    assert set(sampler(np.broadcast_to(logits, (300, 4)), slots)) == kept
 
 
 def test_greedy_chooses_the_first_of_the_highest_logits(library: CpuLibrary) -> None:
-    logits = torch.zeros(1, 200)
+    logits = np.zeros((1, 200), dtype=np.float32)
     logits[0, [77, 78, 150]] = 3.0
     assert CpuSampler(library, 200)(logits, [make_slot(temperature=0.0)]) == [77]
 
@@ -202,7 +203,7 @@ def test_greedy_chooses_the_first_of_the_highest_logits(library: CpuLibrary) -> 
 def test_no_token_is_chosen_from_a_row_that_is_not_finite(
     library: CpuLibrary, row: list[float], temperature: float
 ) -> None:
-    logits = torch.tensor([row, [0.0, -INF, 9.0]])
+    logits = np.array([row, [0.0, -INF, 9.0]], dtype=np.float32)
     slots = [make_slot(temperature=temperature), make_slot(temperature=0.0)]
     sampler = CpuSampler(library, 3)
     assert sampler(logits, slots) == [None, 2]
@@ -210,9 +211,9 @@ def test_no_token_is_chosen_from_a_row_that_is_not_finite(
 
 
 def test_a_row_that_bans_all_its_finite_tokens_still_has_a_token(library: CpuLibrary) -> None:
-    logits = torch.tensor([[-INF, 5.0, -INF]])
+    logits = np.array([[-INF, 5.0, -INF]], dtype=np.float32)
     slots = [make_slot(eos=(1,), min_tokens=5, temperature=temperature, top_p=0.9) for temperature in (0.0, 1.0)]
-    assert CpuSampler(library, 3)(logits.expand(2, 3), slots) == [0, 0]
+    assert CpuSampler(library, 3)(np.broadcast_to(logits, (2, 3)), slots) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_adjustments_of_logits_by_hand(library: CpuLibrary, logits: list[float],
     slot = make_slot(prompt=(0, 0), generated=(2, 2), temperature=0.0, **params)
     if "repetition_penalty" in params:
         slot = make_slot(prompt=(0, 0), temperature=0.0, **params)
-    assert CpuSampler(library, 3)(torch.tensor([logits]), [slot]) == [chosen]
+    assert CpuSampler(library, 3)(np.array([logits], dtype=np.float32), [slot]) == [chosen]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -242,14 +243,14 @@ def test_only_allowed_tokens_are_chosen(library: CpuLibrary, temperature: float)
     slots = [make_slot(seed=seed, temperature=temperature, logit_bias=((39, 50.0),)) for seed in range(50)]
     for slot in slots:
         slot.allowed = np.array([0b1001, 0b10], dtype=np.int32)  # the tokens 0, 3 and 33
-    logits = torch.arange(40.0).expand(50, 40)
+    logits = np.broadcast_to(np.arange(40, dtype=np.float32), (50, 40))
     expected = {33} if temperature == 0.0 else {0, 3, 33}
-    assert set(CpuSampler(library, 40)(logits * 0.01 if temperature else logits, slots)) == expected
+    assert set(CpuSampler(library, 40)(logits * np.float32(0.01) if temperature else logits, slots)) == expected
 
 
 def test_a_row_does_not_depend_on_its_batch_or_the_number_of_threads(library: CpuLibrary) -> None:
     vocab_size = 500
-    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(0)).numpy()
     rng = random.Random(0)
     options: list[dict] = [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3, "repetition_penalty": 2.0}]
     slots = [_slot(vocab_size, rng, {"seed": row, **options[row % 4]}) for row in range(40)]
@@ -267,18 +268,18 @@ def test_a_row_does_not_depend_on_its_batch_or_the_number_of_threads(library: Cp
 
 
 def test_logits_are_left_as_they_are_and_may_lie_apart(library: CpuLibrary) -> None:
-    wide = torch.randn(3, 40, generator=torch.Generator().manual_seed(3))
+    wide = torch.randn(3, 40, generator=torch.Generator().manual_seed(3)).numpy()
     logits = wide[:, 5:35]
-    before = wide.clone()
+    before = wide.copy()
     slots = [make_slot(seed=seed, repetition_penalty=2.0, logit_bias=((3, 1.0),)) for seed in range(3)]
     sampler = CpuSampler(library, 30)
-    assert sampler(logits, slots) == sampler(logits.clone(), slots)
-    assert torch.equal(wide, before)
+    assert sampler(logits, slots) == sampler(logits.copy(), slots)
+    assert np.array_equal(wide, before)
 
 
 def test_logprobs_by_hand(library: CpuLibrary) -> None:
-    probabilities = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]])
-    first, second = CpuSampler(library, 3).describe(probabilities.log(), [2, 1], [2, 0])
+    probabilities = np.array([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=np.float32)
+    first, second = CpuSampler(library, 3).describe(np.log(probabilities), [2, 1], [2, 0])
     assert first.rank == 2
     assert first.logprob == pytest.approx(math.log(0.3))
     assert first.top == ((1, pytest.approx(math.log(0.6))), (2, pytest.approx(math.log(0.3))))
@@ -298,7 +299,7 @@ def test_logprobs_are_those_of_the_reference(
 ) -> None:
     logits = _random_logits(vocab_size, seed, spread)
     token_id = int(place * vocab_size)
-    (found,) = CpuSampler(library, vocab_size).describe(logits, [token_id], [num_top])
+    (found,) = CpuSampler(library, vocab_size).describe(logits.numpy(), [token_id], [num_top])
     (expected,) = token_logprobs(logits, [token_id], [num_top])
     assert (found.token_id, found.rank) == (expected.token_id, expected.rank)
     # torch sums a large vocabulary in float32, with errors above 1e-5.
@@ -311,14 +312,8 @@ def test_logprobs_are_those_of_the_reference(
 
 
 def test_alternatives_with_equal_logits_are_the_lowest_ids(library: CpuLibrary) -> None:
-    logits = torch.zeros(1, 100)
+    logits = np.zeros((1, 100), dtype=np.float32)
     logits[0, 90] = 1.0
     (entry,) = CpuSampler(library, 100).describe(logits, [5], [3])
     assert [token_id for token_id, _ in entry.top] == [90, 0, 1]
     assert entry.rank == 2
-
-
-def test_the_library_samples_where_it_computes_the_model(library: CpuLibrary) -> None:
-    chosen = choose_sampler(9, Target(device=CPU, compute_dtype=torch.float32, library=library))
-    assert isinstance(chosen, CpuSampler)
-    assert isinstance(choose_sampler(9, Target(device=CPU, compute_dtype=torch.float32)), Sampler)

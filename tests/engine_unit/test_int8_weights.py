@@ -12,28 +12,35 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from rayloom_engine.config import INT8_GROUP, EngineConfig, parse_config
 from rayloom_engine.cpu_library import finding
+from rayloom_engine.cpu_library.arrays import copy_elements
 from rayloom_engine.cpu_library.library import linear_of
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.openai.answers.fingerprint import fingerprint
-from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.linear import LinearKernel
-from rayloom_engine.kernels.target import Target
-from rayloom_engine.layers.schemes import AxisPart, LinearSpec
-from rayloom_engine.layers.schemes.int8 import Int8Schemes
-from rayloom_engine.models.cpu_decoder import CpuDecoder
+from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
 from rayloom_engine.models.int8_shape import check_int8
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import RankModel
+from rayloom_engine.models.on_library.matrix import Matrix, WeightFormat
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.protocol.messages import ServedModel
 from rayloom_engine.worker.cpu_backend import LibraryChoice, check_quantization
-from rt_library import CPU, ISAS, library_cache, load_on_library, open_library
+from rt_library import (
+    ISAS,
+    LibraryModel,
+    library_cache,
+    load_on_library,
+    open_library,
+    to_numpy,
+    to_torch,
+    type_name,
+)
 from rt_stages import RankProcesses, StagesInARow, answers, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, VOCAB_SIZE, TinySequence, advance, cpu_kernels, make_cache, tiny_checkpoint, tiny_variant
 
@@ -80,12 +87,13 @@ def test_a_product_is_that_of_exact_sums_of_integers(num_outputs: int, dtype: to
     weight = (torch.randn(num_outputs, 96) * torch.rand(num_outputs, 1)).to(dtype)
     weight[3] = 0
     bias = torch.randn(num_outputs)
-    matrix = library.pack_int8(weight)
+    matrix = library.pack_int8(to_numpy(weight))
     for num_rows in (1, 2, 7, 65):
         x = torch.randn(num_rows, 96).to(dtype)
         x[0, :INT8_GROUP] = 0
-        operand = x.to(library.operand_dtype(dtype))
-        ours = library.multiply(dtype, linear_of(matrix.packed_NK, bias, matrix.scales_N), operand)
+        operand = x.to(getattr(torch, library.operand_dtype(type_name(dtype))))
+        linear = linear_of(matrix.packed_NK, bias.numpy(), matrix.scales_N)
+        ours = to_torch(library.multiply(type_name(dtype), linear, to_numpy(operand)))
         # Only the sum over groups and the scales are rounded.
         torch.testing.assert_close(ours, int8_product(x, weight, bias), atol=2e-5, rtol=2e-6)
 
@@ -96,16 +104,16 @@ def test_rows_of_a_quantised_matrix_can_be_looked_up(dtype: torch.dtype, isa: st
     torch.manual_seed(0)
     matrix_VD = torch.randn(37, 64).to(dtype)
     library = open_library(isa)
-    packed = library.pack_int8(matrix_VD)
+    packed = library.pack_int8(to_numpy(matrix_VD))
     matrix = linear_of(packed.packed_NK, None, packed.scales_N)
-    rows_ND = library.embed(dtype, matrix, torch.tensor([36, 0, -1, 17]))
+    rows_ND = to_torch(library.embed(type_name(dtype), matrix, np.array([36, 0, -1, 17])))
     integers_VD, scales = quantised(matrix_VD)
     plain_VD = integers_VD * scales[:, None]
     assert torch.equal(rows_ND, torch.stack([plain_VD[36], plain_VD[0], torch.zeros(64), plain_VD[17]]))
     assert relative_error(plain_VD, matrix_VD.float()) < 0.01
 
 
-def logits_of(model: RankModel) -> torch.Tensor:
+def logits_of(model: LibraryModel) -> torch.Tensor:
     (logits,) = advance(model, library_cache(model, 4), [(TinySequence(TOKEN_IDS, range(4)), 60)])
     return logits
 
@@ -146,8 +154,7 @@ def test_logits_are_those_of_the_same_arithmetic_in_torch(variant: str, isa: str
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_tied_head_shares_the_quantised_matrix_of_the_embedding(isa: str, tmp_path: Path) -> None:
     model = load_on_library(tiny_variant(tmp_path, "llama-tied"), isa, torch.bfloat16, quantization="int8")
-    assert isinstance(model, CpuDecoder)
-    weights = model._weights
+    weights = model.decoder._weights
     assert weights.head is not None and weights.embedding is not None and weights.embedding.scales
     assert (weights.head.weight, weights.head.scales) == (weights.embedding.weight, weights.embedding.scales)
 
@@ -163,27 +170,27 @@ def test_a_weight_takes_a_byte_and_a_row_four_more(variant: str, num_vocabularie
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
 def test_the_plain_matrix_is_freed_and_the_bias_is_kept() -> None:
-    target = Target(device=CPU, compute_dtype=torch.bfloat16, library=open_library(ISAS[0]))
-    scheme = Int8Schemes(choose_kernels(target).linear, target).linear(
-        LinearSpec(outputs={"q": whole(40), "k": whole(8)}, inputs=whole(64), has_bias=True)
-    )
+    library = open_library(ISAS[0])
+    spec = LinearSpec(outputs={"q": whole(40), "k": whole(8)}, inputs=whole(64), has_bias=True)
+    scheme = Matrix(spec, WeightFormat(library=library, dtype="bfloat16", quantization="int8"))
     torch.manual_seed(0)
-    tensors = {name: torch.randn(found.tensor.shape) for name, found in scheme.destinations().items()}
+    tensors = {name: torch.randn(found.array.shape) for name, found in scheme.destinations().items()}
     assert list(tensors) == ["q.weight", "q.bias", "k.weight", "k.bias"]
     for name, found in scheme.destinations().items():
-        found.tensor.copy_(tensors[name])
+        copy_elements(found.array, tensors[name].numpy())
     del found
-    assert scheme._plain is not None
-    plain = weakref.ref(scheme._plain)
+    assert scheme._plain_NK is not None
+    plain = weakref.ref(scheme._plain_NK)
     num_bytes = scheme.num_bytes
     scheme.finish()
     assert plain() is None
     assert scheme.num_bytes == num_bytes == 48 * (64 + 4) + 48 * 2
-    x = torch.randn(3, 5, 64).bfloat16()
+    x = torch.randn(15, 64).bfloat16()
     weight = torch.cat([tensors["q.weight"], tensors["k.weight"]]).bfloat16()
     bias = torch.cat([tensors["q.bias"], tensors["k.bias"]]).bfloat16()
-    expected = int8_product(x, weight, bias).bfloat16()
-    torch.testing.assert_close(scheme.apply(x), expected, atol=0.01, rtol=0.01)
+    operand = to_numpy(x.to(getattr(torch, library.operand_dtype("bfloat16"))))
+    ours = to_torch(library.multiply("bfloat16", scheme.structure, operand))
+    torch.testing.assert_close(ours, int8_product(x, weight, bias), atol=2e-5, rtol=2e-6)
 
 
 @pytest.mark.parametrize("isa", ISAS)

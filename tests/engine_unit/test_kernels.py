@@ -7,6 +7,7 @@ import torch
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels import linear
+from rayloom_engine.kernels.backend import parse_backend
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.kv_write import plain as plain_kv_write
 from rayloom_engine.kernels.kv_write import reference as reference_kv_write
@@ -17,7 +18,7 @@ from rayloom_engine.kernels.rotary.plain import PlainRotary
 from rayloom_engine.kernels.rotary.reference import ReferenceRotary
 from rayloom_engine.kernels.silu_mul import plain as plain_silu
 from rayloom_engine.kernels.silu_mul import reference as reference_silu
-from rayloom_engine.kernels.target import Target, parse_backend
+from rayloom_engine.kernels.target import Target
 from rayloom_engine.models.rope import RotaryAngles
 from rayloom_engine.models.shape import RopeParameters
 from rt_tiny import cpu_kernels

@@ -7,11 +7,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from rayloom_engine.kernels.kv_write.plain import kv_write
-from rayloom_engine.kv.cache import KvLayout, KvPages
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.kv.library_pages import LibraryPages
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2)
 
@@ -40,6 +43,23 @@ def test_blocks_are_copied_and_cleared_in_every_layer() -> None:
     assert cache.pages[1][:, :, 0, 0, 0].tolist() == [[0, 0], [0, 0], [0, 2]]
 
 
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_blocks_of_the_library_are_zero_then_copied_and_cleared_in_every_layer(dtype: str, num_bytes: int) -> None:
+    cache = LibraryPages.allocate(LAYOUT, num_blocks=4, block_size=2, dtype=dtype)  # type: ignore[arg-type]
+    assert (cache.num_blocks, cache.block_size) == (4, 2)
+    assert sum(pages.nbytes for pages in cache.pages) == 4 * LAYOUT.block_bytes(2, num_bytes)
+    assert not any(pages.any() for pages in cache.pages)
+    for layer, pages in enumerate(cache.pages):
+        pages[:] = np.arange(1, 5).reshape(4, 1, 1, 1, 1) + 10 * layer
+    cache.copy_blocks(((0, 2), (1, 3)))
+    cache.copy_blocks(())
+    cache.clear_blocks((1,))
+    for layer, pages in enumerate(cache.pages):
+        first = 1 + 10 * layer
+        for block, expected in enumerate((first, 0, first, first + 1)):
+            assert (pages[block] == expected).all()
+
+
 def mapping_flags(address: int) -> list[str]:
     """Returns the kernel's flags of the mapping that contains an address."""
     for mapping in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
@@ -52,7 +72,9 @@ def mapping_flags(address: int) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux" or mmap.PAGESIZE != 4096, reason="needs Linux with pages of 4 KiB")
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
 def test_the_cache_asks_for_huge_pages_and_shares_no_memory_with_other_processes() -> None:
-    cache = make_cache()
-    flags = mapping_flags(cache.pages[1].data_ptr())
-    assert "hg" in flags
-    assert "sh" not in flags
+    on_library = LibraryPages.allocate(LAYOUT, num_blocks=3, block_size=2, dtype="float32")
+    on_torch = make_cache()
+    for address in (on_torch.pages[1].data_ptr(), on_library.pages[1].ctypes.data):
+        flags = mapping_flags(address)
+        assert "hg" in flags
+        assert "sh" not in flags

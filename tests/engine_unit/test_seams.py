@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
-from rayloom_engine.kernels.target import Backend
+from rayloom_engine.kernels.backend import Backend
 from rayloom_engine.layers.destination import Destination
-from rayloom_engine.layers.schemes import LinearSpec, WeightScheme
+from rayloom_engine.layers.linear_spec import LinearSpec
+from rayloom_engine.layers.schemes import WeightScheme
 from rayloom_engine.layers.schemes.dense import DenseSchemes
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.empty import empty_model
@@ -33,7 +34,7 @@ from rt_tiny import TinySequence, advance, cpu_kernels, load_tiny, make_cache, t
 
 TOKEN_IDS = [5, 200, 17, 3, 3, 90, 41, 8, 9, 150, 77]
 GROUP = 16
-LOGGER = "rayloom_engine.worker.start"
+LOGGER = "rayloom_engine.worker.part_loading"
 
 
 def logits_of(model: RankModel) -> torch.Tensor:
@@ -59,7 +60,7 @@ def test_the_environment_chooses_the_backend_of_a_rank_and_the_log_names_it(
         (rank,) = load_stages(config)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("kernels")]
     assert lines == ["kernels: reference on cpu, float32, linear in float64"]
-    assert rank._model.kernels.target.backend == "reference"
+    assert rank.loaded.model.kernels.target.backend == "reference"
     monkeypatch.setenv("RAYLOOM_KERNELS", "fast")
     with pytest.raises(ConfigError, match="RAYLOOM_KERNELS: 'fast' is not a kernel backend"):
         load_stages(config)
@@ -113,8 +114,7 @@ class GroupedInt8:
         groups = slice(columns.start // GROUP, columns.stop // GROUP)
         for name, rows in self._spec.outputs.items():
             end = start + len(rows)
-            values = Destination(self._values[start:end], (rows.slice, self._spec.inputs.slice), ("I8",))
-            found[f"{name}.qweight"] = values
+            found[f"{name}.qweight"] = Destination(self._values[start:end], (rows.slice, self._spec.inputs.slice))
             found[f"{name}.scales"] = Destination(self._scales[start:end], (rows.slice, groups))
             start = end
         return found
@@ -141,7 +141,6 @@ class GroupedInt8Schemes(DenseSchemes):
 def fill(model: CausalLM, destinations: dict[str, Destination], tensors: dict[str, torch.Tensor]) -> None:
     for name, destination in destinations.items():
         tensor = tensors[name]
-        assert tensor.dtype is not torch.int8 or destination.file_dtypes == ("I8",)
         destination.tensor.copy_(tensor[destination.part] if destination.part else tensor)
     for scheme in model.schemes:
         scheme.finish()

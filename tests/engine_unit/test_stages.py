@@ -152,8 +152,9 @@ def test_every_stage_refuses_a_checkpoint_that_does_not_fit(tmp_path: Path) -> N
 
 def test_a_rank_divides_memory_and_threads_by_the_ranks_on_its_host(tmp_path: Path, monkeypatch) -> None:
     folder = tiny_variant(tmp_path, "llama")
-    monkeypatch.setattr("rayloom_engine.worker.start.free_memory_bytes", lambda: 64 << 20)
+    monkeypatch.setattr("rayloom_engine.worker.torch_computation.free_memory_bytes", lambda: 64 << 20)
     monkeypatch.setattr("rayloom_engine.worker.start.usable_cores", lambda: 5)
+    monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
     config = stage_config(folder, 2, num_kv_blocks=None, max_num_seqs=4096, threads=None)
@@ -172,12 +173,12 @@ def test_a_rank_divides_memory_and_threads_by_the_ranks_on_its_host(tmp_path: Pa
 def test_a_new_runner_keeps_weights_and_memory_and_forgets_the_rest(tmp_path: Path) -> None:
     ranks = load_stages(stage_config(tiny_variant(tmp_path, "llama"), 2))
     expected = ids_by_request(answers(make_engine(StagesInARow(ranks))))
-    caches = [rank._cache for rank in ranks]
+    caches = [rank._computation for rank in ranks]
     again = answers(make_engine(StagesInARow(ranks, epoch=2), epoch=2))
     assert ids_by_request(again) == expected
-    assert [rank._cache for rank in ranks] == caches
+    assert [rank._computation for rank in ranks] == caches
     ranks[0].runner(3, 3, StagesInARow(ranks)._runners[0]._link)
-    assert ranks[0]._cache is not None and ranks[0]._cache.num_blocks == 3
+    assert ranks[0]._computation is not None and ranks[0]._computation.num_blocks == 3
 
 
 def test_a_stage_without_a_link_is_refused(tmp_path: Path) -> None:

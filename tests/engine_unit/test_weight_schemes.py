@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayloom_engine.layers.linear import Linear
-from rayloom_engine.layers.schemes import AxisPart, LinearSpec
+from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
 from rayloom_engine.layers.schemes.dense import DenseScheme, DenseSchemes
 from rt_tiny import cpu_kernels
 

@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from rayloom_engine.config import Quantization
+from rayloom_engine.cpu_library.arrays import Array
 from rayloom_engine.cpu_library.finding import find_library
 from rayloom_engine.cpu_library.library import CpuLibrary, LibraryFunctions
-from rayloom_engine.kernels.kernel_set import choose_kernels
-from rayloom_engine.kernels.target import Target
-from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.kv.library_pages import LibraryPages
+from rayloom_engine.kv.paged_batch import PagedBatch
 from rayloom_engine.models.checkpoint.source import cache_folder
-from rayloom_engine.models.cpu_decoder import BLOCK_SIZE
-from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import RankModel
+from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, LibraryDecoder
+from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.model_part import ModelPart
-
-CPU = torch.device("cpu")
+from rayloom_engine.parallel.tensor_group import OneRank
+from rayloom_engine.worker.library_computation import weight_format
 
 
 @functools.cache
@@ -50,24 +53,65 @@ def open_library(isa: str, num_threads: int = 2) -> CpuLibrary:
     return library
 
 
+def to_numpy(tensor: torch.Tensor) -> Array:
+    """The tensor's memory as the library takes it: bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def to_torch(array: Array) -> torch.Tensor:
+    """The array's memory as a tensor: uint16 as bfloat16."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
+class LibraryModel:
+    """A decoder on the library for tests with torch: takes and returns tensors. All else is the decoder's."""
+
+    def __init__(self, decoder: LibraryDecoder) -> None:
+        self.decoder = decoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        positions_T: torch.Tensor,
+        batch: AttentionBatch,
+        cache: LibraryPages,
+        group: OneRank,
+        wanted_rows: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        paged = PagedBatch(
+            query_lens=batch.query_lens,
+            context_lens=batch.context_lens,
+            block_tables_SB=to_numpy(batch.block_tables_SB),
+            slot_mapping_T=to_numpy(batch.slot_mapping_T),
+        )
+        hidden_TD = self.decoder.forward(to_numpy(inputs), to_numpy(positions_T), paged, cache, group, wanted_rows)
+        return to_torch(hidden_TD)
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        return to_torch(self.decoder.logits(to_numpy(hidden_ND.contiguous())))
+
+
 def load_on_library(
     folder: Path,
     isa: str,
     dtype: torch.dtype,
     part: ModelPart | None = None,
     quantization: Quantization = "none",
-) -> RankModel:
-    kernels = choose_kernels(Target(device=CPU, compute_dtype=dtype, library=open_library(isa)))
-    shape = read_shape(folder)
-    return load_model(folder, shape, kernels, dtype=dtype, quantization=quantization, part=part).model
+) -> LibraryModel:
+    form = weight_format(open_library(isa), type_name(dtype), quantization)
+    return LibraryModel(load_decoder(folder, read_shape(folder), form, part=part).decoder)
 
 
-def library_cache(model: RankModel, num_blocks: int) -> KvPages:
-    """A KV cache for the model, with blocks of the library's size and the type of the weights."""
-    return KvPages.allocate(
-        model.kv_layout,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        dtype=model.kernels.target.compute_dtype,
-        device=CPU,
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def library_cache(model: LibraryModel, num_blocks: int) -> LibraryPages:
+    """A KV cache for the model: blocks of the library's size, in the type of the weights."""
+    return LibraryPages.allocate(
+        model.kv_layout, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=model.decoder.dtype
     )

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.kernels.backend import Backend
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
-from rayloom_engine.kernels.target import Backend, Target
-from rayloom_engine.kv.cache import KvLayout, KvPages
+from rayloom_engine.kernels.target import Target
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape, read_shape

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayloom_bench.step.cost import ElementBytes, StepShape
 from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType
 from rayloom_engine.cpu_library.library import PHASES, CpuLibrary
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.kernels.kernel_set import choose_kernels
-from rayloom_engine.kernels.target import Target
-from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.checkpoint.source import cache_folder
-from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.model import RankModel
-from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.on_library.decoder import LibraryDecoder
+from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.worker.cpu_backend import ModelOnCpu, choose_cpu_library
-from rayloom_engine.worker.device import choose_device
+from rayloom_engine.worker.device import choose_weight_type
+from rayloom_engine.worker.library_computation import LibraryComputation, weight_format
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model
 
@@ -32,19 +32,17 @@ from rayloom_engine.worker.start import find_model
 STEP_PHASES = (*PHASES, "head", "sampling", "host")
 
 
-class _TimedHead:
-    """A RankModel that counts the seconds of its head."""
+class _TimedHead(LibraryComputation):
+    """Counts the seconds of its head."""
 
-    def __init__(self, model: RankModel) -> None:
+    def __init__(self, decoder: LibraryDecoder, cache: LibraryPages) -> None:
+        super().__init__(decoder, cache)
         self.head_s = 0.0
-        self._model = model
+        self.logits = self._timed_logits
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+    def _timed_logits(self, hidden_ND: Array) -> npt.NDArray[np.float32]:
         start = time.perf_counter()
-        logits_NV = self._model.logits(hidden_ND)
+        logits_NV = self._decoder.logits(hidden_ND)
         self.head_s += time.perf_counter() - start
         return logits_NV
 
@@ -56,50 +54,43 @@ class StepRank:
         """Raises ConfigError or ModelError, for example if the library cannot compute the model."""
         torch.set_num_threads(num_threads)
         resolved, self.shape = find_model(config, no_progress)
-        choice = choose_device("cpu", config.dtype, self.shape.checkpoint_dtype)
-        self.dtype = choice.dtype
+        dtype = choose_weight_type(config.dtype, self.shape.checkpoint_dtype)
         self.is_int8 = config.quantization == "int8"
-        self.element_bytes = ElementBytes(1 if self.is_int8 else choice.dtype.itemsize, choice.dtype.itemsize)
-        on_cpu = ModelOnCpu(
-            shape=self.shape, num_shards=1, dtype=choice.dtype, cut_unit=INT8_GROUP if self.is_int8 else 1
-        )
+        on_cpu = ModelOnCpu(shape=self.shape, num_shards=1, dtype=dtype, cut_unit=INT8_GROUP if self.is_int8 else 1)
         chosen = choose_cpu_library(
             on_cpu, "auto", num_threads=num_threads, cache=cache_folder(environ), environ=environ
         )
         if chosen.library is None:
             raise ConfigError(f"bench step measures the CPU library: {chosen.problem or 'it is switched off'}")
         self.library: CpuLibrary = chosen.library
-        target = Target(device=choice.device, compute_dtype=choice.dtype, backend="auto", library=self.library)
-        loaded = load_model(
-            resolved.path, self.shape, choose_kernels(target), dtype=choice.dtype, quantization=config.quantization
-        )
-        self._model = _TimedHead(loaded.model)
+        form = weight_format(self.library, dtype, config.quantization)
+        self.dtype: ElementType = form.dtype
+        num_bytes = ELEMENTS[form.dtype].itemsize
+        self.element_bytes = ElementBytes(1 if self.is_int8 else num_bytes, num_bytes)
+        self._decoder = load_decoder(resolved.path, self.shape, form).decoder
 
     def runner(self, num_sequences: int, num_positions: int) -> StepRunner:
         """Returns a runner with memory for these sequences, in which every position is computed already."""
-        return StepRunner(self._model, self.library, self.shape, num_sequences, num_positions)
+        return StepRunner(self._decoder, num_sequences, num_positions)
 
 
 class StepRunner:
     """Runs steps over sequences of `num_positions` tokens. Keys and values of earlier positions are zeros."""
 
-    def __init__(
-        self, model: _TimedHead, library: CpuLibrary, shape: ModelShape, num_sequences: int, num_positions: int
-    ) -> None:
-        self._model = model
-        self._library = library
-        layout = model.kv_layout
+    def __init__(self, decoder: LibraryDecoder, num_sequences: int, num_positions: int) -> None:
+        self._library = decoder.library
+        shape = decoder.shape
         num_blocks = -(-num_positions // BLOCK_SIZE)
-        cache = KvPages.allocate(
-            layout,
+        cache = LibraryPages.allocate(
+            decoder.kv_layout,
             num_blocks=num_sequences * num_blocks,
             block_size=BLOCK_SIZE,
-            dtype=model.kernels.target.compute_dtype,
-            device=torch.device("cpu"),
+            dtype=decoder.dtype,
         )
         # Pages that were never written share one page of zeros, which is read from a cache and not from memory.
         cache.clear_blocks(tuple(range(cache.num_blocks)))
-        self._runner = Runner(cast(RankModel, model), cache, 0)
+        self._model = _TimedHead(decoder, cache)
+        self._runner = Runner(self._model, shape, decoder.part, 0)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(shape.vocab_size, (num_sequences, num_positions), generator=generator).tolist()
         new = tuple(

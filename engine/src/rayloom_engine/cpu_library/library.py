@@ -1,7 +1,7 @@
-"""CpuLibrary: the functions of the C library, called with tensors.
+"""CpuLibrary: the functions of the C library, called with numpy arrays.
 
-Every argument must be contiguous and on the CPU. A call releases the interpreter's lock, so that other threads run, for
-example one that reports progress. Calls of several threads wait for each other.
+Every array must be contiguous. bfloat16 numbers are in arrays of uint16 (arrays.py). A call releases the interpreter's
+lock, so that other threads run, for example one that reports progress. Calls of several threads wait for each other.
 
 Legend: T tokens of the step, N rows, D model width, V vocabulary.
 """
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, address, element_type
 from rayloom_engine.cpu_library.memory import PackedMemory
 from rayloom_engine.cpu_library.sampling import LogprobsStruct, declare_sampling
 from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, LinearStruct, declare_functions
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # RL_FLOAT32, RL_BFLOAT16
-
+_CODES: dict[ElementType, int] = {"float32": 0, "bfloat16": 1}  # RL_FLOAT32, RL_BFLOAT16
+_UINT8 = np.dtype(np.uint8)
 
 # Phases of a layer whose time the library measures (RL_PHASE_NORM and the following).
 PHASES = ("norm", "qkv", "rotary, KV write", "attention", "out", "gate, up", "down")
@@ -36,8 +36,8 @@ _LOCK = threading.Lock()  # the state of the C library belongs to the process: i
 class Int8Matrix(NamedTuple):
     """A quantised matrix [N, K]. Row n is scales_N[n] times integers from -127 to 127."""
 
-    packed_NK: torch.Tensor  # uint8, in the layout of the products; opaque
-    scales_N: torch.Tensor  # float32
+    packed_NK: npt.NDArray[np.uint8]  # in the layout of the products; opaque
+    scales_N: npt.NDArray[np.float32]
 
 
 class LibraryFunctions:
@@ -81,9 +81,7 @@ class CpuLibrary:
         self._chosen = _Chosen(functions, instruction_set)
         self._memory = PackedMemory()
         with self._chosen:
-            self._operand_bytes = {
-                dtype: int(self._functions.rl_operand_bytes(code)) for dtype, code in _DTYPES.items()
-            }
+            self._operand_bytes = {dtype: int(self._functions.rl_operand_bytes(code)) for dtype, code in _CODES.items()}
 
     @property
     def description(self) -> str:
@@ -100,63 +98,73 @@ class CpuLibrary:
         self.num_threads = num_threads
         self.is_pinned = pin
 
-    def operand_dtype(self, dtype: torch.dtype) -> torch.dtype:
+    def operand_dtype(self, dtype: ElementType) -> ElementType:
         """Returns the type of the activations that are multiplied by weights of this type."""
-        return torch.float32 if self._operand_bytes[dtype] == 4 else dtype
+        return "float32" if self._operand_bytes[dtype] == 4 else dtype
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of the matrix in the layout of the products. Its shape is the same; its content is opaque."""
+    def pack(self, weight: Array) -> Array:
+        """Returns a copy of the matrix in the layout of the products.
+
+        Shape and type (float32 or bfloat16) are the same; the content is opaque.
+        """
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
         packed = self._memory.empty(num_elements, weight.dtype)
         with self._chosen:
             self._functions.rl_pack_weight(
-                _DTYPES[weight.dtype], _address(weight), _address(packed), num_outputs, num_inputs
+                _CODES[element_type(weight)], address(weight), address(packed), num_outputs, num_inputs
             )
-        return packed.view(-1, num_inputs)[:num_outputs]
+        return packed.reshape(-1, num_inputs)[:num_outputs]
 
-    def pack_int8(self, weight: torch.Tensor) -> Int8Matrix:
-        """Returns the matrix [N, K] quantised to int8, in the layout of the products. K is a multiple of 32."""
+    def pack_int8(self, weight: Array) -> Int8Matrix:
+        """Returns the matrix [N, K] quantised to int8, in the layout of the products. K is a multiple of 32.
+
+        The matrix is in float32 or bfloat16.
+        """
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
-        packed = self._memory.empty(num_elements, torch.uint8)
-        scales = torch.empty(num_outputs, dtype=torch.float32)
+        packed = self._memory.empty(num_elements, _UINT8)
+        scales = np.empty(num_outputs, dtype=np.float32)
         with self._chosen:
             self._functions.rl_pack_int8_weight(
-                _DTYPES[weight.dtype], _address(weight), _address(packed), _address(scales), num_outputs, num_inputs
+                _CODES[element_type(weight)], address(weight), address(packed), address(scales), num_outputs, num_inputs
             )
-        return Int8Matrix(packed.view(-1, num_inputs)[:num_outputs], scales)
+        return Int8Matrix(packed.reshape(-1, num_inputs)[:num_outputs], scales)
 
-    def embed(self, dtype: torch.dtype, matrix: LinearStruct, ids_N: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [N, D]: the rows `ids_N` (int64) of a packed matrix; zeros for a negative id."""
+    def embed(self, dtype: ElementType, matrix: LinearStruct, ids_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Returns float32 [N, D]: the rows `ids_N` of a packed matrix; zeros for a negative id."""
         num_rows = ids_N.shape[0]
-        out_ND = torch.empty((num_rows, matrix.num_inputs), dtype=torch.float32)
+        out_ND = np.empty((num_rows, matrix.num_inputs), dtype=np.float32)
         with self._chosen:
-            self._functions.rl_embed(_DTYPES[dtype], matrix, _address(ids_N), num_rows, _address(out_ND))
+            self._functions.rl_embed(_CODES[dtype], matrix, address(ids_N), num_rows, address(out_ND))
         return out_ND
 
-    def multiply(self, dtype: torch.dtype, linear: LinearStruct, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, dtype: ElementType, linear: LinearStruct, x: Array) -> npt.NDArray[np.float32]:
         """Returns float32 [N, outputs] from x [N, inputs]. x has the operand type of `dtype`. Raises MemoryError.
 
         `dtype`: the weight's type; for an int8 matrix the type from which it was quantised.
         """
-        assert x.dtype is self.operand_dtype(dtype) and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
-        out = torch.empty((x.shape[0], linear.num_outputs), dtype=torch.float32)
+        assert x.dtype == ELEMENTS[self.operand_dtype(dtype)] and x.shape[1] == linear.num_inputs, (x.dtype, x.shape)
+        out = np.empty((x.shape[0], linear.num_outputs), dtype=np.float32)
         with self._chosen:
-            error = self._functions.rl_multiply(_DTYPES[dtype], linear, _address(x), x.shape[0], _address(out))
+            error = self._functions.rl_multiply(_CODES[dtype], linear, address(x), x.shape[0], address(out))
         if error:
             raise MemoryError(f"a product of {x.shape[0]} rows: {os.strerror(error)}")
         return out
 
     def normalise(
-        self, dtype: torch.dtype, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+        self,
+        dtype: ElementType,
+        residual_TD: npt.NDArray[np.float32],
+        weight_D: npt.NDArray[np.float32],
+        eps: float,
+    ) -> Array:
         """Returns RMSNorm of float32 rows [T, D], in the operand type of `dtype`."""
         num_rows, width = residual_TD.shape
-        out_TD = torch.empty((num_rows, width), dtype=self.operand_dtype(dtype))
+        out_TD = np.empty((num_rows, width), dtype=ELEMENTS[self.operand_dtype(dtype)])
         with self._chosen:
             self._functions.rl_normalise(
-                _DTYPES[dtype], _address(residual_TD), _address(weight_D), eps, num_rows, width, _address(out_TD)
+                _CODES[dtype], address(residual_TD), address(weight_D), eps, num_rows, width, address(out_TD)
             )
         return out_TD
 
@@ -166,16 +174,16 @@ class CpuLibrary:
         batch: BatchStruct,
         halves: range,
         progress: ctypes.c_int64,
-        partial_TD: torch.Tensor | None = None,
+        partial_TD: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
 
         `progress` grows by one with every half, while the call runs. `partial_TD`: gets the output of the last half,
         which is then not added to the residual stream. Raises MemoryError.
         """
-        address = None if partial_TD is None else _address(partial_TD)
+        partial = None if partial_TD is None else address(partial_TD)
         with self._chosen:
-            error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, address, progress)
+            error = self._functions.rl_forward(decoder, batch, halves.start, halves.stop, partial, progress)
         if error:
             raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
 
@@ -191,11 +199,11 @@ class CpuLibrary:
             with _LOCK:
                 self._functions.rl_profile(None)
 
-    def add(self, residual_TD: torch.Tensor, update_TD: torch.Tensor) -> None:
+    def add(self, residual_TD: npt.NDArray[np.float32], update_TD: npt.NDArray[np.float32]) -> None:
         """Adds an update to the residual stream."""
-        self._functions.rl_add(_address(residual_TD), _address(update_TD), residual_TD.numel())
+        self._functions.rl_add(address(residual_TD), address(update_TD), residual_TD.size)
 
-    def sample(self, logits_NV: torch.Tensor, sampling_N: npt.NDArray[np.void]) -> list[int]:
+    def sample(self, logits_NV: npt.NDArray[np.float32], sampling_N: npt.NDArray[np.void]) -> list[int]:
         """Returns the next token of each row of float32 logits, -1 for a row that is not finite.
 
         The elements of `sampling_N` have the type SAMPLING. Raises MemoryError.
@@ -204,42 +212,39 @@ class CpuLibrary:
         num_rows, vocab_size = logits_NV.shape
         with self._chosen:
             failed = self._functions.rl_sample(
-                _address(logits_NV), sampling_N.ctypes.data, num_rows, vocab_size, ids_N.ctypes.data
+                address(logits_NV), sampling_N.ctypes.data, num_rows, vocab_size, ids_N.ctypes.data
             )
         if failed:
             raise MemoryError(f"no memory to sample from {num_rows} rows of {vocab_size} logits")
         return ids_N.tolist()
 
-    def describe(self, logits_NV: torch.Tensor, out: LogprobsStruct) -> None:
+    def describe(self, logits_NV: npt.NDArray[np.float32], out: LogprobsStruct) -> None:
         """Writes log-probabilities of each row of float32 logits into the arrays of `out`. Raises MemoryError."""
         num_rows, vocab_size = logits_NV.shape
         with self._chosen:
-            failed = self._functions.rl_describe(_address(logits_NV), num_rows, vocab_size, out)
+            failed = self._functions.rl_describe(address(logits_NV), num_rows, vocab_size, out)
         if failed:
             raise MemoryError(f"no memory for the logprobs of {num_rows} rows of {vocab_size} logits")
 
 
-def linear_of(packed: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None) -> LinearStruct:
+def linear_of(
+    packed: Array, bias: npt.NDArray[np.float32] | None, scales: npt.NDArray[np.float32] | None = None
+) -> LinearStruct:
     """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of an int8
     matrix.
 
-    The caller keeps the tensors alive.
+    The caller keeps the arrays alive.
     """
     num_outputs, num_inputs = packed.shape
     return LinearStruct(
-        weight=_address(packed),
-        scales=None if scales is None else _address(scales),
-        bias=None if bias is None else _address(bias),
+        weight=address(packed),
+        scales=None if scales is None else address(scales),
+        bias=None if bias is None else address(bias),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
     )
 
 
-def dtype_code(dtype: torch.dtype) -> int:
+def dtype_code(dtype: ElementType) -> int:
     """Returns the library's number of a type of weights."""
-    return _DTYPES[dtype]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    assert tensor.is_contiguous(), "the library reads contiguous memory"
-    return tensor.data_ptr()
+    return _CODES[dtype]

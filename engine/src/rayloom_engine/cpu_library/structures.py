@@ -1,6 +1,6 @@
 """The structures of the C header (engine/csrc/cpu/rayloom_cpu.h) for ctypes, field by field, and its functions' types.
 
-A structure holds addresses. Whoever fills one keeps the tensors alive.
+A structure holds addresses. Whoever fills one keeps the arrays alive.
 """
 
 from __future__ import annotations

@@ -29,8 +29,6 @@ class KernelSet:
     def description(self) -> str:
         """Describes the choice in one line, for the log."""
         kind = "reference" if self.target.backend == "reference" else "plain torch"
-        if self.target.library is not None:
-            kind = "C library"
         return f"kernels: {kind} on {self.target.device.type}, {self.target.dtype_name}, {self.linear.description}"
 
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
-from rayloom_engine.cpu_library.library import CpuLibrary
-from rayloom_engine.errors import ConfigError
-
-Backend = Literal["auto", "plain", "reference"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
+from rayloom_engine.kernels.backend import Backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +19,9 @@ class Target:
     """
 
     device: torch.device
-    compute_dtype: torch.dtype  # type of activations and dense weights; with a library, of the weights alone
+    compute_dtype: torch.dtype  # type of activations and dense weights
     backend: Backend = "auto"
-    library: CpuLibrary | None = None  # the C library, if it computes the model
 
     @property
     def dtype_name(self) -> str:
         return str(self.compute_dtype).removeprefix("torch.")
-
-
-def parse_backend(name: str) -> Backend:
-    """Returns the backend of this name; empty means "auto". Raises ConfigError for an unknown name."""
-    if not name:
-        return "auto"
-    for backend in BACKENDS:
-        if backend == name:
-            return backend
-    raise ConfigError(f"RAYLOOM_KERNELS: {name!r} is not a kernel backend; use one of {', '.join(BACKENDS)}")

@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank.
+"""The paged KV cache of one rank on torch. On the C library it is kv/library_pages.py.
 
 Legend: N blocks in the cache, P positions in a block, H key/value heads, D head size.
 """
@@ -11,26 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rayloom_engine.cpu_library.huge_mapping import huge_mapping
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLayout:
-    """The sizes of a rank's part of the cache: the layers of its stage, and the heads of its shard."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-
-    def block_bytes(self, block_size: int, element_bytes: int) -> int:
-        """Returns the bytes of one block of `block_size` tokens in all layers."""
-        return (
-            2  # key and value
-            * self.num_layers
-            * self.num_kv_heads
-            * self.head_dim
-            * block_size
-            * element_bytes
-        )
+from rayloom_engine.kv.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

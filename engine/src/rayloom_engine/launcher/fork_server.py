@@ -29,11 +29,13 @@ MAX_MESSAGE_BYTES = 4096
 # Modules that every rank imports sooner or later.
 _PRELOAD = (
     "torch",
-    "rayloom_engine.models.loader",
     "rayloom_engine.worker.loaded_rank",
-    "rayloom_engine.worker.cpu_backend",
-    "rayloom_engine.kernels.linear.cpu",
-    "rayloom_engine.parallel.process_group",
+    "rayloom_engine.worker.part_loading",
+    "rayloom_engine.worker.library_computation",
+    "rayloom_engine.worker.torch_computation",
+    "rayloom_engine.parallel.numpy_bridge",
+    "rayloom_engine.parallel.process_link",
+    "rayloom_engine.parallel.shared_sums",
 )
 
 

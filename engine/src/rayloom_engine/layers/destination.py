@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-FLOAT_FILE_DTYPES = ("BF16", "F16", "F32")  # types that dense weights may have in a file, by safetensors' names
-
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -18,4 +16,3 @@ class Destination:
 
     tensor: torch.Tensor
     part: tuple[slice, ...] = ()
-    file_dtypes: tuple[str, ...] = FLOAT_FILE_DTYPES  # types that the tensor may have in the file

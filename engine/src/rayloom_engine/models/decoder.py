@@ -17,7 +17,8 @@ import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
 from rayloom_engine.kernels.kernel_set import KernelSet
-from rayloom_engine.kv.cache import KvLayout, KvPages
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.layers.attention import Attention, AttentionStep
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
@@ -120,7 +121,7 @@ class CausalLM:
         positions_T: torch.Tensor,
         batch: AttentionBatch,
         cache: KvPages,
-        group: TensorGroup = _ONE_RANK,
+        group: TensorGroup[torch.Tensor] = _ONE_RANK,
         wanted_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         weights = self._weights
@@ -162,7 +163,9 @@ class CausalLM:
             compute_dtype=self.kernels.target.compute_dtype,
         )
 
-    def _embed(self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+    def _embed(
+        self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup[torch.Tensor]
+    ) -> torch.Tensor:
         shard = self.part.shard
         if shard.count == 1:
             return embedding_VD.index_select(0, token_ids_T)

@@ -12,7 +12,8 @@ import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet
-from rayloom_engine.kv.cache import KvLayout, KvPages
+from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
@@ -55,7 +56,7 @@ class RankModel(Protocol):
         positions_T: torch.Tensor,
         batch: AttentionBatch,
         cache: KvPages,
-        group: TensorGroup,
+        group: TensorGroup[torch.Tensor],
         wanted_rows: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Returns hidden states [T, D].

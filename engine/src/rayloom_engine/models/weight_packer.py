@@ -7,21 +7,30 @@ it is packed, so a load never holds all matrices twice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
+from typing import Protocol
 
-from rayloom_engine.layers.schemes import WeightScheme
+
+class PackedScheme(Protocol):
+    """A matrix that is packed once all of its tensors are read: a WeightScheme, or a Matrix of the C library."""
+
+    def destinations(self) -> Mapping[str, object]:
+        """Returns the names of the tensors as keys. Called before `finish`."""
+
+    def finish(self) -> None:
+        """Packs the matrix. Called once."""
 
 
 class WeightPacker:
     """Context manager that finishes each scheme of a model once, in the order in which their last tensors are read."""
 
-    def __init__(self, schemes: Iterable[WeightScheme]) -> None:
+    def __init__(self, schemes: Iterable[PackedScheme]) -> None:
         # One thread, because neither the packing of the C library nor the allocation of its memory is thread-safe.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
-        self._schemes: dict[str, WeightScheme] = {}  # by tensor name
-        self._missing: dict[WeightScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
+        self._schemes: dict[str, PackedScheme] = {}  # by tensor name
+        self._missing: dict[PackedScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
         self._finishing: deque[Future[None]] = deque()  # in their order, without those that are known to be packed
         for scheme in schemes:
             names = scheme.destinations().keys()
@@ -58,6 +67,6 @@ class WeightPacker:
         if not missing:
             self._finish(scheme)
 
-    def _finish(self, scheme: WeightScheme) -> None:
+    def _finish(self, scheme: PackedScheme) -> None:
         del self._missing[scheme]
         self._finishing.append(self._thread.submit(scheme.finish))

@@ -31,7 +31,7 @@ _SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed in pieces of this size;
 _MAX_MESSAGE_BYTES = 4096
 
 
-def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup:
+def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup[torch.Tensor]:
     """Returns the fastest TensorGroup for the ranks of a stage: over shared memory on one CPU host, else over torch.
 
     Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup.

@@ -1,33 +1,33 @@
-"""TensorGroup: sums and gathers tensors over the ranks that share the layers of a stage.
+"""TensorGroup: sums and gathers arrays over the ranks that share the layers of a stage.
 
 Legend: N rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-import torch
+ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array
 
 
-class TensorGroup(Protocol):
+class TensorGroup(Protocol[ArrayT]):
     """A rank's connection to the other ranks of its stage.
 
     All ranks of the stage must call the same methods in the same order; if they do not, all wait for ever.
     """
 
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: ArrayT) -> ArrayT:
         """Returns the sum of all ranks' parts, bit for bit the same on each rank. Overwrites `part`."""
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+    def gather(self, part: ArrayT) -> ArrayT | None:
         """Joins each rank's part of the vocabulary to [N, V]. Returns this on the first rank, None on the others."""
 
 
 class OneRank:
     """Implements TensorGroup for a rank that is alone in its stage: its part is the whole."""
 
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: ArrayT) -> ArrayT:
         return part
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+    def gather(self, part: ArrayT) -> ArrayT | None:
         return part

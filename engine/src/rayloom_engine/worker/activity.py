@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    import torch
+from rayloom_engine.parallel.stage_link import StageLink
+from rayloom_engine.parallel.tensor_group import TensorGroup
 
-    from rayloom_engine.parallel.stage_link import StageLink
-    from rayloom_engine.parallel.tensor_group import TensorGroup
+ArrayT = TypeVar("ArrayT")
 
 
 class Activity:
@@ -57,33 +56,33 @@ class Activity:
         self.communication_s += time.perf_counter() - self._since
 
 
-class WatchedGroup:
+class WatchedGroup(Generic[ArrayT]):
     """Implements TensorGroup: forwards all calls to another group and counts them."""
 
-    def __init__(self, group: TensorGroup, activity: Activity) -> None:
+    def __init__(self, group: TensorGroup[ArrayT], activity: Activity) -> None:
         self._group = group
         self._activity = activity
 
-    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, part: ArrayT) -> ArrayT:
         with self._activity:
             return self._group.all_reduce(part)
 
-    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+    def gather(self, part: ArrayT) -> ArrayT | None:
         with self._activity:
             return self._group.gather(part)
 
 
-class WatchedLink:
+class WatchedLink(Generic[ArrayT]):
     """Implements StageLink: forwards all calls to another link and counts them."""
 
-    def __init__(self, link: StageLink, activity: Activity) -> None:
+    def __init__(self, link: StageLink[ArrayT], activity: Activity) -> None:
         self._link = link
         self._activity = activity
 
-    def receive(self, num_tokens: int) -> torch.Tensor:
+    def receive(self, num_tokens: int) -> ArrayT:
         with self._activity:
             return self._link.receive(num_tokens)
 
-    def send(self, hidden_TD: torch.Tensor) -> None:
+    def send(self, hidden_TD: ArrayT) -> None:
         with self._activity:
             self._link.send(hidden_TD)

@@ -1,4 +1,4 @@
-"""InputBatch: the tensors that the model takes, made from the slots of a step."""
+"""InputBatch: the arrays that a step takes, made from its slots with numpy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from rayloom_engine.core.step import SlotStep
-from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.kv.paged_batch import PagedBatch
 from rayloom_engine.worker.block_tables import BlockTables
 from rayloom_engine.worker.slots import Slot
 
@@ -19,15 +19,13 @@ class InputBatch:
     """The tokens of a step. T = tokens of all its sequences; the tokens of one sequence are neighbours in T."""
 
     steps: list[tuple[SlotStep, Slot]]  # sequences with one token first
-    token_ids_T: torch.Tensor
-    positions_T: torch.Tensor
+    token_ids_T: npt.NDArray[np.int64]
+    positions_T: npt.NDArray[np.int64]  # from 0 in each sequence
     ends: list[int]  # by sequence: the index in T after the sequence's last token
-    attention: AttentionBatch
+    attention: PagedBatch
 
 
-def build_batch(
-    steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_size: int, device: torch.device
-) -> InputBatch:
+def build_batch(steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_size: int) -> InputBatch:
     """Builds the batch of one step. Decodes come first, because attention computes them together.
 
     `tables`: the block tables of the slots. The sequences with one token take a fixed number of numpy calls together,
@@ -56,13 +54,13 @@ def build_batch(
     num_blocks_S = -(-context_lens_S // block_size)
     return InputBatch(
         steps=ordered,
-        token_ids_T=torch.from_numpy(token_ids_T).to(device),
-        positions_T=torch.from_numpy(positions_T).to(device),
+        token_ids_T=token_ids_T,
+        positions_T=positions_T,
         ends=ends,
-        attention=AttentionBatch(
+        attention=PagedBatch(
             query_lens=tuple(query_lens),
             context_lens=tuple(context_lens_S.tolist()),
-            block_tables_SB=torch.from_numpy(tables.rows(slots_S, num_blocks_S)).to(device),
-            slot_mapping_T=torch.from_numpy(tables.places(slots_T, positions_T, block_size)).to(device),
+            block_tables_SB=tables.rows(slots_S, num_blocks_S),
+            slot_mapping_T=tables.places(slots_T, positions_T, block_size),
         ),
     )

@@ -1,4 +1,4 @@
-"""The choice of a rank on CPU between the C library and torch, and the library's threads."""
+"""The choice of a rank on CPU between the C library and torch, and the library's threads. Made without torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.finding import find_library
 from rayloom_engine.cpu_library.library import CpuLibrary, LibraryFunctions
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.kernels.target import Backend
-from rayloom_engine.models.cpu_weights import unsupported
+from rayloom_engine.kernels.backend import Backend
+from rayloom_engine.models.on_library.support import unsupported
 from rayloom_engine.models.shape import ModelShape
 
 VARIABLE = "RAYLOOM_CPU_ISA"  # instruction set of the library: avx2, avx512, torch (no library); empty: the best
@@ -27,7 +25,7 @@ class ModelOnCpu:
 
     shape: ModelShape
     num_shards: int  # ranks that share a layer
-    dtype: torch.dtype  # type of the KV cache, and of the weights unless they are quantised
+    dtype: str  # type of the KV cache, and of the weights unless they are quantised
     cut_unit: int = 1  # tensor parallelism cuts the feed-forward part at multiples of this number
 
 

@@ -12,25 +12,24 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.cpu_library.sampling import SAMPLING, LogprobsStruct
-from rayloom_engine.kernels.target import Target
 from rayloom_engine.worker.bans import all_banned_ids
-from rayloom_engine.worker.sampler import Sampler
 from rayloom_engine.worker.slots import Slot
+
+FloatArray = npt.NDArray[np.float32]
 
 
 class CpuSampler:
-    """Chooses tokens from rows of logits over one vocabulary, in memory of the CPU."""
+    """Chooses tokens from rows of logits over one vocabulary, in numpy arrays."""
 
     def __init__(self, library: CpuLibrary, vocab_size: int) -> None:
         self._library = library
         self._vocab_size = vocab_size
 
-    def __call__(self, logits_NV: torch.Tensor, slots: list[Slot]) -> list[int | None]:
+    def __call__(self, logits_NV: FloatArray, slots: list[Slot]) -> list[int | None]:
         """Returns one token id per row, None for a row that is not finite. `logits_NV` is float32."""
         logits_NV = self._checked(logits_NV, len(slots))
         sampling_N = np.zeros(len(slots), dtype=SAMPLING)
@@ -40,7 +39,7 @@ class CpuSampler:
         ids = self._library.sample(logits_NV, sampling_N)
         return [None if token_id < 0 else token_id for token_id in ids]
 
-    def describe(self, logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+    def describe(self, logits_NV: FloatArray, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
         """Returns the log-probability of the given token of each row n, with `num_tops[n]` most likely alternatives.
 
         The entry of a row that is not finite has no meaning.
@@ -71,18 +70,11 @@ class CpuSampler:
             )
         ]
 
-    def _checked(self, logits_NV: torch.Tensor, num_rows: int) -> torch.Tensor:
+    def _checked(self, logits_NV: FloatArray, num_rows: int) -> FloatArray:
         """Returns the logits as the library reads them: row after row."""
         assert logits_NV.shape == (num_rows, self._vocab_size), f"{num_rows} rows, but logits {logits_NV.shape}"
-        assert logits_NV.dtype == torch.float32 and logits_NV.device.type == "cpu"
-        return logits_NV.contiguous()
-
-
-def choose_sampler(vocab_size: int, target: Target) -> Sampler | CpuSampler:
-    """Returns the sampler of a rank: that of the C library if the library computes the model."""
-    if target.library is None:
-        return Sampler(vocab_size, target.device)
-    return CpuSampler(target.library, vocab_size)
+        assert logits_NV.dtype == np.float32, logits_NV.dtype
+        return np.ascontiguousarray(logits_NV)
 
 
 def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:

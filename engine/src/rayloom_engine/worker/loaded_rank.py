@@ -2,65 +2,61 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Any
 
-from rayloom_engine.config import BLOCK_SIZE, Quantization
+from rayloom_engine.config import Quantization
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.memory import GIB, KvPlan
-from rayloom_engine.models.loader import LoadedModel
-from rayloom_engine.parallel.process_group import StageGroup
 from rayloom_engine.parallel.shard import Shard
-from rayloom_engine.parallel.shared_sums import make_tensor_group
 from rayloom_engine.parallel.stage import Stage
-from rayloom_engine.parallel.stage_link import HiddenStates, ProcessGroupLink, StageLink
+from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
-from rayloom_engine.worker.device import DeviceChoice
+from rayloom_engine.worker.computation import LoadedPart, RankComputation
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.runner import Runner
+
+if TYPE_CHECKING:
+    from rayloom_engine.parallel.process_group import StageGroup
 
 
 class LoadedRank:
     def __init__(
         self,
         *,
-        loaded: LoadedModel,
-        choice: DeviceChoice,
+        loaded: LoadedPart,
         quantization: Quantization,
         kv: KvPlan,
         num_step_tokens: int,
         forms: Forms | None = None,
     ) -> None:
         """`forms`: only of the rank that samples."""
+        self.loaded = loaded
         self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens
-        self.device_type = choice.device.type
-        self.dtype = str(choice.dtype).removeprefix("torch.")
+        self.device_type = loaded.device_type
+        self.dtype = loaded.dtype
         self.quantization = quantization
-        self.compute_dtype = str(choice.compute_dtype).removeprefix("torch.")
-        self.hidden_dtype = str(loaded.model.hidden_dtype).removeprefix("torch.")
-        library = loaded.model.kernels.target.library
-        self.arithmetic = "torch" if library is None else f"C library, {library.instruction_set}"
-        self.weight_bytes = loaded.model.weight_bytes
+        self.compute_dtype = loaded.compute_dtype
+        self.hidden_dtype = loaded.hidden_dtype
+        self.arithmetic = loaded.arithmetic
+        self.weight_bytes = loaded.weight_bytes
         self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
-        self.activity = Activity(lambda: loaded.model.progress)
-        self._model = loaded.model
-        self._choice = choice
+        self.activity = Activity(lambda: loaded.progress)
         self._forms = forms
-        self._cache: KvPages | None = None
+        self._computation: RankComputation[Any] | None = None
         if forms is not None:
             forms.report_to(self.activity.report)
 
     @property
     def stage(self) -> Stage:
-        return self._model.part.stage
+        return self.loaded.part.stage
 
     @property
     def shard(self) -> Shard:
-        return self._model.part.shard
+        return self.loaded.part.shard
 
-    def link(self) -> ProcessGroupLink | None:
+    def link(self) -> StageLink[Any] | None:
         """Returns the link to the neighbour stages; None if the model has one stage.
 
         This process must have joined the process group.
@@ -68,51 +64,58 @@ class LoadedRank:
         stage = self.stage
         if stage.count == 1:
             return None
-        form = HiddenStates(
-            hidden_size=self._model.shape.hidden_size, dtype=self._model.hidden_dtype, device=self._choice.device
-        )
-        part = self._model.part
-        return ProcessGroupLink(
-            form,
+        from rayloom_engine.parallel.process_link import HiddenStates, ProcessGroupLink
+
+        part = self.loaded.part
+        link = ProcessGroupLink(
+            HiddenStates.of(self.loaded.shape.hidden_size, self.hidden_dtype, self.device_type),
             previous_rank=part.rank_in(stage.index - 1),
             next_rank=part.rank_in(stage.index + 1),
             depth=stage.count,
         )
+        if not self.loaded.has_numpy_arrays:
+            return link
+        from rayloom_engine.parallel.numpy_bridge import NumpyLink
 
-    def tensor_group(self, stage_group: StageGroup | None) -> TensorGroup | None:
+        return NumpyLink(link)
+
+    def tensor_group(self, stage_group: StageGroup | None) -> TensorGroup[Any] | None:
         """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank."""
         if stage_group is None:
             return None
-        widths = self.shard.widths(self._model.shape.vocab_size)
-        return make_tensor_group(stage_group, widths, self.device_type)
+        from rayloom_engine.parallel.shared_sums import make_tensor_group
 
-    def runner(self, num_blocks: int, epoch: int, link: StageLink | None, group: TensorGroup | None = None) -> Runner:
+        widths = self.shard.widths(self.loaded.shape.vocab_size)
+        group = make_tensor_group(stage_group, widths, self.device_type)
+        if not self.loaded.has_numpy_arrays:
+            return group
+        from rayloom_engine.parallel.numpy_bridge import NumpyGroup
+
+        return NumpyGroup(group)
+
+    def runner(
+        self, num_blocks: int, epoch: int, link: StageLink[Any] | None, group: TensorGroup[Any] | None = None
+    ) -> Runner[Any]:
         """Returns a new Runner with empty slots. Drop the previous Runner before the call.
 
         The first call allocates the KV cache. Raises ConfigError if the memory cannot be allocated.
         """
-        if self._cache is None or self._cache.num_blocks != num_blocks:
-            self._cache = None  # frees its memory before the new cache is allocated
-            self._cache = self._allocate(num_blocks)
+        if self._computation is None or self._computation.num_blocks != num_blocks:
+            self._computation = None  # frees the memory of its cache before the new cache is allocated
+            self._computation = self._allocate(num_blocks)
         if self._forms is not None:
             self._forms.load_when_idle(lambda: self.activity.advance)
         self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)
-        return Runner(self._model, self._cache, epoch, watched, group, self._forms)
+        loaded = self.loaded
+        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched, group, self._forms)
 
-    def _allocate(self, num_blocks: int) -> KvPages:
+    def _allocate(self, num_blocks: int) -> RankComputation[Any]:
         try:
-            return KvPages.allocate(
-                self._model.kv_layout,
-                num_blocks=num_blocks,
-                block_size=BLOCK_SIZE,
-                # The weights' type, even if the compute type is wider: this takes half of the memory.
-                dtype=self._choice.dtype,
-                device=self._choice.device,
-            )
-        except (OSError, MemoryError, OverflowError, ValueError, torch.OutOfMemoryError) as error:
+            return self.loaded.computation(num_blocks)
+        except (OSError, MemoryError, OverflowError, ValueError) as error:
             size = num_blocks * self.kv.block_bytes / GIB
             raise ConfigError(
                 f"{num_blocks} KV blocks, {size:.2f} GiB: this much memory cannot be allocated ({error}); "

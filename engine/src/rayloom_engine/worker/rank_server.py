@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
@@ -78,8 +78,8 @@ class RankServer:
         self._config = config
         self._place = place
         self._rank: LoadedRank | None = None
-        self._runner: Runner | None = None
-        self._group: TensorGroup | None = None  # this rank and those that share its stage
+        self._runner: Runner[Any] | None = None
+        self._group: TensorGroup[Any] | None = None  # this rank and those that share its stage
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)

@@ -6,8 +6,8 @@ Each stage of a model sends its hidden states to the next stage. The first rank 
 from __future__ import annotations
 
 import time
-
-import torch
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.probe import is_probe
@@ -20,52 +20,53 @@ from rayloom_engine.core.step import (
     TokenLogprobs,
 )
 from rayloom_engine.errors import CorruptRank
-from rayloom_engine.kv.cache import KvPages
-from rayloom_engine.models.model import RankModel
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
-from rayloom_engine.worker.cpu_sampler import choose_sampler
+from rayloom_engine.worker.computation import RankComputation
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.masks import Masks, StepMasks
-from rayloom_engine.worker.sampler import are_finite, with_tokens
 from rayloom_engine.worker.slots import Slot, SlotTable
+from rayloom_engine.worker.wanted_logprobs import with_tokens
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
 
+ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array, which only the computation opens
 
-class Runner:
-    """Owns model, KV cache and slots of one rank."""
+
+class Runner(Generic[ArrayT]):
+    """Owns the slots of one rank, and runs its part of the model."""
 
     def __init__(
         self,
-        model: RankModel,
-        cache: KvPages,
+        computation: RankComputation[ArrayT],
+        shape: ModelShape,
+        part: ModelPart,
         epoch: int,
-        link: StageLink | None = None,
-        group: TensorGroup | None = None,
+        link: StageLink[ArrayT] | None = None,
+        group: TensorGroup[ArrayT] | None = None,
         forms: Forms | None = None,
     ) -> None:
         """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one.
 
         `forms`: to follow the grammars of sequences; only the rank that samples needs it.
         """
-        stage = model.part.stage
-        shard = model.part.shard
+        stage = part.stage
+        shard = part.shard
         assert link is not None or stage.count == 1, f"stage {stage.index} needs a link to its neighbours"
         assert group is not None or shard.count == 1, f"shard {shard.index} needs a group of its stage"
         self.answers = stage.is_last and shard.is_first  # True on exactly one rank, which chooses the tokens
-        self._model = model
+        self._computation = computation
+        self._stage = stage
+        self._vocab_size = shape.vocab_size
         self._link = link
-        self._group = group or OneRank()
-        self._cache = cache
-        self._device = model.kernels.target.device
+        self._group: TensorGroup[ArrayT] = group or OneRank()
         self._slots = SlotTable(epoch, forms if self.answers else None)
-        self._masks = Masks(self._slots.forms, model.shape.vocab_size)
-        self._sampler = choose_sampler(model.shape.vocab_size, model.kernels.target)
+        self._masks = Masks(self._slots.forms, shape.vocab_size)
 
-    @torch.inference_mode()  # small calls take a fifth less time than with no_grad
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens. If this rank `answers`, chooses the next token of every slot that samples.
 
@@ -73,25 +74,27 @@ class Runner:
         the other ranks of this stage have computed their parts. Raises RuntimeError if one of these ranks or the next
         stage is gone, and CorruptRank if this stage computes a value that is not finite for a probe.
         """
+        with self._computation.step():
+            return self._run(plan)
+
+    def _run(self, plan: StepPlan) -> StepResult:
         steps = self._slots.apply(plan)
         self._masks.forget(plan.freed_slots)
         if plan.cleared_blocks:
-            self._cache.clear_blocks(plan.cleared_blocks)
+            self._computation.clear_blocks(plan.cleared_blocks)
         if plan.block_copies:
-            self._cache.copy_blocks(plan.block_copies)
+            self._computation.copy_blocks(plan.block_copies)
         started = time.perf_counter()
-        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE, self._device)
-        stage = self._model.part.stage
-        inputs = batch.token_ids_T
+        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE)
+        stage = self._stage
+        received_TD: ArrayT | None = None
         if self._link is not None and not stage.is_first:
             waiting_since = time.perf_counter()
-            inputs = self._link.receive(plan.num_tokens)
+            received_TD = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
-        hidden_TD = self._model.forward(
-            inputs, batch.positions_T, batch.attention, self._cache, self._group, _wanted_rows(batch)
-        )
+        hidden_TD = self._computation.forward(batch, received_TD, self._group, _wanted_rows(batch))
         # Check before the next stage gets the hidden states. Otherwise that stage would exit, and not this damaged one.
-        _check_probes(batch, hidden_TD, f"stage {stage.index}")
+        self._check_probes(batch, hidden_TD)
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
             self._link.send(hidden_TD)
@@ -102,7 +105,7 @@ class Runner:
         masks = StepMasks()
         forward_end = time.perf_counter()
         if rows:
-            logits_NV = self._logits(_rows_of(hidden_TD, [batch.ends[row] - 1 for row in rows]))
+            logits_NV = self._logits(self._rows_of(batch, hidden_TD, [batch.ends[row] - 1 for row in rows]))
             forward_end = time.perf_counter()
             if logits_NV is not None:
                 steps_N = [batch.steps[row] for row in rows]
@@ -130,14 +133,14 @@ class Runner:
     def forget_all(self) -> None:
         """Empties every slot. No sequence refers to the content of the KV cache any more."""
         self._slots = SlotTable(self._slots.epoch, self._slots.forms)
-        self._masks = Masks(self._slots.forms, self._model.shape.vocab_size)
+        self._masks = Masks(self._slots.forms, self._vocab_size)
 
-    def _logits(self, hidden_ND: torch.Tensor) -> torch.Tensor | None:
+    def _logits(self, hidden_ND: ArrayT) -> ArrayT | None:
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
-        return self._group.gather(self._model.logits(hidden_ND))
+        return self._group.gather(self._computation.logits(hidden_ND))
 
     def _sample(
-        self, logits_NV: torch.Tensor, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
+        self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
     ) -> dict[int, SampledToken]:
         """Returns the next token of each slot. Adds slots whose logits are not finite to `corrupt`.
 
@@ -155,24 +158,25 @@ class Runner:
                 corrupt.add(step.slot)
         return sampled
 
-    def _choose(
-        self, logits_NV: torch.Tensor, slots: list[Slot]
-    ) -> tuple[list[int | None], list[TokenLogprobs | None]]:
+    def _choose(self, logits_NV: ArrayT, slots: list[Slot]) -> tuple[list[int | None], list[TokenLogprobs | None]]:
         """Returns for each row the next token id (None if not finite), and logprobs for the rows that want them."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
-        # Logprobs are computed from the raw logits. The index copies them, because sampling may overwrite them.
-        raw_NV = logits_NV[wanted] if wanted else logits_NV
-        token_ids = self._sampler(logits_NV, slots)
+        computation = self._computation
+        # Logprobs are computed from a copy of the raw logits, because sampling may overwrite them.
+        raw_NV = computation.rows(logits_NV, wanted) if wanted else logits_NV
+        token_ids = computation.sample(logits_NV, slots)
         entries: list[TokenLogprobs | None] = [None] * len(slots)
         if wanted:
             chosen = [token_ids[row] or 0 for row in wanted]  # 0 for a row without a token: its logprobs are not used
-            found = self._sampler.describe(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
+            found = computation.describe(raw_NV, chosen, [slots[row].params.logprobs or 0 for row in wanted])
             for number, (row, entry) in enumerate(zip(wanted, found, strict=True)):
-                token_ids_wanted = slots[row].params.logprob_token_ids
-                entries[row] = with_tokens(entry, raw_NV[number], token_ids_wanted) if token_ids_wanted else entry
+                if asked := slots[row].params.logprob_token_ids:
+                    logits = computation.values(raw_NV, number, (entry.token_id, *asked))
+                    entry = with_tokens(entry, asked, logits)
+                entries[row] = entry
         return token_ids, entries
 
-    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> tuple[list[PromptLogprobs], set[int]]:
+    def _prompt_logprobs(self, batch: InputBatch, hidden_TD: ArrayT) -> tuple[list[PromptLogprobs], set[int]]:
         """Returns logprobs of the prompt tokens after the positions of this step, for slots that want them.
 
         Also returns the slots whose logits are not finite. These get no logprobs.
@@ -189,16 +193,28 @@ class Runner:
             entries: list[TokenLogprobs] = []
             for first in range(step.start, last, _LOGPROB_ROWS):
                 stop = min(first + _LOGPROB_ROWS, last)
-                rows = hidden_TD[begin + first - step.start : begin + stop - step.start]
-                logits_NV = self._logits(rows)
-                if logits_NV is not None and not are_finite(logits_NV):
+                offset = begin - step.start
+                logits_NV = self._logits(self._computation.span(hidden_TD, offset + first, offset + stop))
+                if logits_NV is not None and not self._computation.have_tokens(logits_NV):
                     corrupt.add(step.slot)
                 elif logits_NV is not None:
                     following = slot.token_ids[first + 1 : stop + 1].tolist()
-                    entries += self._sampler.describe(logits_NV, following, [num_top] * len(following))
+                    entries += self._computation.describe(logits_NV, following, [num_top] * len(following))
             if self.answers and step.slot not in corrupt:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, tuple(entries)))
         return parts, corrupt
+
+    def _rows_of(self, batch: InputBatch, hidden_TD: ArrayT, rows: Sequence[int]) -> ArrayT:
+        """Returns hidden states [N, D] of ascending rows. These are often all rows: then nothing is copied."""
+        return hidden_TD if len(rows) == batch.ends[-1] else self._computation.rows(hidden_TD, rows)
+
+    def _check_probes(self, batch: InputBatch, hidden_TD: ArrayT) -> None:
+        """Raises CorruptRank if the hidden states of a probe are not finite."""
+        rows = [end - 1 for (_, slot), end in zip(batch.steps, batch.ends, strict=True) if is_probe(slot.request_id)]
+        if rows and not self._computation.are_finite(self._computation.rows(hidden_TD, rows)):
+            raise CorruptRank(
+                f"stage {self._stage.index} turned a probe into hidden states that are not finite (NaN or infinity)"
+            )
 
 
 def _wanted_rows(batch: InputBatch) -> list[int] | None:
@@ -213,17 +229,3 @@ def _wanted_rows(batch: InputBatch) -> list[int] | None:
         for (step, slot), end in zip(batch.steps, batch.ends, strict=True)
         if step.samples or is_probe(slot.request_id)
     ]
-
-
-def _rows_of(hidden_TD: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Returns hidden states [N, D] of ascending rows. These are often all rows: then nothing is copied."""
-    if len(rows) == hidden_TD.shape[0]:
-        return hidden_TD
-    return hidden_TD[torch.tensor(rows, device=hidden_TD.device)]
-
-
-def _check_probes(batch: InputBatch, hidden_TD: torch.Tensor, where: str) -> None:
-    """Raises CorruptRank if the hidden states of a probe are not finite."""
-    rows = [end - 1 for (_, slot), end in zip(batch.steps, batch.ends, strict=True) if is_probe(slot.request_id)]
-    if rows and not bool(hidden_TD[rows].isfinite().all()):
-        raise CorruptRank(f"{where} turned a probe into hidden states that are not finite (NaN or infinity)")

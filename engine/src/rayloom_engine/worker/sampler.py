@@ -176,12 +176,3 @@ def token_logprobs(logits_NV: torch.Tensor, token_ids: list[int], num_tops: list
         TokenLogprobs(token_id, logprob, rank, tuple(top[:num]))
         for token_id, logprob, rank, top, num in zip(token_ids, chosen, ranks, tops, num_tops, strict=True)
     ]
-
-
-def with_tokens(entry: TokenLogprobs, logits_V: torch.Tensor, token_ids: tuple[int, ...]) -> TokenLogprobs:
-    """Returns `entry` with other alternatives: its own token first, then `token_ids`, in their order."""
-    log_sum = float(logits_V[entry.token_id]) - entry.logprob
-    logits = logits_V[torch.tensor(token_ids, device=logits_V.device)].tolist()
-    others = zip(token_ids, logits, strict=True)
-    top = ((token_id, logit - log_sum) for token_id, logit in others if token_id != entry.token_id)
-    return TokenLogprobs(entry.token_id, entry.logprob, entry.rank, ((entry.token_id, entry.logprob), *top))

@@ -8,29 +8,27 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayloom_engine.common.process import return_free_memory, without_garbage_collection
-from rayloom_engine.config import BLOCK_SIZE, INT8_GROUP, EngineConfig
+from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
-from rayloom_engine.models.checkpoint.source import ResolvedModel, cache_folder, resolve
+from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_int8
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
-from rayloom_engine.models.step_memory import library_step_bytes, step_bytes
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
-from rayloom_engine.worker.machine import free_memory_bytes, usable_cores
+from rayloom_engine.worker.machine import usable_cores
 
 if TYPE_CHECKING:
-    from rayloom_engine.models.model import RankModel
-    from rayloom_engine.worker.device import DeviceChoice
+    from rayloom_engine.worker.computation import LoadedPart
     from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
 
@@ -38,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 _CPU_STEP_TOKENS = 512  # on small machines this keeps a step under about a second, so that decodes are not delayed
 _GPU_STEP_TOKENS = 8192
-_KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain or reference
 
 
 def find_model(
@@ -83,7 +80,7 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
 
 def start_rank(
     config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
-) -> tuple[LoadedRank, Runner]:
+) -> tuple[LoadedRank, Runner[Any]]:
     """Returns the only rank of an engine, with a warmed-up runner. Raises ModelError or ConfigError."""
     rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers))
     runner = rank.runner(rank.kv.num_blocks, epoch, None)
@@ -106,81 +103,47 @@ def load_rank(
     `ranks_on_host`: number of this engine's ranks that share this machine's cores and, on CPU, its memory. Raises
     ModelError or ConfigError.
     """
-    threads = set_threads(config, ranks_on_host)
+    num_threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
     with without_garbage_collection():
-        import torch
-
-        from rayloom_engine.kernels.kernel_set import choose_kernels
-        from rayloom_engine.kernels.target import Target, parse_backend
-        from rayloom_engine.models.loader import load_model
-        from rayloom_engine.worker.cpu_backend import LibraryChoice, ModelOnCpu, check_quantization, choose_cpu_library
-        from rayloom_engine.worker.device import choose_device
         from rayloom_engine.worker.forms import Forms
         from rayloom_engine.worker.loaded_rank import LoadedRank
+        from rayloom_engine.worker.part_loading import PartToLoad, load_part
+
+        if part.stage.count * part.shard.count > 1:
+            _import_groups()
 
     forms = None
     if part.stage.is_last and part.shard.is_first:  # this rank samples
         forms = Forms(partial(Vocabulary.load, resolved.path, shape.vocab_size, shape.eos_token_ids))
-    torch.set_num_threads(threads)
-    quantization = config.quantization
-    choice = choose_device(config.device, config.dtype, shape.checkpoint_dtype)
-    backend = parse_backend(os.environ.get(_KERNELS_VARIABLE, ""))
-    chosen = LibraryChoice(None)
-    if choice.device.type == "cpu":
-        on_cpu = ModelOnCpu(
-            shape=shape,
-            num_shards=part.shard.count,
-            dtype=choice.dtype,
-            cut_unit=INT8_GROUP if quantization == "int8" else 1,
-        )
-        cache = cache_folder(os.environ)
-        chosen = choose_cpu_library(on_cpu, backend, num_threads=threads, cache=cache, environ=os.environ)
-    check_quantization(quantization, choice.device.type, chosen)
-    library = chosen.library
-    if library is not None:
-        choice = choice.on_library(library, quantization)
-    logger.info("device %s, %d threads; %s", choice.device, threads, choice.reason)
-    if chosen.problem:
-        logger.warning(
-            "torch computes this model, which is slower, and an answer may depend on the other requests of a step: the "
-            "CPU library is not used, because %s",
-            chosen.problem,
-        )
-    stored_dtype = choice.compute_dtype if library is None else choice.dtype
-    target = Target(device=choice.device, compute_dtype=stored_dtype, backend=backend, library=library)
-    kernels = choose_kernels(target)
-    logger.info("%s", kernels.description)
-    loaded = load_model(
-        resolved.path, shape, kernels, dtype=choice.dtype, quantization=quantization, part=part, progress=progress
-    )
+    loaded = load_part(PartToLoad(resolved.path, shape, part), config, num_threads, os.environ, progress)
     return_free_memory()  # frees the memory of the matrices as they were read
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
-        _CPU_STEP_TOKENS if choice.device.type == "cpu" else _GPU_STEP_TOKENS
+        _CPU_STEP_TOKENS if loaded.device_type == "cpu" else _GPU_STEP_TOKENS
     )
-    kv = _plan_cache(config, loaded.model, choice, num_step_tokens, ranks_on_host)
+    kv = _plan_cache(config, loaded, num_step_tokens, ranks_on_host)
     logger.info("%s", kv.explanation)
     return LoadedRank(
         loaded=loaded,
-        choice=choice,
-        quantization=quantization,
+        quantization=config.quantization,
         kv=kv,
         num_step_tokens=num_step_tokens,
         forms=forms,
     )
 
 
-def _plan_cache(
-    config: EngineConfig, model: RankModel, choice: DeviceChoice, num_step_tokens: int, ranks_on_host: int
-) -> KvPlan:
-    """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError."""
-    import torch
+def _import_groups() -> None:
+    """Imports torch and all that ranks need to meet. They meet within seconds, so imports come before the load."""
+    from rayloom_engine.parallel import numpy_bridge, process_group, process_link, shared_sums  # noqa: F401
 
-    shape = model.shape
-    is_cpu = choice.device.type == "cpu"
+
+def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, ranks_on_host: int) -> KvPlan:
+    """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError."""
+    shape = loaded.shape
+    is_cpu = loaded.device_type == "cpu"
     demand = KvDemand(
-        block_bytes=model.kv_layout.block_bytes(BLOCK_SIZE, choice.dtype.itemsize),
+        block_bytes=loaded.kv_layout.block_bytes(BLOCK_SIZE, loaded.kv_element_bytes),
         sequence=SequenceBlocks(block_size=BLOCK_SIZE, window=shape.attention_span, num_step_tokens=num_step_tokens),
         max_num_seqs=config.max_num_seqs,
         model_max_len=shape.max_position_embeddings,
@@ -189,31 +152,17 @@ def _plan_cache(
         num_kv_blocks=config.num_kv_blocks,
     )
     num_sharing = ranks_on_host * config.engines_on_host
+    free_bytes = loaded.free_bytes()
     memory = RankMemory(
-        free_bytes=free_memory_bytes() // num_sharing if is_cpu else torch.cuda.mem_get_info(choice.device)[0],
+        free_bytes=free_bytes // num_sharing if is_cpu else free_bytes,
         is_cpu=is_cpu,
-        step_bytes=_step_bytes(model, choice, num_step_tokens, config.max_num_seqs),
+        step_bytes=loaded.step_bytes(num_step_tokens, config.max_num_seqs),
         ranks_on_host=num_sharing,
     )
     return plan_kv_memory(demand, memory)
 
 
-def _step_bytes(model: RankModel, choice: DeviceChoice, num_tokens: int, num_seqs: int) -> int:
-    """Returns the bytes of the largest step of this rank."""
-    num_shards = model.part.shard.count
-    library = model.kernels.target.library
-    if library is None:
-        element_bytes = choice.compute_dtype.itemsize
-        return step_bytes(
-            model.shape, num_shards, element_bytes=element_bytes, num_tokens=num_tokens, num_seqs=num_seqs
-        )
-    operand_bytes = library.operand_dtype(choice.compute_dtype).itemsize
-    return library_step_bytes(
-        model.shape, num_shards, operand_bytes=operand_bytes, num_tokens=num_tokens, num_seqs=num_seqs
-    )
-
-
-def warm_up(runner: Runner, epoch: int) -> None:
+def warm_up(runner: Runner[Any], epoch: int) -> None:
     """Runs a prefill and a decode step in block 0, so that lazy initialisation does not delay the first request.
 
     If there are several ranks, all of them must call this at the same time.

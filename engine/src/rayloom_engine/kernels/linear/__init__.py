@@ -30,13 +30,9 @@ class LinearKernel:
 
 
 def choose_linear(target: Target) -> LinearKernel:
-    """Returns the C library's product if the target has the library. Else returns oneDNN with packed weights if this
-    CPU and this torch support it in the compute type, else torch's linear.
+    """Returns oneDNN with packed weights if this CPU and this torch support it in the compute type, else torch's
+    linear.
     """
-    if target.library is not None:
-        from rayloom_engine.kernels.linear import cpu
-
-        return cpu.kernel(target.library)
     if target.backend == "reference":
         from rayloom_engine.kernels.linear import reference
 

@@ -7,53 +7,12 @@ quantised format is one more scheme; layers and loader need no change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from rayloom_engine.layers.destination import Destination
-
-
-@dataclass(frozen=True, slots=True)
-class AxisPart:
-    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices."""
-
-    indices: range
-    size: int
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self.indices) == self.size
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.indices.start, self.indices.stop)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearSpec:
-    """Describes one matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
-
-    `outputs`: name of each matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the matrix's rows that
-    this rank holds, in stacking order. `inputs`: the columns, which are the same for all matrices.
-    """
-
-    outputs: Mapping[str, AxisPart]
-    inputs: AxisPart
-    has_bias: bool = False  # whether this rank adds a bias
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(map(len, self.outputs.values()))
-
-    @property
-    def num_inputs(self) -> int:
-        return len(self.inputs)
+from rayloom_engine.layers.linear_spec import LinearSpec
 
 
 class WeightScheme(Protocol):

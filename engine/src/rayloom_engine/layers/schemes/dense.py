@@ -6,7 +6,7 @@ import torch
 
 from rayloom_engine.kernels.linear import LinearKernel
 from rayloom_engine.layers.destination import Destination
-from rayloom_engine.layers.schemes import LinearSpec
+from rayloom_engine.layers.linear_spec import LinearSpec
 
 
 class DenseScheme:
@@ -40,15 +40,10 @@ class DenseScheme:
 def dense_destinations(spec: LinearSpec, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, Destination]:
     """Returns tensor name in the checkpoint -> its rows of a plain `weight` and `bias` of the sizes of `spec`."""
     found: dict[str, Destination] = {}
-    start = 0
-    for name, rows in spec.outputs.items():
-        end = start + len(rows)
-        row_part = () if rows.is_whole else (rows.slice,)
-        part = row_part if spec.inputs.is_whole else (rows.slice, spec.inputs.slice)
-        found[f"{name}.weight"] = Destination(weight[start:end], part)
+    for name, rows, weight_part, bias_part in spec.stacked():
+        found[f"{name}.weight"] = Destination(weight[rows], weight_part)
         if bias is not None:
-            found[f"{name}.bias"] = Destination(bias[start:end], row_part)
-        start = end
+            found[f"{name}.bias"] = Destination(bias[rows], bias_part)
     return found
 
 

@@ -1,0 +1,70 @@
+"""LinearSpec: which rows and columns of a checkpoint's matrices form one matrix of a rank. Pure, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPart:
+    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices."""
+
+    indices: range
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.indices) == self.size
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.indices.start, self.indices.stop)
+
+
+class StackedRows(NamedTuple):
+    """One matrix of the checkpoint in a stacked matrix.
+
+    `rows`: its rows of the stacked matrix. `weight_part`, `bias_part`: the slices of the checkpoint's tensors that are
+    copied there; () means all of a tensor.
+    """
+
+    name: str
+    rows: slice
+    weight_part: tuple[slice, ...]
+    bias_part: tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """Describes one matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
+
+    `outputs`: name of each matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the matrix's rows that
+    this rank holds, in stacking order. `inputs`: the columns, which are the same for all matrices.
+    """
+
+    outputs: Mapping[str, AxisPart]
+    inputs: AxisPart
+    has_bias: bool = False  # whether this rank adds a bias
+
+    @property
+    def num_outputs(self) -> int:
+        return sum(map(len, self.outputs.values()))
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.inputs)
+
+    def stacked(self) -> Iterator[StackedRows]:
+        """Returns the place of each matrix of the checkpoint, in stacking order."""
+        start = 0
+        for name, rows in self.outputs.items():
+            end = start + len(rows)
+            row_part = () if rows.is_whole else (rows.slice,)
+            part = row_part if self.inputs.is_whole else (rows.slice, self.inputs.slice)
+            yield StackedRows(name, slice(start, end), part, row_part)
+            start = end

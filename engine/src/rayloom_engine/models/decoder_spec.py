@@ -1,0 +1,186 @@
+"""DecoderSpec: the matrices and vectors of a rank's part of a decoder, and the tensors that they come from. Pure.
+
+Fused matrices are one matrix, of which the checkpoint's q, k, v, gate and up each fill some rows: loading copies from
+the file straight to the final place. With tensor parallelism q, k, v, gate, up, embedding and head are cut by rows, o
+and down by columns. The rows that a rank has of q, k, v, gate and up produce exactly the columns that it needs for o
+and down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.parallel.model_part import ModelPart, whole_part
+
+_EMBEDDING = "model.embed_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSpec:
+    """A vector, which every rank of a stage holds as a whole. `name`: in the checkpoint."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer. All sizes are those of the rank."""
+
+    attention_norm: VectorSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None  # number of positions that a token sees, including itself; None: all
+    qkv: LinearSpec  # rows of q, then k, then v
+    q_norm: VectorSpec | None  # q_norm and k_norm are both set, or both None
+    k_norm: VectorSpec | None
+    out: LinearSpec
+    mlp_norm: VectorSpec
+    gate_up: LinearSpec  # rows of gate, then up
+    down: LinearSpec
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        return (self.qkv, self.out, self.gate_up, self.down)
+
+    @property
+    def vectors(self) -> tuple[VectorSpec, ...]:
+        found = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        return tuple(vector for vector in found if vector is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """The weights of one stage, or of a shard of it. A part that the stage does not have is None.
+
+    `is_tied`: the head multiplies by `embedding`. If that is in another stage, `head` is a copy of it.
+    """
+
+    embedding: LinearSpec | None
+    layers: tuple[LayerSpec, ...]
+    final_norm: VectorSpec | None
+    head: LinearSpec | None
+    is_tied: bool
+
+
+def decoder_spec(shape: ModelShape, part: ModelPart, cut_unit: int = 1) -> DecoderSpec:
+    """Returns the weights of a rank. In the names of tensors, layers have their number in the whole model.
+
+    `cut_unit`: tensor parallelism cuts the feed-forward part at multiples of this number.
+    """
+    builder = _SpecBuilder(shape, part, cut_unit)
+    stage = part.stage
+    is_tied = shape.tie_word_embeddings and stage.is_first and stage.is_last
+    return DecoderSpec(
+        embedding=builder.embedding() if stage.is_first else None,
+        layers=tuple(builder.layer(index) for index in stage.layers),
+        final_norm=VectorSpec("model.norm.weight", shape.hidden_size) if stage.is_last else None,
+        head=builder.head() if stage.is_last and not is_tied else None,
+        is_tied=is_tied,
+    )
+
+
+def checkpoint_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Returns name -> sizes of every tensor that a checkpoint of dense weights must have."""
+    spec = decoder_spec(shape, whole_part(shape.num_layers))
+    sizes: dict[str, tuple[int, ...]] = {}
+    sizes.update(_linear_sizes(spec.embedding))
+    for layer in spec.layers:
+        sizes.update((vector.name, (vector.size,)) for vector in layer.vectors)
+        for linear in layer.linears:
+            sizes.update(_linear_sizes(linear))
+    if spec.final_norm is not None:
+        sizes[spec.final_norm.name] = (spec.final_norm.size,)
+    sizes.update(_linear_sizes(spec.head))
+    return sizes
+
+
+def _linear_sizes(spec: LinearSpec | None) -> dict[str, tuple[int, ...]]:
+    if spec is None:
+        return {}
+    sizes: dict[str, tuple[int, ...]] = {}
+    for name, rows in spec.outputs.items():
+        sizes[f"{name}.weight"] = (rows.size, spec.inputs.size)
+        if spec.has_bias:
+            sizes[f"{name}.bias"] = (rows.size,)
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecBuilder:
+    shape: ModelShape
+    part: ModelPart
+    cut_unit: int
+
+    def embedding(self) -> LinearSpec:
+        return self._of_vocabulary(_EMBEDDING)
+
+    def head(self) -> LinearSpec:
+        return self._of_vocabulary(_EMBEDDING if self.shape.tie_word_embeddings else "lm_head")
+
+    def layer(self, index: int) -> LayerSpec:
+        shape = self.shape
+        shard = self.part.shard
+        prefix = f"model.layers.{index}"
+        attention = f"{prefix}.self_attn"
+        heads = shard.part(shape.num_heads)
+        kv_heads = shard.kv_heads(shape.num_kv_heads)
+        query = self._head_rows(heads, shape.num_heads)
+        key_value = self._head_rows(kv_heads, shape.num_kv_heads)
+        size = shape.intermediate_size
+        feed_forward = AxisPart(shard.part(size, self.cut_unit), size)
+        norm = shape.hidden_size
+        return LayerSpec(
+            attention_norm=VectorSpec(f"{prefix}.input_layernorm.weight", norm),
+            num_heads=len(heads),
+            num_kv_heads=len(kv_heads),
+            head_dim=shape.head_dim,
+            window=shape.layer_windows[index],
+            qkv=LinearSpec(
+                outputs={
+                    f"{attention}.q_proj": query,
+                    f"{attention}.k_proj": key_value,
+                    f"{attention}.v_proj": key_value,
+                },
+                inputs=_whole(shape.hidden_size),
+                has_bias=shape.qkv_bias,
+            ),
+            q_norm=VectorSpec(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            k_norm=VectorSpec(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            out=self._by_columns(f"{attention}.o_proj", query, shape.o_bias),
+            mlp_norm=VectorSpec(f"{prefix}.post_attention_layernorm.weight", norm),
+            gate_up=LinearSpec(
+                outputs={f"{prefix}.mlp.gate_proj": feed_forward, f"{prefix}.mlp.up_proj": feed_forward},
+                inputs=_whole(shape.hidden_size),
+                has_bias=shape.mlp_bias,
+            ),
+            down=self._by_columns(f"{prefix}.mlp.down_proj", feed_forward, shape.mlp_bias),
+        )
+
+    def _by_columns(self, name: str, columns: AxisPart, has_bias: bool) -> LinearSpec:
+        """Returns the matrix `name` with only this shard's `columns`.
+
+        The shards' results are summed, so only the first shard adds the bias.
+        """
+        return LinearSpec(
+            outputs={name: _whole(self.shape.hidden_size)},
+            inputs=columns,
+            has_bias=has_bias and self.part.shard.is_first,
+        )
+
+    def _of_vocabulary(self, name: str) -> LinearSpec:
+        """Returns the shard's rows of an embedding or head."""
+        rows = AxisPart(self.part.shard.part(self.shape.vocab_size), self.shape.vocab_size)
+        return LinearSpec(outputs={name: rows}, inputs=_whole(self.shape.hidden_size))
+
+    def _head_rows(self, heads: range, num_heads: int) -> AxisPart:
+        """The rows of these attention heads."""
+        head_dim = self.shape.head_dim
+        return AxisPart(range(heads.start * head_dim, heads.stop * head_dim), num_heads * head_dim)
+
+
+def _whole(size: int) -> AxisPart:
+    return AxisPart(range(size), size)

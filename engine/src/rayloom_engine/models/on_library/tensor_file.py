@@ -1,0 +1,61 @@
+"""TensorFile: the tensors of a safetensors file as numpy arrays over a memory mapping, bfloat16 included.
+
+A file begins with the size of its header (8 bytes, little-endian) and the header, a JSON object: tensor name -> type,
+sizes, and place in the bytes that follow. numpy has no bfloat16: such tensors are arrays of uint16.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array
+
+_SIZE_BYTES = 8
+_METADATA = "__metadata__"
+_ELEMENTS = {"BF16": ELEMENTS["bfloat16"], "F16": np.dtype(np.float16), "F32": ELEMENTS["float32"]}
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class TensorFile:
+    """A file whose header `safetensors.safe_open` has accepted. The mapping lives as long as one of its arrays."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        with path.open("rb") as file:
+            self._mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._start = _SIZE_BYTES + int.from_bytes(self._mapping[:_SIZE_BYTES], "little")
+        header: dict[str, msgspec.Raw] = msgspec.json.decode(
+            self._mapping[_SIZE_BYTES : self._start], type=dict[str, msgspec.Raw]
+        )
+        self._tensors = {
+            name: msgspec.json.decode(entry, type=_Tensor) for name, entry in header.items() if name != _METADATA
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors, in the order of their bytes."""
+        return sorted(self._tensors, key=lambda name: self._tensors[name].data_offsets)
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> Array:
+        """Returns the slices `part` of a tensor, () for all of it. Its bytes are read when the array is.
+
+        The tensor's type is BF16, F16 or F32.
+        """
+        tensor = self._tensors[name]
+        array = np.frombuffer(
+            self._mapping,
+            dtype=_ELEMENTS[tensor.dtype],
+            count=math.prod(tensor.shape),
+            offset=self._start + tensor.data_offsets[0],
+        ).reshape(tensor.shape)
+        return array[part] if part else array

@@ -1,0 +1,120 @@
+"""The files with a checkpoint's weights: where they are, and whether their headers fit the model. No weight is read.
+
+Each rank checks the headers of the whole checkpoint, so that all ranks refuse the same checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
+from rayloom_engine.models.decoder_spec import checkpoint_sizes
+from rayloom_engine.models.shape import ModelShape
+
+_INDEX = "model.safetensors.index.json"
+_MAX_NAMES = 5  # names in one message
+_FLOAT_TYPES = ("BF16", "F16", "F32")  # types that weights may have in a file, by safetensors' names
+
+
+def checked_files(folder: Path, shape: ModelShape) -> list[Path]:
+    """Returns the files with the weights of a Hugging Face folder.
+
+    If the tensors in their headers do not fit the shape, raises ModelError with the tensors' names.
+    """
+    with refuses_broken(folder):
+        files = _weight_files(folder)
+        _check(files, checkpoint_sizes(shape), shape)
+    return files
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Returns the files with the weights: those that the index names, or else model.safetensors."""
+    index = folder / _INDEX
+    if index.exists():
+        names = _names_in(index, read_json(index).get("weight_map"))
+        files = [folder / name for name in names]
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
+            raise ModelError(f"{folder}: {_INDEX} names files that are not there: {_list(absent)}; download them again")
+        return files
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    hint = f"; {_list(others)} must be converted to safetensors" if others else ""
+    raise ModelError(f"{folder} has neither model.safetensors nor {_INDEX}{hint}")
+
+
+def _names_in(index: Path, weight_map: object) -> list[str]:
+    """Returns the files that an index names, each once.
+
+    A name must not lead out of the model's folder. This checks the names, not the resolved paths, because files in the
+    hub library's cache are links into another folder.
+    """
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: weight_map must be an object, tensor name -> file name")
+    for tensor, name in weight_map.items():
+        if not is_plain_file_name(name, ".safetensors"):
+            raise ModelError(
+                f"{index}: weight_map says that {word(tensor)} is in {shown(name)}; works: the plain name of a file in "
+                "the model's folder that ends in .safetensors"
+            )
+    return sorted(set(weight_map.values()))
+
+
+def _check(files: list[Path], wanted: Mapping[str, tuple[int, ...]], shape: ModelShape) -> None:
+    """Compares the tensors' names, sizes and types in the files' headers with what the model needs."""
+    found: set[str] = set()
+    left_over: list[str] = []
+    wrong: list[str] = []
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
+                    sizes = wanted.get(name)
+                    if sizes is None:
+                        left_over += [] if _is_derived(name, shape) else [name]
+                        continue
+                    header = tensors.get_slice(name)
+                    found.add(name)
+                    wrong += _mistakes(name, header.get_shape(), header.get_dtype(), sizes)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
+    missing = [name for name in wanted if name not in found]
+    problems = [
+        f"{label}: {_list(names)}"
+        for label, names in (("missing", missing), ("left over", left_over), ("wrong", wrong))
+        if names
+    ]
+    if problems:
+        raise ModelError(
+            f"{files[0].parent}: the weights do not fit config.json ({shape.architecture}); " + "; ".join(problems)
+        )
+
+
+def _mistakes(name: str, size: list[int], file_dtype: str, wanted: tuple[int, ...]) -> list[str]:
+    """Returns the first difference between a tensor of the file and what the model needs, as a sentence.
+
+    Empty if they match.
+    """
+    if size != list(wanted):
+        return [f"{word(name)} is {size}, should be {list(wanted)}"]
+    if file_dtype not in _FLOAT_TYPES:
+        return [f"{word(name)} has type {file_dtype}, works: {', '.join(_FLOAT_TYPES)}"]
+    return []
+
+
+def _is_derived(name: str, shape: ModelShape) -> bool:
+    """Returns whether a tensor that the model does not load may still be in a checkpoint: the copy of a tied head,
+    rotary tables.
+    """
+    return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
+
+
+def _list(names: Iterable[str]) -> str:
+    names = [word(name) for name in names]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

@@ -1,0 +1,146 @@
+"""LoadedPart and RankComputation: the code that computes as a rank's runner sees it, on arrays that it never opens.
+
+There are two implementations, and neither imports the other: torch_computation.py with tensors, and
+library_computation.py with numpy arrays, for the C library. A process imports one of them, so a rank on the C library
+imports no torch.
+
+Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.tensor_group import TensorGroup
+from rayloom_engine.worker.batch import InputBatch
+from rayloom_engine.worker.slots import Slot
+
+ArrayT = TypeVar("ArrayT")
+
+
+class RankComputation(Protocol[ArrayT]):
+    """A rank's part of a model with its KV cache and its sampler. It keeps nothing of a step but the cache."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the cache."""
+
+    def step(self) -> AbstractContextManager[object]:
+        """Returns a context in which one step runs."""
+
+    def clear_blocks(self, block_ids: tuple[int, ...]) -> None:
+        """Fills KV blocks with zeros in all layers."""
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole KV blocks in all layers; each pair is (from, to). No block may be in both places."""
+
+    def forward(
+        self,
+        batch: InputBatch,
+        received_TD: ArrayT | None,
+        group: TensorGroup[ArrayT],
+        wanted_rows: Sequence[int] | None,
+    ) -> ArrayT:
+        """Returns hidden states [T, D] as `models.model.RankModel.forward`.
+
+        `received_TD`: the hidden states of the previous stage, which may be overwritten; None in the first stage.
+        """
+
+    def logits(self, hidden_ND: ArrayT) -> ArrayT:
+        """Returns float32 logits [N, V] of hidden states. V: the part of the vocabulary that this rank computes."""
+
+    def rows(self, array: ArrayT, rows: Sequence[int]) -> ArrayT:
+        """Returns a copy of these rows."""
+
+    def span(self, array: ArrayT, start: int, stop: int) -> ArrayT:
+        """Returns the rows from `start` to `stop`, which may share memory with the array."""
+
+    def are_finite(self, hidden_ND: ArrayT) -> bool:
+        """True if no element is infinite or NaN."""
+
+    def have_tokens(self, logits_NV: ArrayT) -> bool:
+        """True if a token can be chosen from every row. A NaN anywhere in a row excludes it."""
+
+    def sample(self, logits_NV: ArrayT, slots: list[Slot]) -> list[int | None]:
+        """Returns one token id per row, None for a row that is not finite. May overwrite the logits (float32)."""
+
+    def describe(self, logits_NV: ArrayT, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+        """Returns the log-probability of the given token of each row n, with `num_tops[n]` most likely alternatives.
+
+        The entry of a row that is not finite has no meaning.
+        """
+
+    def values(self, logits_NV: ArrayT, row: int, token_ids: Sequence[int]) -> list[float]:
+        """Returns the logits of these tokens in a row."""
+
+
+class LoadedPart(Protocol):
+    """A rank's part of a model in memory, without KV cache. A rebuild of the engine keeps it.
+
+    Types are names such as "bfloat16".
+    """
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def part(self) -> ModelPart: ...
+
+    @property
+    def device_type(self) -> str:
+        """cpu or cuda."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the KV cache, and of the weights unless they are quantised."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """Type in which activations are multiplied."""
+
+    @property
+    def hidden_dtype(self) -> str:
+        """Type of the hidden states that one stage sends to the next, so that the residual stream is not rounded."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The code that computes, for the fingerprint of an answer."""
+
+    @property
+    def has_numpy_arrays(self) -> bool:
+        """True if the arrays of a RankComputation are numpy's, False if they are torch's tensors."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take in this process."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of weights read from files, in the files' types."""
+
+    @property
+    def kv_layout(self) -> KvLayout: ...
+
+    @property
+    def kv_element_bytes(self) -> int: ...
+
+    @property
+    def progress(self) -> int:
+        """Half layers that were computed without a call of the TensorGroup. Any thread may read it during a step."""
+
+    def free_bytes(self) -> int:
+        """Returns the memory of the device that this process and others may still take."""
+
+    def step_bytes(self, num_tokens: int, num_seqs: int) -> int:
+        """Returns the bytes of the largest step, without weights and KV cache."""
+
+    def computation(self, num_blocks: int) -> RankComputation[Any]:
+        """Returns the part with a new KV cache of zeros. Raises OSError, MemoryError, OverflowError or ValueError if
+        the memory cannot be allocated.
+        """

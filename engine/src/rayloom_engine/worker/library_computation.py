@@ -1,0 +1,158 @@
+"""A rank's part of a model on the C library: numpy arrays, no torch.
+
+Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.config import Quantization
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, are_finite
+from rayloom_engine.cpu_library.library import CpuLibrary
+from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.kv.library_pages import LibraryPages
+from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, LibraryDecoder
+from rayloom_engine.models.on_library.loader import load_decoder
+from rayloom_engine.models.on_library.matrix import WeightFormat
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.step_memory import library_step_bytes
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.tensor_group import TensorGroup
+from rayloom_engine.worker.batch import InputBatch
+from rayloom_engine.worker.cpu_sampler import CpuSampler
+from rayloom_engine.worker.machine import free_memory_bytes
+
+FloatArray = npt.NDArray[np.float32]
+
+_NOTHING = contextlib.nullcontext()
+
+
+class LibraryComputation:
+    """Implements RankComputation. Hidden states after the final norm have the type that the head takes."""
+
+    def __init__(self, decoder: LibraryDecoder, cache: LibraryPages) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._sampler = CpuSampler(decoder.library, decoder.shape.vocab_size)
+        self.num_blocks = cache.num_blocks
+        self.clear_blocks = cache.clear_blocks
+        self.copy_blocks = cache.copy_blocks
+        self.logits = decoder.logits
+        self.sample = self._sampler.__call__
+        self.describe = self._sampler.describe
+
+    def step(self) -> contextlib.nullcontext[None]:
+        return _NOTHING
+
+    def forward(
+        self,
+        batch: InputBatch,
+        received_TD: Array | None,
+        group: TensorGroup[Array],
+        wanted_rows: Sequence[int] | None,
+    ) -> Array:
+        inputs = batch.token_ids_T if received_TD is None else received_TD
+        return self._decoder.forward(inputs, batch.positions_T, batch.attention, self._cache, group, wanted_rows)
+
+    def rows(self, array: Array, rows: Sequence[int]) -> Array:
+        return array.take(rows, axis=0)
+
+    def span(self, array: Array, start: int, stop: int) -> Array:
+        return array[start:stop]
+
+    def are_finite(self, hidden_ND: Array) -> bool:
+        return are_finite(hidden_ND)
+
+    def have_tokens(self, logits_NV: FloatArray) -> bool:
+        return bool(np.isfinite(logits_NV.max(axis=-1)).all())
+
+    def values(self, logits_NV: FloatArray, row: int, token_ids: Sequence[int]) -> list[float]:
+        found: list[float] = logits_NV[row].take(token_ids).tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryPart:
+    """Implements LoadedPart."""
+
+    model: LibraryDecoder
+    num_bytes_read: int
+
+    device_type = "cpu"
+    has_numpy_arrays = True
+    hidden_dtype = HIDDEN_TYPE
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.model.shape
+
+    @property
+    def part(self) -> ModelPart:
+        return self.model.part
+
+    @property
+    def dtype(self) -> str:
+        return self.model.dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        return self.model.library.operand_dtype(self.model.dtype)
+
+    @property
+    def arithmetic(self) -> str:
+        return f"C library, {self.model.library.instruction_set}"
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.weight_bytes
+
+    @property
+    def kv_layout(self) -> KvLayout:
+        return self.model.kv_layout
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return ELEMENTS[self.model.dtype].itemsize
+
+    @property
+    def progress(self) -> int:
+        return self.model.progress
+
+    def free_bytes(self) -> int:
+        return free_memory_bytes()
+
+    def step_bytes(self, num_tokens: int, num_seqs: int) -> int:
+        library = self.model.library
+        operand_bytes = ELEMENTS[library.operand_dtype(self.model.dtype)].itemsize
+        return library_step_bytes(
+            self.shape, self.part.shard.count, operand_bytes=operand_bytes, num_tokens=num_tokens, num_seqs=num_seqs
+        )
+
+    def computation(self, num_blocks: int) -> LibraryComputation:
+        model = self.model
+        pages = LibraryPages.allocate(model.kv_layout, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=model.dtype)
+        return LibraryComputation(model, pages)
+
+
+def weight_format(library: CpuLibrary, dtype: str, quantization: Quantization) -> WeightFormat:
+    """Returns how the library stores weights of a type that it has."""
+    for element_type in ELEMENTS:
+        if element_type == dtype:
+            return WeightFormat(library=library, dtype=element_type, quantization=quantization)
+    raise ValueError(f"the library has no kernels for {dtype}")
+
+
+def load_library_part(
+    folder: Path, shape: ModelShape, form: WeightFormat, part: ModelPart, progress: Progress
+) -> LibraryPart:
+    """Loads a rank's part of a model that the library can compute. Raises ModelError."""
+    loaded = load_decoder(folder, shape, form, part=part, progress=progress)
+    return LibraryPart(model=loaded.decoder, num_bytes_read=loaded.num_bytes_read)
