@@ -11,21 +11,19 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.cpu_library.library import CpuLibrary
-from rayloom_engine.grammar.matcher import Mask
 from rayloom_engine.worker.cpu_sampler import CpuSampler
 from rayloom_engine.worker.noise import GumbelNoise
-from rayloom_engine.worker.sampler import Sampler, _kept_token_ids, adjust_logits, token_logprobs
-from rayloom_engine.worker.slots import Slot
+from rayloom_engine.worker.sampler import Sampler, adjust_logits, token_logprobs
 from rt_library import ISAS, open_library
+from rt_sampling import assert_same_choice, kept_in_order, random_logits, random_mask, random_params, random_slot
 from rt_slots import make_slot
 
 CPU = torch.device("cpu")
 NAN, INF = math.nan, math.inf
-NEAR = 1e-5  # two scores this close, relatively, may be chosen either way
 BIG_VOCABS = [49_152, 151_936]
 
 
@@ -34,77 +32,14 @@ def library(request: pytest.FixtureRequest) -> CpuLibrary:
     return open_library(request.param, num_threads=1)
 
 
-def _random_logits(vocab_size: int, seed: int, spread: float) -> torch.Tensor:
-    return torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
-
-
-def _params(vocab_size: int) -> st.SearchStrategy[dict]:
-    """Settings of a request, each of them often off."""
-    token_ids = st.integers(0, vocab_size - 1)
-    return st.fixed_dictionaries(
-        {"seed": st.integers(0, 2**63 - 1), "temperature": st.sampled_from([0.0, 1e-5, 0.01, 0.5, 0.8, 1.0, 3.0])},
-        optional={
-            "top_k": st.sampled_from([1, 2, 40, 500, 2000, vocab_size - 1, vocab_size]).map(
-                lambda k: min(k, vocab_size)
-            ),
-            "top_p": st.sampled_from([0.0, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999]),
-            "min_p": st.sampled_from([1e-9, 0.001, 0.05, 0.5, 1.0]),
-            "repetition_penalty": st.sampled_from([0.5, 1.1, 3.0]),
-            "presence_penalty": st.sampled_from([-2.0, 0.3]),
-            "frequency_penalty": st.sampled_from([-0.7, 1.3]),
-            "logit_bias": st.dictionaries(token_ids, st.floats(-100, 100), max_size=4).map(
-                lambda biases: tuple(sorted(biases.items()))
-            ),
-            "min_tokens": st.just(4),
-            "stop_token_ids": st.lists(token_ids, max_size=3).map(tuple),
-            "bad_words": st.lists(token_ids, max_size=3).map(lambda ids: tuple((token_id,) for token_id in ids)),
-            "allowed_token_ids": st.lists(token_ids, min_size=1, max_size=5).map(tuple),
-        },
-    )
-
-
-def _slot(vocab_size: int, rng: random.Random, params: dict) -> Slot:
-    """A slot with a sequence in which many tokens repeat."""
-    ids = [rng.randrange(vocab_size) for _ in range(6)]
-    prompt = rng.choices(ids, k=rng.randrange(1, 40))
-    return make_slot(prompt, rng.choices(ids, k=rng.randrange(8)), eos=(rng.choice(ids),), **params)
-
-
-def _mask(vocab_size: int, rng: random.Random, kind: str) -> Mask | None:
-    """Tokens that a grammar allows: at least one. Bits beyond the vocabulary are set too."""
-    if kind == "all":
-        return None
-    words = np.array([rng.getrandbits(32) for _ in range((vocab_size + 31) // 32)], dtype=np.uint32)
-    if kind == "few":
-        words[rng.randrange(len(words)) :] = 0
-    words[rng.randrange(vocab_size) // 32] |= np.uint32(0xFFFFFFFF if kind == "most" else 1)
-    return words.view(np.int32)
-
-
-def _assert_same_choice(found: int, expected: int, logits_V: torch.Tensor, slot: Slot) -> None:
-    """Fails unless the ids are equal, or the reference keeps both and their scores are nearly equal."""
-    if found == expected:
-        return
-    params = slot.params
-    adjusted_V = logits_V.clone()
-    adjust_logits(adjusted_V, slot)
-    assert not params.is_greedy, f"{found} instead of {expected}"
-    scaled_V = adjusted_V / params.temperature
-    kept = _kept_token_ids(scaled_V, params.top_k, params.top_p, params.min_p)
-    assert kept is None or found in kept.tolist(), f"{found} is not kept"
-    scores_V = scaled_V + GumbelNoise(len(logits_V), CPU)(params.seed, slot.num_tokens)
-    event("scores are nearly equal")
-    assert scores_V[found].item() == pytest.approx(scores_V[expected].item(), rel=NEAR)
-
-
 def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.DataObject) -> None:
-    params = data.draw(_params(vocab_size))
+    params = data.draw(random_params(vocab_size))
     rng = random.Random(data.draw(st.integers(0, 2**32)))
-    logits = _random_logits(vocab_size, rng.randrange(2**32), data.draw(st.sampled_from([0.01, 1.0, 3.0, 10.0])))
+    logits = random_logits(vocab_size, rng.randrange(2**32), data.draw(st.sampled_from([0.01, 1.0, 3.0, 10.0])))
     for _ in range(rng.choice([0, 3])):
         logits[0, rng.randrange(vocab_size)] = -INF
-    slot = _slot(vocab_size, rng, params)
-    slot.allowed = _mask(vocab_size, rng, data.draw(st.sampled_from(["all", "few", "most"])))
+    slot = random_slot(vocab_size, rng, params)
+    slot.allowed = random_mask(vocab_size, rng, data.draw(st.sampled_from(["all", "few", "most"])))
     adjusted_V = logits[0].clone()
     adjust_logits(adjusted_V, slot)
     assume(bool(adjusted_V.isfinite().any()))  # else any token may be chosen
@@ -113,7 +48,7 @@ def _check_against_reference(library: CpuLibrary, vocab_size: int, data: st.Data
     if found is None or expected is None:
         assert found is expected
         return
-    _assert_same_choice(found, expected, logits[0], slot)
+    assert_same_choice(found, expected, logits[0], slot)
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,15 +68,6 @@ def test_large_vocabularies_choose_the_token_of_the_reference(
     _check_against_reference(library, vocab_size, data)
 
 
-def _kept_in_order(logits: list[float], top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The kept ids in descending order of logits, equal ones in ascending order of ids."""
-    order = sorted(range(len(logits)), key=lambda i: -logits[i])
-    order = [i for i in order[: top_k or None] if not min_p or logits[i] >= logits[order[0]] + math.log(min_p)]
-    masses = [math.exp(logits[i] - logits[order[0]]) for i in order]
-    kept = [i for n, i in enumerate(order) if sum(masses[:n]) < top_p * sum(masses)]
-    return kept if top_p < 1.0 else order
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     logits=st.lists(st.integers(-3, 3), min_size=2, max_size=90),
@@ -155,7 +81,7 @@ def test_of_equal_logits_the_lowest_ids_are_kept(
 ) -> None:
     vocab_size = len(logits)
     slot = make_slot(seed=seed, top_k=min(top_k, vocab_size), top_p=top_p, min_p=min_p)
-    kept = _kept_in_order([float(x) for x in logits], slot.params.top_k, top_p, min_p)
+    kept = kept_in_order([float(x) for x in logits], slot.params.top_k, top_p, min_p)
     noise = GumbelNoise(vocab_size, CPU)(seed, slot.num_tokens)
     scores = torch.tensor(logits, dtype=torch.float32) + noise
     expected = max(kept, key=lambda i: scores[i].item())
@@ -253,7 +179,7 @@ def test_a_row_does_not_depend_on_its_batch_or_the_number_of_threads(library: Cp
     logits = torch.randn(40, vocab_size, generator=torch.Generator().manual_seed(0)).numpy()
     rng = random.Random(0)
     options: list[dict] = [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3, "repetition_penalty": 2.0}]
-    slots = [_slot(vocab_size, rng, {"seed": row, **options[row % 4]}) for row in range(40)]
+    slots = [random_slot(vocab_size, rng, {"seed": row, **options[row % 4]}) for row in range(40)]
     sampler = CpuSampler(library, vocab_size)
     alone = [sampler(logits[row : row + 1], [slot])[0] for row, slot in enumerate(slots)]
     tops = [row % 5 for row in range(40)]
@@ -297,7 +223,7 @@ def test_logprobs_by_hand(library: CpuLibrary) -> None:
 def test_logprobs_are_those_of_the_reference(
     library: CpuLibrary, vocab_size: int, seed: int, spread: float, num_top: int, place: float
 ) -> None:
-    logits = _random_logits(vocab_size, seed, spread)
+    logits = random_logits(vocab_size, seed, spread)
     token_id = int(place * vocab_size)
     (found,) = CpuSampler(library, vocab_size).describe(logits.numpy(), [token_id], [num_top])
     (expected,) = token_logprobs(logits, [token_id], [num_top])

@@ -1,25 +1,32 @@
-"""The model on tensors that claim to be on a CUDA device: all results are complete, and no CPU tensor is used.
+"""A step on tensors that claim to be on a CUDA device: all results are complete, and no CPU tensor is used.
 
-Fake tensors carry sizes, types and devices but no memory, so no device is needed, and no value is computed. The sampler
-reads values and is left out.
+Fake tensors carry sizes, types and devices but no memory, so no device is needed, and no value is computed. A Triton
+kernel is not run either: the test checks that all of its tensors are on the device.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayloom_engine.kernels.kernel_set import choose_kernels
-from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.rms_norm import triton_gpu as triton_norm
+from rayloom_engine.kernels.target import Backend, Target
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.model_part import whole_part
 from rayloom_engine.parallel.tensor_group import OneRank
+from rayloom_engine.worker.gpu_sampler import GpuSampler
+from rt_slots import make_slot
 from rt_tiny import VARIANTS, make_batch, tiny_variant
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch is built without CUDA")
@@ -27,10 +34,30 @@ pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this
 CUDA = torch.device("cuda", 0)
 
 
-def forward(folder: Path, tables_on: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+@contextmanager
+def fake_cuda() -> Iterator[list[str]]:
+    """Tensors without memory, and launches without a GPU. Yields the names of the kernels that are launched."""
+    from triton.runtime.jit import JITFunction
+
+    launched: list[str] = []
+
+    def run(kernel: JITFunction, *arguments: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> None:
+        assert all(size > 0 for size in grid), (kernel.fn.__name__, grid)
+        for value in (*arguments, *named.values()):
+            if isinstance(value, torch.Tensor) and value.device != CUDA:
+                raise RuntimeError(f"{kernel.fn.__name__}: expected all tensors on the same device, got {value.device}")
+        launched.append(kernel.fn.__name__)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "run", run)
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+            yield launched
+
+
+def forward(folder: Path, tables_on: torch.device, backend: Backend = "auto") -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden states and logits of two decodes, a chunk and a whole prompt in one batch."""
     shape = read_shape(folder)
-    kernels = choose_kernels(Target(device=CUDA, compute_dtype=torch.bfloat16))
+    kernels = choose_kernels(Target(device=CUDA, compute_dtype=torch.bfloat16, backend=backend))
     model, _ = empty_model(shape, whole_part(shape.num_layers), kernels)
     cache = KvPages.allocate(model.kv_layout, num_blocks=16, block_size=4, dtype=torch.bfloat16, device=CUDA)
     batch = make_batch([1, 1, 5, 6], [9, 3, 12, 6], [[1, 2, 3], [4], [5, 6, 7], [8, 9]])
@@ -44,17 +71,52 @@ def forward(folder: Path, tables_on: torch.device) -> tuple[torch.Tensor, torch.
     return hidden_TD, model.logits(hidden_TD)
 
 
+@pytest.mark.parametrize("backend", ["plain", "auto"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_stays_on_its_device(variant: str, tmp_path: Path) -> None:
+def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, variant)
-    with torch.no_grad(), FakeTensorMode():
-        hidden_TD, logits_TV = forward(folder, CUDA)
+    with fake_cuda() as launched:
+        hidden_TD, logits_TV = forward(folder, CUDA, backend)
     assert (hidden_TD.device, hidden_TD.dtype, hidden_TD.shape) == (CUDA, torch.bfloat16, (13, 64))
     assert (logits_TV.device, logits_TV.dtype, logits_TV.shape) == (CUDA, torch.float32, (13, 256))
+    num_layers = read_shape(folder).num_layers
+    if backend == "plain":
+        assert not launched
+        return
+    assert launched.count("rms_norm_kernel") == 2 * num_layers + 1
+    assert launched.count("rotary_kv_write_kernel") == num_layers
+    assert launched.count("silu_mul_kernel") == num_layers
 
 
-def test_a_tensor_on_another_device_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["plain", "auto"])
+def test_a_tensor_on_another_device_is_found(backend: Backend, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama")
     mixed = r"same device|Unhandled FakeTensor Device"
-    with torch.no_grad(), FakeTensorMode(), pytest.raises(RuntimeError, match=mixed):
-        forward(folder, torch.device("cpu"))
+    with fake_cuda(), pytest.raises(RuntimeError, match=mixed):
+        forward(folder, torch.device("cpu"), backend)
+
+
+def test_a_launch_with_a_tensor_on_another_device_is_found() -> None:
+    with fake_cuda(), pytest.raises(RuntimeError, match="rms_norm_kernel: expected all tensors on the same device"):
+        triton_norm.rms_norm(torch.empty(2, 8, device=CUDA), torch.empty(8), 1e-5)
+
+
+def test_a_choice_of_tokens_stays_on_its_device() -> None:
+    masked = make_slot(seed=4)
+    masked.allowed = np.array([5] * 8, dtype=np.int32)
+    slots = [
+        make_slot(temperature=0.0),
+        make_slot(seed=1, top_p=0.9, logit_bias=((3, 1.0),)),
+        make_slot(seed=2, repetition_penalty=1.2, min_tokens=9, stop_token_ids=(2,)),
+        make_slot(seed=3, allowed_token_ids=(4, 5)),
+        masked,
+    ]
+    with fake_cuda() as launched:
+        sampler = GpuSampler(256, CUDA)
+        ids_N = sampler.choose(torch.empty(5, 256, device=CUDA), slots)
+        greedy_N = sampler.choose(torch.empty(1, 256, device=CUDA), slots[:1])
+    assert (ids_N.device, ids_N.dtype, ids_N.shape) == (CUDA, torch.int64, (5,))
+    assert (greedy_N.device, greedy_N.shape) == (CUDA, (1,))
+    names = ["scan_kernel", "add_kernel", "adjust_kernel", "thresholds_kernel", "draw_kernel", "reduce_kernel"]
+    assert sorted(set(launched)) == sorted(names)
+    assert launched[-2:] == ["scan_kernel", "reduce_kernel"], "a greedy row needs two launches"

@@ -16,6 +16,7 @@ from rayloom_engine.kernels.rms_norm import plain as plain_norm
 from rayloom_engine.kernels.rms_norm import reference as reference_norm
 from rayloom_engine.kernels.rotary.plain import PlainRotary
 from rayloom_engine.kernels.rotary.reference import ReferenceRotary
+from rayloom_engine.kernels.rotary_kv_write import QkNorms
 from rayloom_engine.kernels.silu_mul import plain as plain_silu
 from rayloom_engine.kernels.silu_mul import reference as reference_silu
 from rayloom_engine.kernels.target import Target
@@ -127,5 +128,32 @@ def test_onednn_that_gives_a_wrong_result_is_not_chosen(monkeypatch: pytest.Monk
 
 def test_an_unknown_backend_is_refused_with_the_names_of_those_that_exist() -> None:
     assert (parse_backend(""), parse_backend("plain")) == ("auto", "plain")
-    with pytest.raises(ConfigError, match=r"RAYLOOM_KERNELS: 'fast' .* use one of auto, plain, reference"):
+    with pytest.raises(ConfigError, match=r"RAYLOOM_KERNELS: 'fast' .* use one of auto, plain, reference, triton"):
         parse_backend("fast")
+
+
+def test_triton_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    message = "'triton' cannot be used, because this rank computes on cpu, and Triton kernels run on a GPU; use 'auto'"
+    with pytest.raises(ConfigError, match=message):
+        cpu_kernels(backend="triton")
+
+
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_rotation_and_write_are_their_parts(dtype: torch.dtype, has_norms: bool) -> None:
+    qkv = torch.randn(3, 8, 16).to(dtype)  # 4 query heads, 2 key heads, 2 value heads
+    slots = torch.tensor([5, 0, 2])
+    norms = QkNorms(torch.rand(16).to(dtype), torch.rand(16).to(dtype), 1e-5) if has_norms else None
+    found = []
+    for backend in ("plain", "reference"):
+        kernels = cpu_kernels(dtype, backend)
+        pages = torch.zeros(3, 2, 2, 2, 16, dtype=dtype)
+        tables = kernels.rotary.prepare(torch.linspace(0, 9, 24).view(3, 8), dtype)
+        queries = kernels.rotary_kv_write(qkv.clone(), pages, slots, tables, norms)
+        assert queries.shape == (3, 4, 16)
+        assert torch.equal(pages[2, 1, 1], qkv[0, 6:]), "values are written as they are"
+        assert not pages[0, 1].any() and not pages[1, 1].any()
+        found.append((queries, pages))
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(found[0], found[1], atol=tolerance, rtol=tolerance)

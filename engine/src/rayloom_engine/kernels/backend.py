@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from rayloom_engine.errors import ConfigError
 
-Backend = Literal["auto", "plain", "reference"]
+Backend = Literal["auto", "plain", "reference", "triton"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_engine.kernels.attention import PlanAttention, choose_attention
-from rayloom_engine.kernels.kv_write import KvWrite, choose_kv_write
 from rayloom_engine.kernels.linear import LinearKernel, choose_linear
 from rayloom_engine.kernels.rms_norm import RmsNorm, choose_rms_norm
 from rayloom_engine.kernels.rotary import Rotary, choose_rotary
+from rayloom_engine.kernels.rotary_kv_write import RotaryKvWrite, choose_rotary_kv_write
 from rayloom_engine.kernels.silu_mul import SiluMul, choose_silu_mul
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import check_backend, problem, uses_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,27 +20,36 @@ class KernelSet:
 
     target: Target
     plan_attention: PlanAttention
-    kv_write: KvWrite
     linear: LinearKernel
     rms_norm: RmsNorm
     rotary: Rotary
+    rotary_kv_write: RotaryKvWrite
     silu_mul: SiluMul
 
     @property
     def description(self) -> str:
         """Describes the choice in one line, for the log."""
         kind = "reference" if self.target.backend == "reference" else "plain torch"
+        if uses_triton(self.target):
+            kind = "Triton"
+        elif self.target.backend == "auto" and self.target.device.type == "cuda":
+            kind = f"plain torch ({problem(self.target)})"
         return f"kernels: {kind} on {self.target.device.type}, {self.target.dtype_name}, {self.linear.description}"
 
 
 def choose_kernels(target: Target) -> KernelSet:
-    """Returns the fastest implementation of each operation that works on the target."""
+    """Returns the fastest implementation of each operation that works on the target.
+
+    Raises ConfigError if the target demands a backend that does not work there.
+    """
+    check_backend(target)
+    rotary = choose_rotary(target)
     return KernelSet(
         target=target,
         plan_attention=choose_attention(target),
-        kv_write=choose_kv_write(target),
         linear=choose_linear(target),
         rms_norm=choose_rms_norm(target),
-        rotary=choose_rotary(target),
+        rotary=rotary,
+        rotary_kv_write=choose_rotary_kv_write(target, rotary),
         silu_mul=choose_silu_mul(target),
     )

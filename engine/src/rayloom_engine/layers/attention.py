@@ -14,6 +14,7 @@ import torch
 from rayloom_engine.kernels.attention import AttentionPlan
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kernels.rotary import RotaryTables
+from rayloom_engine.kernels.rotary_kv_write import QkNorms
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.layers.linear import Linear
 
@@ -46,20 +47,15 @@ class Attention:
         """Returns [T, D], this rank's part of the sum over ranks. Writes the T keys and values into the cache."""
         kernels = self.kernels
         num_tokens = hidden_TD.shape[0]
-        num_rotated = self.num_heads + self.num_kv_heads
-        qkv_TXd = self.qkv(hidden_TD).view(num_tokens, num_rotated + self.num_kv_heads, self.head_dim)
-        query_key_TXd = qkv_TXd[:, :num_rotated]
+        num_parts = self.num_heads + 2 * self.num_kv_heads
+        qkv_TXd = self.qkv(hidden_TD).view(num_tokens, num_parts, self.head_dim)
+        norms = None
         if self.q_norm_d is not None and self.k_norm_d is not None:
-            for heads_TXd, norm_d in (
-                (query_key_TXd[:, : self.num_heads], self.q_norm_d),
-                (query_key_TXd[:, self.num_heads :], self.k_norm_d),
-            ):
-                heads_TXd.copy_(kernels.rms_norm(heads_TXd, norm_d, self.eps))
-        kernels.rotary.rotate(query_key_TXd, step.rotary_tables)
+            norms = QkNorms(self.q_norm_d, self.k_norm_d, self.eps)
         pages = step.cache.pages[self.layer]
-        kernels.kv_write(pages, qkv_TXd[:, self.num_heads :], step.slot_mapping_T)
+        query_THd = kernels.rotary_kv_write(qkv_TXd, pages, step.slot_mapping_T, step.rotary_tables, norms)
         plan = step.plans[self.window]
-        attended_THd = plan.attend(qkv_TXd[:, : self.num_heads], pages, self.head_dim**-0.5)
+        attended_THd = plan.attend(query_THd, pages, self.head_dim**-0.5)
         return self.out(attended_THd.view(num_tokens, self.num_heads * self.head_dim))
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain or reference
+_KERNELS_VARIABLE = "RAYLOOM_KERNELS"  # kernel backend: auto, plain, reference or triton
 
 
 @dataclass(frozen=True, slots=True)

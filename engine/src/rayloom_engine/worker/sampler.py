@@ -38,7 +38,7 @@ class Sampler:
         for row, slot in enumerate(slots):
             if not is_finite_N[row]:
                 token_ids.append(None)
-            elif _is_plain_greedy(slot):
+            elif is_plain_greedy(slot):
                 token_ids.append(int(greedy_ids[row]))
             else:
                 token_ids.append(self._sample(logits_NV[row], slot))
@@ -62,7 +62,8 @@ class Sampler:
         return best if kept is None else int(kept[best])
 
 
-def _is_plain_greedy(slot: Slot) -> bool:
+def is_plain_greedy(slot: Slot) -> bool:
+    """True if the next token is that of the highest raw logit."""
     params = slot.params
     return (
         params.is_greedy

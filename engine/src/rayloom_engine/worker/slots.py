@@ -34,6 +34,7 @@ class Slot:
         "token_ids",
         "_bad_words",
         "_completed",
+        "__weakref__",  # the table of token counts must not keep a slot alive
     )
 
     def __init__(self, new: NewSlot, known: Slot | None = None, forms: Forms | None = None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,7 @@ from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.backend import Backend
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.checkpoint.progress import Progress
@@ -29,7 +31,10 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
 from rayloom_engine.worker.machine import free_memory_bytes
-from rayloom_engine.worker.sampler import Sampler, are_finite, token_logprobs
+from rayloom_engine.worker.sampler import Sampler, are_finite
+
+if TYPE_CHECKING:
+    from rayloom_engine.worker.gpu_sampler import GpuSampler
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -45,7 +50,7 @@ class TorchComputation:
         self._model = model
         self._cache = cache
         self._device = model.kernels.target.device
-        self.sample = Sampler(model.shape.vocab_size, self._device)
+        self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
 
     def step(self) -> AbstractContextManager[object]:
         return torch.inference_mode()  # small calls take a fifth less time than with no_grad
@@ -81,7 +86,7 @@ class TorchComputation:
         return are_finite(logits_NV)
 
     def describe(self, logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
-        return token_logprobs(logits_NV, token_ids, num_tops)
+        return self.sample.describe(logits_NV, token_ids, num_tops)
 
     def values(self, logits_NV: torch.Tensor, row: int, token_ids: Sequence[int]) -> list[float]:
         found: list[float] = logits_NV[row, torch.tensor(token_ids, device=logits_NV.device)].tolist()
@@ -201,6 +206,17 @@ def load_torch_part(
         dtype=types.dtype,
         compute_dtype=types.compute_dtype,
     )
+
+
+def choose_sampler(vocab_size: int, target: Target) -> Sampler | GpuSampler:
+    """Returns the sampler of a rank: that of the Triton kernels, where they compute the model."""
+    if not uses_triton(target):
+        return Sampler(vocab_size, target.device)
+    from rayloom_engine.worker.gpu_sampler import GpuSampler
+
+    sampler = GpuSampler(vocab_size, target.device)
+    sampler.warm_up()
+    return sampler
 
 
 def _cpu_dtype(name: str) -> tuple[str, str]:

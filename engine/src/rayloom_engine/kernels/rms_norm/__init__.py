@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 
 
 class RmsNorm(Protocol):
@@ -29,6 +30,10 @@ def choose_rms_norm(target: Target) -> RmsNorm:
         from rayloom_engine.kernels.rms_norm import reference
 
         return reference.rms_norm
+    if uses_triton(target):
+        from rayloom_engine.kernels.rms_norm import triton_gpu
+
+        return triton_gpu.rms_norm
     from rayloom_engine.kernels.rms_norm import plain
 
     return plain.rms_norm

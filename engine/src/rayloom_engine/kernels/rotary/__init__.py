@@ -17,20 +17,22 @@ from typing import Protocol
 import torch
 
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 
 RotaryTables = tuple[torch.Tensor, torch.Tensor]  # tables of one step; only the backend that made them knows their form
 
 
 class Rotary(Protocol):
     def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
-        """Returns the tables for float32 angles in radians. The tables are in `compute_dtype`."""
+        """Returns the tables for float32 angles in radians, in `compute_dtype` or float32."""
 
     def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
         """Rotates x, [T, H, D], in place and returns it. x may be strided over T."""
 
 
 def choose_rotary(target: Target) -> Rotary:
-    if target.backend == "reference":
+    if target.backend == "reference" or uses_triton(target):
+        # The Triton kernel of rotary_kv_write reads the reference's tables. No model rotates without that kernel.
         from rayloom_engine.kernels.rotary.reference import ReferenceRotary
 
         return ReferenceRotary()

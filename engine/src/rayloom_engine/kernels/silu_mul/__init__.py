@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 
 
 class SiluMul(Protocol):
@@ -22,6 +23,10 @@ def choose_silu_mul(target: Target) -> SiluMul:
         from rayloom_engine.kernels.silu_mul import reference
 
         return reference.silu_mul
+    if uses_triton(target):
+        from rayloom_engine.kernels.silu_mul import triton_gpu
+
+        return triton_gpu.silu_mul
     from rayloom_engine.kernels.silu_mul import plain
 
     return plain.silu_mul

@@ -1,0 +1,37 @@
+"""Shipped: one configuration of a Triton kernel that a rank may launch.
+
+Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each for the GPUs that
+it names, and checks registers, shared memory and instructions. A launch outside of SHIPPED would compile while requests
+wait. This module does not import triton, so that a list can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Gpu = Literal["sm_80", "sm_90", "sm_100", "gfx942", "gfx950"]
+GPUS: tuple[Gpu, ...] = get_args(Gpu)
+NVIDIA_GPUS: tuple[Gpu, ...] = ("sm_80", "sm_90", "sm_100")
+AMD_GPUS: tuple[Gpu, ...] = ("gfx942", "gfx950")
+
+# Names of PyTorch types in signatures of Triton.
+TRITON_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int32": "i32", "int64": "i64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """A kernel with everything that Triton's compiler needs. Two configurations of one GPU have different names."""
+
+    name: str  # operation, variant, type and sizes, separated by hyphens: "attention-decode-bf16-d128-p16"
+    kernel: Any  # the function under @triton.jit
+    signature: Mapping[str, str]  # each argument that is no constant -> "*bf16", "*i32", "i32", "fp32"
+    constants: Mapping[str, int | float | bool | str | None]  # each tl.constexpr argument -> its value
+    num_warps: int
+    num_stages: int
+    gpus: tuple[Gpu, ...] = GPUS
+    multiplies_matrices: bool = False  # tl.dot must become instructions of the GPU's matrix units
+    copies_asynchronously: bool = False  # on NVIDIA, loads of a loop must become asynchronous copies to shared memory
+    # Pointers are aligned to 16 bytes, as torch allocates them. Arguments here are aligned to their element alone.
+    unaligned: frozenset[str] = field(default=frozenset())

@@ -1,0 +1,20 @@
+"""Tests of the Triton kernels, which run on a GPU, or in Triton's interpreter: `make test-kernels`.
+
+The interpreter must be chosen before a kernel is defined. So without it, and without a GPU, these files are not
+collected.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def can_run() -> bool:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return True
+    import torch
+
+    return torch.cuda.is_available()
+
+
+collect_ignore_glob = [] if can_run() else ["test_*.py"]

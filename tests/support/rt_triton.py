@@ -1,0 +1,34 @@
+"""Triton kernels under test: the device they run on, the types that work there, and the comparison with a reference."""
+
+from __future__ import annotations
+
+import torch
+
+from rayloom_engine.kernels.target import Backend, Target
+from rayloom_engine.kernels.triton.choice import is_interpreted
+
+DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
+# Half of the distance of two neighbouring numbers, relatively. A result that is rounded once may differ by it, and by
+# the rounding of the float32 arithmetic before.
+EPSILON = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+# The interpreter computes bfloat16 in float32, but for products of matrices, which no kernel here has.
+DTYPES = tuple(EPSILON)
+
+
+def target(backend: Backend, dtype: torch.dtype = torch.float32) -> Target:
+    return Target(device=DEVICE, compute_dtype=dtype, backend=backend)
+
+
+def randn(*sizes: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers, equal for equal seeds on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(sizes, generator=generator)).to(dtype).to(DEVICE)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, *, steps: float, scale: float = 1.0) -> None:
+    """Fails if numbers differ by more than `steps` roundings of their type, in numbers of about `scale`.
+
+    The expected values may have a wider type.
+    """
+    bound = steps * EPSILON[found.dtype]
+    torch.testing.assert_close(found.double(), expected.double(), rtol=bound, atol=bound * scale)
