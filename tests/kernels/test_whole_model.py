@@ -25,6 +25,7 @@ from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.worker.gpu_sampler import GpuSampler
 from rayloom_engine.worker.runner import Runner
+from rayloom_engine.worker.torch_computation import TorchComputation
 from rt_tiny import tiny_variant
 from rt_triton import DEVICE, target
 
@@ -52,7 +53,8 @@ class Rank:
             dtype=self._model.kernels.target.compute_dtype,
             device=DEVICE,
         )
-        self.runner = Runner(self._model, cache, EPOCH)
+        self.computation = TorchComputation(self._model, cache)
+        self.runner = Runner(self.computation, self._model.shape, self._model.part, EPOCH)
 
     def run(self, plan: StepPlan) -> StepResult:
         self.num_steps += 1
@@ -111,7 +113,7 @@ def test_an_engine_on_triton_kernels_answers_as_on_plain_ones(variant: str, tmp_
     expected, _ = answers(Rank(folder, "plain"))
     rank = Rank(folder, "triton")
     found, engine = answers(rank)
-    assert isinstance(rank.runner._sampler, GpuSampler)
+    assert isinstance(rank.computation.sample, GpuSampler)
     assert ids_of(found) == ids_of(expected)
     assert {len(ids) for ids in ids_of(found).values()} == {MAX_TOKENS}
     stats = engine.stats()
