@@ -35,7 +35,7 @@ parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up clust
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test client-tests client-packages sanitize faults chaos soak lint types schemas crds facts bench bench-check test-kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests client-packages sanitize faults chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -71,6 +71,9 @@ bench-check: $(LIBRARY) ## Count the instructions of fixed steps, and fail if on
 test-kernels: $(STAMP) ## Test the Triton kernels in Triton's interpreter, which needs no GPU; ARGS="-k name" adds pytest flags
 	@# One process: the interpreter runs one program after another, and torch's threads would only wait.
 	TRITON_INTERPRET=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/kernels -n 0 $(ARGS)
+
+kernels: $(STAMP) ## Compile Triton kernels for GPUs that are not there, and compare the code with figures on file; ALL=1, ARGS=--record
+	@PYTHONPATH=tools TRITON_CACHE_DIR=.venv/triton-cache $(BIN)/python -m kernel_gate $(if $(ALL),--all) $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and import directions, and print the lines of code of each folder
 	$(BIN)/ruff check .

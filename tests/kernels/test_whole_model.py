@@ -25,7 +25,7 @@ from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.worker.gpu_sampler import GpuSampler
 from rayloom_engine.worker.runner import Runner
-from rayloom_engine.worker.torch_computation import TorchComputation
+from rayloom_engine.worker.torch_computation import DecodeLimits, TorchComputation
 from rt_tiny import tiny_variant
 from rt_triton import DEVICE, target
 
@@ -37,11 +37,14 @@ MAX_TOKENS = 8
 class Rank:
     """A rank that can lose a step: its runner raises, and a new one with an empty cache takes its place."""
 
-    def __init__(self, folder: Path, backend: Backend, fails_at: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, backend: Backend, fails_at: int | None = None, limits: DecodeLimits | None = None
+    ) -> None:
         shape = read_shape(folder)
         kernels = choose_kernels(target(backend))
         self._model = load_model(folder, shape, kernels, dtype=kernels.target.compute_dtype).model
         self._fails_at = fails_at
+        self._limits = limits
         self.num_steps = 0
         self.forget_all()
 
@@ -53,7 +56,7 @@ class Rank:
             dtype=self._model.kernels.target.compute_dtype,
             device=DEVICE,
         )
-        self.computation = TorchComputation(self._model, cache)
+        self.computation = TorchComputation(self._model, cache, self._limits)
         self.runner = Runner(self.computation, self._model.shape, self._model.part, EPOCH)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -107,11 +110,14 @@ def ids_of(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[int]]:
     return {name: [token for part in parts for token in part.token_ids] for name, parts in outputs.items()}
 
 
+@pytest.mark.parametrize("limits", [None, DecodeLimits(max_num_seqs=3, max_context_len=64)])
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
-def test_an_engine_on_triton_kernels_answers_as_on_plain_ones(variant: str, tmp_path: Path) -> None:
+def test_an_engine_on_triton_kernels_answers_as_on_plain_ones(
+    variant: str, limits: DecodeLimits | None, tmp_path: Path
+) -> None:
     folder = tiny_variant(tmp_path, variant)
     expected, _ = answers(Rank(folder, "plain"))
-    rank = Rank(folder, "triton")
+    rank = Rank(folder, "triton", limits=limits)
     found, engine = answers(rank)
     assert isinstance(rank.computation.sample, GpuSampler)
     assert ids_of(found) == ids_of(expected)

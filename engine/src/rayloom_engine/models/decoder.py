@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
+from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan, warm_up_attention
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
@@ -113,6 +113,10 @@ class CausalLM:
     @property
     def weight_bytes(self) -> int:
         return self._weights.num_bytes
+
+    def warm_up(self, cache: KvPages) -> None:
+        num_heads = self._weights.layers[0].attention.num_heads
+        warm_up_attention(self.kernels.target, num_heads=num_heads, pages=cache.pages[0])
 
     @torch.no_grad()
     def forward(

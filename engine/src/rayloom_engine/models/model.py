@@ -50,6 +50,9 @@ class RankModel(Protocol):
     def weight_bytes(self) -> int:
         """Bytes that the weights take in this process."""
 
+    def warm_up(self, cache: KvPages) -> None:
+        """Compiles what the model's steps may launch later, so that nothing is compiled while requests wait."""
+
     def forward(
         self,
         inputs: torch.Tensor,

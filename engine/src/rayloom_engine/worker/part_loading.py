@@ -65,7 +65,7 @@ def load_part(
         logger.info("kernels: C library on cpu, %s, %s", form.dtype, form.library.description)
         return load_library_part(wanted.folder, wanted.shape, form, wanted.part, progress)
     with without_garbage_collection():
-        from rayloom_engine.worker.torch_computation import choose_types, load_torch_part, make_kernels
+        from rayloom_engine.worker.torch_computation import DecodeLimits, choose_types, load_torch_part, make_kernels
 
     types = choose_types(device, dtype)
     of_checkpoint = f"checkpoint is {dtype}; " if config.dtype == "auto" else ""
@@ -78,7 +78,9 @@ def load_part(
         )
     kernels = make_kernels(device, types, backend, num_threads)
     logger.info("%s", kernels.description)
-    return load_torch_part(wanted.folder, wanted.shape, kernels, types, wanted.part, progress)
+    longest = config.max_model_len or wanted.shape.max_position_embeddings
+    limits = DecodeLimits(max_num_seqs=config.max_num_seqs, max_context_len=longest) if device == "cuda" else None
+    return load_torch_part(wanted, kernels, types, limits, progress)
 
 
 def _has_cuda() -> bool:

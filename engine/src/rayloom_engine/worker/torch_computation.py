@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,19 +29,30 @@ from rayloom_engine.models.step_memory import step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
+from rayloom_engine.worker.decode_graphs import DecodeGraphs
 from rayloom_engine.worker.machine import free_memory_bytes
 from rayloom_engine.worker.sampler import Sampler, are_finite
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.gpu_sampler import GpuSampler
+    from rayloom_engine.worker.part_loading import PartToLoad
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLimits:
+    """The largest decode step of an engine."""
+
+    max_num_seqs: int
+    max_context_len: int
 
 
 class TorchComputation:
     """Implements RankComputation."""
 
-    def __init__(self, model: RankModel, cache: KvPages) -> None:
+    def __init__(self, model: RankModel, cache: KvPages, limits: DecodeLimits | None = None) -> None:
+        """`limits`: of decode steps, to run them as CUDA graphs; None: no graphs."""
         self.num_blocks = cache.num_blocks
         self.clear_blocks = cache.clear_blocks
         self.copy_blocks = cache.copy_blocks
@@ -50,7 +60,15 @@ class TorchComputation:
         self._model = model
         self._cache = cache
         self._device = model.kernels.target.device
+        model.warm_up(cache)
         self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
+        self.graphs: DecodeGraphs | None = None
+        is_whole = model.part.stage.count == model.part.shard.count == 1
+        if limits is not None and is_whole and uses_triton(model.kernels.target):
+            with self.step():
+                self.graphs = DecodeGraphs(
+                    model, cache, max_num_seqs=limits.max_num_seqs, max_context_len=limits.max_context_len
+                )
 
     def step(self) -> AbstractContextManager[object]:
         return torch.inference_mode()  # small calls take a fifth less time than with no_grad
@@ -62,6 +80,8 @@ class TorchComputation:
         group: TensorGroup[torch.Tensor],
         wanted_rows: Sequence[int] | None,
     ) -> torch.Tensor:
+        if self.graphs is not None and received_TD is None and self.graphs.fits(batch.attention):
+            return self.graphs.forward(batch)
         device = self._device
         inputs = torch.from_numpy(batch.token_ids_T).to(device) if received_TD is None else received_TD
         attention = AttentionBatch(
@@ -101,6 +121,7 @@ class TorchPart:
     num_bytes_read: int
     dtype: str
     compute_dtype: str
+    limits: DecodeLimits | None = None
 
     arithmetic = "torch"
     has_numpy_arrays = False
@@ -162,7 +183,7 @@ class TorchPart:
             )
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        return TorchComputation(self.model, cache)
+        return TorchComputation(self.model, cache, self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +217,17 @@ def make_kernels(device: str, types: TorchTypes, backend: Backend, num_threads: 
 
 
 def load_torch_part(
-    folder: Path, shape: ModelShape, kernels: KernelSet, types: TorchTypes, part: ModelPart, progress: Progress
+    wanted: PartToLoad, kernels: KernelSet, types: TorchTypes, limits: DecodeLimits | None, progress: Progress
 ) -> TorchPart:
-    """Loads a rank's part of a model. Raises ModelError."""
+    """Loads a rank's part of a model. Raises ModelError. `limits`: see TorchComputation."""
+    folder, shape, part = wanted.folder, wanted.shape, wanted.part
     loaded = load_model(folder, shape, kernels, dtype=_DTYPES[types.dtype], part=part, progress=progress)
     return TorchPart(
         model=loaded.model,
         num_bytes_read=loaded.num_bytes_read,
         dtype=types.dtype,
         compute_dtype=types.compute_dtype,
+        limits=limits,
     )
 
 

@@ -18,7 +18,9 @@ from typing import Protocol
 
 import torch
 
+from rayloom_engine.kernels.attention.launches import DeviceBatch
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,8 @@ class AttentionBatch:
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: torch.Tensor  # int64, on the model's device, padded with 0
     slot_mapping_T: torch.Tensor  # int64, on the model's device; per token: block id * block size + offset
+    # The same batch for kernels that read it on the device: its lengths may change while the tuples keep their bounds.
+    on_device: DeviceBatch | None = None
 
 
 class AttentionPlan(Protocol):
@@ -72,6 +76,22 @@ def choose_attention(target: Target) -> PlanAttention:
         from rayloom_engine.kernels.attention import reference
 
         return reference.plan_attention
+    if uses_triton(target):
+        from rayloom_engine.kernels.attention import triton_gpu
+
+        return triton_gpu.plan_attention
     from rayloom_engine.kernels.attention import plain
 
     return plain.plan_attention
+
+
+def warm_up_attention(target: Target, *, num_heads: int, pages: torch.Tensor) -> None:
+    """Compiles the kernels that a later step may launch, so that none is compiled while requests wait.
+
+    `num_heads`: query heads of this rank. `pages`: those of any layer.
+    """
+    if uses_triton(target):
+        from rayloom_engine.kernels.attention import triton_gpu
+
+        if triton_gpu.can_read(pages):
+            triton_gpu.warm_up(num_heads, pages, target.compute_dtype)

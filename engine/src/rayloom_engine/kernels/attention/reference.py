@@ -16,7 +16,19 @@ class ReferencePlan:
     batch: AttentionBatch
     window: int | None
 
-    def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self,
+        query_THD: torch.Tensor,
+        pages: torch.Tensor,
+        scale: float,
+        *,
+        soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns the attention, [T, H, D]. A score s becomes soft_cap * tanh(s / soft_cap).
+
+        The sink of a head is one more score, which has no value: it only adds to the sum that divides the weights.
+        """
         batch = self.batch
         num_heads = query_THD.shape[1]
         block_size, num_kv_heads = pages.shape[1], pages.shape[3]
@@ -32,7 +44,12 @@ class ReferencePlan:
                     kv_head = head * num_kv_heads // num_heads
                     keys = pages[blocks, offsets, 0, kv_head].float()
                     values = pages[blocks, offsets, 1, kv_head].float()
-                    weights = torch.softmax(scale * (keys @ query_THD[row, head].float()), dim=0)
+                    scores = scale * (keys @ query_THD[row, head].float())
+                    if soft_cap is not None:
+                        scores = soft_cap * torch.tanh(scores / soft_cap)
+                    if sinks_H is not None:
+                        scores = torch.cat((scores, sinks_H[head].float()[None]))
+                    weights = torch.softmax(scores, dim=0)[: len(seen)]
                     out_THD[row, head] = (weights @ values).to(out_THD.dtype)
                 row += 1
         return out_THD

@@ -63,12 +63,14 @@ def rotary_kv_write_kernel(
     tl.store(elements, new_first.to(in_dtype), mask=inside & is_query)
     tl.store(elements + D // 2, new_second.to(in_dtype), mask=inside & is_query)
     # A token's K keys precede its K values in the pages, as they do in the projection.
+    # A slot below 0 is that of a row which only fills up a CUDA graph: it is written nowhere.
     slot = tl.load(slots_ptr + token)
+    is_written = inside & (head >= H) & (slot >= 0)
     places = pages_ptr + slot * (2 * K * D) + (head - H) * D + pair
     page_dtype = pages_ptr.dtype.element_ty
     # A page may be narrower than the projection: both roundings are those of the separate operations.
-    tl.store(places, new_first.to(in_dtype).to(page_dtype), mask=inside & (head >= H))
-    tl.store(places + D // 2, new_second.to(in_dtype).to(page_dtype), mask=inside & (head >= H))
+    tl.store(places, new_first.to(in_dtype).to(page_dtype), mask=is_written)
+    tl.store(places + D // 2, new_second.to(in_dtype).to(page_dtype), mask=is_written)
 
 
 def rotary_kv_write(
