@@ -45,8 +45,7 @@ def patch(runner):
     def stuck(self, plan):
         try:
             with open({flag!r}) as flag:
-                part = self._model.part
-                is_meant = int(flag.read()) == part.rank_in(part.stage.index)
+                is_meant = int(flag.read()) == self.part.rank_in(self.part.stage.index)
         except (OSError, ValueError):
             is_meant = False
         if is_meant:

@@ -28,13 +28,14 @@ exact length. Without --url the bench starts an engine, measures and stops it. T
 `bench channel` measures round trips of a step to a rank, compared with calls of a Ray actor. `bench parallel`
 measures a model over several ranks of this machine, compared with one rank. `bench peers` measures vLLM and llama.cpp
 as well. `bench quality` measures speed and perplexity of int8 weights, compared with the checkpoint's own.
-`bench step` prints where a step on the C library spends its time, beside the machine's limit. `bench pages` runs the
-last four and writes their pages.
+`bench step` prints where a step on the C library spends its time, beside the machine's limit. `bench gpu` measures one
+rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality and step, and writes their pages.
 """
 # name -> module
 SUBCOMMANDS = {
     "channel": "control_channel",
     "gateway": "gateway.command",
+    "gpu": "gpu.command",
     "pages": "pages",
     "parallel": "parallel.command",
     "peers": "peers.command",

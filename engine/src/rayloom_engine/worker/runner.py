@@ -60,7 +60,7 @@ class Runner(Generic[ArrayT]):
         assert group is not None or shard.count == 1, f"shard {shard.index} needs a group of its stage"
         self.answers = stage.is_last and shard.is_first  # True on exactly one rank, which chooses the tokens
         self._computation = computation
-        self._stage = stage
+        self.part = part
         self._vocab_size = shape.vocab_size
         self._link = link
         self._group: TensorGroup[ArrayT] = group or OneRank()
@@ -86,7 +86,7 @@ class Runner(Generic[ArrayT]):
             self._computation.copy_blocks(plan.block_copies)
         started = time.perf_counter()
         batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE)
-        stage = self._stage
+        stage = self.part.stage
         received_TD: ArrayT | None = None
         if self._link is not None and not stage.is_first:
             waiting_since = time.perf_counter()
@@ -213,7 +213,7 @@ class Runner(Generic[ArrayT]):
         rows = [end - 1 for (_, slot), end in zip(batch.steps, batch.ends, strict=True) if is_probe(slot.request_id)]
         if rows and not self._computation.are_finite(self._computation.rows(hidden_TD, rows)):
             raise CorruptRank(
-                f"stage {self._stage.index} turned a probe into hidden states that are not finite (NaN or infinity)"
+                f"stage {self.part.stage.index} turned a probe into hidden states that are not finite (NaN or infinity)"
             )
 
 
