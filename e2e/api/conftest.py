@@ -26,7 +26,7 @@ from real_api_server.world import World
 from simulated_nodes.kubelets import NODES
 
 _LEFT = "rayloom.dev/e2e=true"
-# Folders with long files, the longest first.
+# Folders whose test files run longest, the slowest first.
 _LONG = ("api/rollouts/", "api/scaling/")
 
 

@@ -45,12 +45,12 @@ def test_float32(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("settings", [("--dtype", "bfloat16"), ("--dtype", "bfloat16", "--quantization", "int8")])
-def test_bfloat16_and_int8(settings: tuple[str, ...], four_layers: str, tmp_path: Path) -> None:
-    with running_server(tmp_path, "--model", four_layers, "--num-kv-blocks", "64", *settings) as server:
+def test_bfloat16_and_int8(settings: tuple[str, ...], three_layers: str, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64", *settings) as server:
         assert users_of_torch(server) == []
 
 
-def test_torch_on_request(four_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_on_request(three_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
-    with running_server(tmp_path, "--model", four_layers, "--num-kv-blocks", "64") as server:
+    with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64") as server:
         assert users_of_torch(server) == ["core"]

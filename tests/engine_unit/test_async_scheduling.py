@@ -97,6 +97,21 @@ def test_a_trial_of_suspects_plans_nothing_ahead() -> None:
     assert scheduler.schedule() is None
 
 
+def test_a_waiting_request_of_another_tenant_soon_gets_a_slot() -> None:
+    scheduler, rank = make_scheduler(60, **AHEAD), SimulatedRank()
+    for index in range(4):  # all slots
+        scheduler.add(make_sequence(f"a{index}", (1, index), max_tokens=50, tenant="a"))
+    in_flight = [scheduler.schedule(), scheduler.schedule()]
+    scheduler.add(make_sequence("b", (7, 8), max_tokens=2, tenant="b"))
+    outputs: list = []
+    for _ in range(4):
+        outputs += scheduler.update(rank.run(in_flight.pop(0)))
+        if (plan := scheduler.schedule()) is not None:
+            in_flight.append(plan)
+    assert ids_of(outputs, "b"), "it waited for two plans, and preempted a sequence of the other tenant"
+    assert scheduler.counters.num_preemptions == 1
+
+
 def test_a_placeholder_without_a_block_preempts_nobody() -> None:
     scheduler, rank = make_scheduler(num_blocks=3, max_model_len=12, **AHEAD), SimulatedRank()
     scheduler.add(make_sequence("old", prompt=(1, 2, 3, 4), max_tokens=4))  # its next token needs a second block

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rayloom_engine.kernels.attention import triton_gpu as triton_attention
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.rms_norm import triton_gpu as triton_norm
 from rayloom_engine.kernels.target import Backend, Target
@@ -50,6 +51,9 @@ def fake_cuda() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", run)
+        # Facts of the device that decide how attention is launched.
+        patch.setattr(triton_attention, "_family", lambda device: "hopper")
+        patch.setattr(triton_attention, "_num_sms", lambda device: 132)
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
             yield launched
 
@@ -85,6 +89,7 @@ def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Pa
         return
     assert launched.count("rms_norm_kernel") == 2 * num_layers + 1
     assert launched.count("rotary_kv_write_kernel") == num_layers
+    assert launched.count("attend_kernel") == 2 * num_layers, "decodes, then chunks"
     assert launched.count("silu_mul_kernel") == num_layers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
@@ -269,6 +270,22 @@ def test_clear_text_that_somebody_adds_before_the_handshake_ends_the_connection(
 
     asyncio.run(inject())
     assert list(world.inbox.items) == []
+
+
+def test_a_front_that_announces_its_end_and_sends_on_is_disconnected(world: World) -> None:
+    world.listen(PortTls(world.engine_files(), is_strict=True))
+
+    async def use() -> None:
+        connection = await world.connect(world.link_tls())
+        assert isinstance(connection.reader, TlsStream)
+        with pytest.raises(ssl.SSLWantReadError):
+            connection.reader.session._tls.unwrap()
+        connection.writer.write(connection.reader.session.take_outgoing() + bytes(10_000_000))
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(connection.reader._reader.read(), 10.0)  # to the end of the connection
+        connection.writer.transport.abort()
+
+    asyncio.run(use())
 
 
 def test_a_version_of_tls_before_1_3_is_refused(world: World) -> None:

@@ -266,24 +266,71 @@ def test_a_request_for_a_model_without_a_tokenizer_waits_for_it(tmp_path: Path) 
         async with running(tmp_path, "one two", nowhere) as w:
             await w.ready("one")
             assert (await w.http.get("/ready")).status_code == 200, "one model is enough"
-            two = w.models.models["two"].service
-            lifecycle = two.lifecycle
+            held = w.models.models["two"].held
             waiting = [asyncio.create_task(w.chat(name)) for name in ("two", "alias")]
-            await until(lambda: lifecycle.num_held == 2)
+            await until(lambda: len(held) == 2)
             assert said(await w.chat("one")) == "I am one.", "the other model answers meanwhile"
             w.models.apply(w.document({"alias": TWO}, one={}, two={}))
             assert [said(each) for each in await asyncio.gather(*waiting)] == ["I am two."] * 2
-            assert lifecycle.num_held == 0
+            assert len(held) == 0
 
         async with running(tmp_path / "again", "one two", nowhere) as w:
             await w.ready("one")
-            lifecycle = w.models.models["two"].service.lifecycle
-            lifecycle.num_held = w.models.config.front.max_queued_requests
-            assert refusal(await w.chat("two"))[:2] == (429, "queue_full")
-            lifecycle.num_held = 0
+            held = w.models.models["two"].held
             waiting = [asyncio.create_task(w.chat("two"))]
-            await until(lambda: lifecycle.num_held == 1)
+            await until(lambda: len(held) == 1)
             w.models.lifecycle.drain(True)
             assert refusal(await waiting[0])[:2] == (503, "engine_draining"), "a drain does not wait for it"
+
+    run(story)
+
+
+def test_requests_that_wait_for_a_tokenizer_end_with_their_clients_and_leave_places_for_other_keys(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        def nowhere(world: World) -> ModelsDocument:
+            two = {"engines": {"e": "127.0.0.1:1"}, "api_key_file": world.keys("two", "k1", "k2")}
+            return world.document(one={}, two=two)
+
+        async with running(tmp_path, "one two", nowhere, max_queued_requests=4) as w:
+            await w.ready("one")
+            held = w.models.models["two"].held
+            waiting = []
+
+            async def send(key: str) -> None:
+                waiting.append(asyncio.create_task(w.chat("two", key)))
+                await until(lambda: len(held) == len(waiting))
+
+            await send("k1")
+            await send("k1")
+            status, code, message = refusal(await w.chat("two", "k1"))
+            assert (status, code) == (429, "queue_full")
+            assert message.startswith("2 requests of this API key wait for the model's tokenizer")
+            await send("k2")
+            for task in waiting:
+                task.cancel()  # closes the connection
+            await until(lambda: len(held) == 0)
+            waiting.clear()
+            await send("k1")
+            w.models.apply(w.document(one={}, two={"api_key_file": w.keys("two", "k1", "k2")}))
+            assert said(await waiting[0]) == "I am two."
+
+    run(story)
+
+
+def test_requests_without_keys_wait_for_a_tokenizer_up_to_the_limit(tmp_path: Path) -> None:
+    async def story() -> None:
+        def nowhere(world: World) -> ModelsDocument:
+            return world.document(one={}, two={"engines": {"e": "127.0.0.1:1"}})
+
+        async with running(tmp_path, "one two", nowhere, max_queued_requests=4) as w:
+            await w.ready("one")
+            held = w.models.models["two"].held
+            waiting = [asyncio.create_task(w.chat("two")) for _ in range(4)]
+            await until(lambda: len(held) == 4)
+            assert refusal(await w.chat("two"))[:2] == (429, "queue_full")
+            w.models.lifecycle.drain(True)
+            assert {each.status_code for each in await asyncio.gather(*waiting)} == {503}
 
     run(story)

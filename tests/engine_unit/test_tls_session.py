@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.protocol.tls.files import TlsFiles
 from rayloom_engine.protocol.tls.session import TlsSession
+from rayloom_engine.protocol.tls.stream import TlsRefused, TlsStream
 from rt_tls import Authority, write_tls
 
 
@@ -131,3 +133,74 @@ def test_a_socket_sends_an_answer_of_tls_itself_and_nothing_if_there_is_none(
         gateway.open(theirs.recv(1000))
     sending.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("kind", ["garbage", "an alert"])
+def test_a_send_after_a_failed_read_ends_the_connection_as_if_the_peer_were_gone(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], kind: str
+) -> None:
+    engine, gateway = _pair(contexts)
+    ours, theirs = socket.socketpair()
+    sending = FrontSocket(ours, stall_seconds=30.0, tls=engine)
+    wrong = b"no record of TLS at all"
+    if kind == "an alert":
+        with pytest.raises(ssl.SSLError):
+            gateway.open(wrong)
+        wrong = gateway.take_outgoing()
+    with pytest.raises(ssl.SSLError):
+        engine.open(wrong)
+    with pytest.raises(ssl.SSLError):
+        engine.seal(b"tokens")
+    assert not sending.send(b"tokens", 0.0)
+    assert not sending.send(b"more tokens", 0.0)
+    assert sending.num_unsent == 0
+    theirs.settimeout(5.0)
+    while theirs.recv(1000):  # perhaps an alert, and then the end
+        pass
+    sending.close()
+    theirs.close()
+
+
+def close_notify(session: TlsSession) -> bytes:
+    """Returns the bytes by which `session` says that it sends no more."""
+    with pytest.raises(ssl.SSLWantReadError):
+        session._tls.unwrap()
+    return session.take_outgoing()
+
+
+@pytest.mark.parametrize("receiver", [0, 1], ids=["engine", "gateway"])
+def test_after_the_end_that_the_peer_announces_no_byte_is_kept(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], receiver: int
+) -> None:
+    pair = _pair(contexts)
+    here, there = pair[receiver], pair[1 - receiver]
+    assert here.open(there.seal(b"last") + close_notify(there)) == b"last"
+    assert here.has_ended
+    for _ in range(160):
+        assert here.open(bytes(64 * 1024)) == b""
+    assert here._incoming.pending == 0
+
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(bytes(64 * 1024))
+        stream = TlsStream(reader, here, lambda data: None)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await asyncio.wait_for(stream.readexactly(1), 5.0)
+
+    asyncio.run(read())
+
+
+def test_a_stream_that_is_broken_sends_nothing(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    _, gateway = _pair(contexts)
+
+    async def use() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"no record of TLS at all")
+        sent: list[bytes] = []
+        stream = TlsStream(reader, gateway, sent.append)
+        with pytest.raises(TlsRefused):
+            await stream.readexactly(1)
+        stream.write(b"a prompt")
+        assert sent == []
+
+    asyncio.run(use())

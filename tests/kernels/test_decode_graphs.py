@@ -20,7 +20,7 @@ from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.batch import InputBatch
 from rayloom_engine.worker.decode_graphs import graph_sizes
 from rayloom_engine.worker.torch_computation import DecodeLimits, TorchComputation
-from rt_tiny import tiny_variant
+from rt_tiny import tiny_checkpoint, tiny_variant
 from rt_triton import DEVICE, target
 
 BLOCK_SIZE = 16
@@ -75,6 +75,15 @@ def test_steps_of_every_size_give_the_result_and_the_cache_without_a_graph(tmp_p
         torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
         for without, with_graph in zip(computations[0][1].pages, computations[1][1].pages, strict=True):
             torch.testing.assert_close(with_graph, without, rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_size_that_the_kernels_cannot_read_has_no_graphs(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, head_dim=8)
+    model = load_model(folder, read_shape(folder), choose_kernels(target("triton")), dtype=torch.float32).model
+    cache = KvPages.allocate(
+        model.kv_layout, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=DEVICE
+    )
+    assert TorchComputation(model, cache, DecodeLimits(max_num_seqs=2, max_context_len=BLOCK_SIZE)).graphs is None
 
 
 def test_chunks_and_large_steps_run_without_a_graph(tmp_path: Path) -> None:

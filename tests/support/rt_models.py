@@ -81,11 +81,14 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, names: str, make: Callable[[World], ModelsDocument]) -> AsyncIterator[World]:
+async def running(
+    folder: Path, names: str, make: Callable[[World], ModelsDocument], **settings: object
+) -> AsyncIterator[World]:
+    """`settings`: further settings of the gateway."""
     world = World(folder)
     for name in names.split():
         await world.add_core(name)
-    config = parse_gateway_config({"models_file": "/m", "cache_dir": str(folder / "cache"), "ui": True})
+    config = parse_gateway_config({"models_file": "/m", "cache_dir": str(folder / "cache"), "ui": True, **settings})
     world.models = RunningModels(config, make(world), api_url="http://none")
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     urls = [f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]

@@ -24,6 +24,7 @@ FILES = {
         "test_repeats",
         "test_structured_outputs",
         "test_tools",
+        "test_without_torch",
     },
     "one_rank": {"test_external", "test_rank_death", "test_ray_faults", "test_tensor_parallel"},
 }

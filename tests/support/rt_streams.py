@@ -70,15 +70,14 @@ def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list
 def _start_together(
     server: RunningServer, bodies: list[dict[str, object]]
 ) -> tuple[list[Stream], list[threading.Thread]]:
-    """Like `start_streams`, but streams without a grammar start last: a grammar is built before the first token."""
-    slow = [index for index, body in enumerate(bodies) if body.keys() & {"tools", "structured_outputs"}]
-    order = [*slow, *(index for index in range(len(bodies)) if index not in slow)]
-    streams, threads = start_streams(server, [bodies[index] for index in slow])
-    wait_until(lambda: all(stream.tokens or stream.failure for stream in streams), 60.0, server.log_text)
-    later = start_streams(server, [bodies[index] for index in order[len(slow) :]])
-    started = dict(zip(order, zip([*streams, *later[0]], [*threads, *later[1]], strict=True), strict=True))
-    in_order = [started[index] for index in range(len(bodies))]
-    return [stream for stream, _ in in_order], [thread for _, thread in in_order]
+    """Like `start_streams`, once the ranks have built the grammars of the streams: otherwise streams without a grammar,
+    or with a small one, would be far ahead of the others.
+    """
+    slow = [body for body in bodies if body.keys() & {"tools", "structured_outputs"}]
+    streams, threads = start_streams(server, [{**body, "max_tokens": 1} for body in slow])
+    join_streams(threads)
+    assert [stream.failure for stream in streams] == [None] * len(slow)
+    return start_streams(server, bodies)
 
 
 def join_streams(threads: list[threading.Thread]) -> None:

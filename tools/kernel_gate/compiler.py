@@ -25,7 +25,11 @@ _TARGETS: dict[Gpu, GPUTarget] = {
 
 
 def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
-    """Compiles as for a launch: pointers are aligned, integers not specialised. The compiler may raise anything."""
+    """Compiles nearly as for a launch: pointers are aligned. The compiler may raise anything.
+
+    Integers are not specialised. A launch specialises those that are 1 or divisible by 16, unless the kernel excludes
+    them.
+    """
     names = shipped.kernel.arg_names
     signature = {name: shipped.signature.get(name, "constexpr") for name in names}
     aligned = [
@@ -37,7 +41,11 @@ def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
         constexprs={(names.index(name),): value for name, value in shipped.constants.items()},
         attrs={(index,): [["tt.divisibility", 16]] for index in aligned},
     )
-    options = {"num_warps": shipped.num_warps, "num_stages": shipped.num_stages}
+    options = {
+        "num_warps": shipped.num_warps,
+        "num_stages": shipped.num_stages,
+        "enable_fp_fusion": shipped.fuses_products,
+    }
     compiled = triton.compile(source, target=_TARGETS[gpu], options=options)
     shared_bytes = compiled.metadata.shared
     if "amdgcn" in compiled.asm:

@@ -61,6 +61,7 @@ def source_version(shipped: Shipped) -> str:
     parts += [("signature", repr(sorted(shipped.signature.items())))]
     parts += [("constants", repr(sorted(shipped.constants.items())))]
     parts += [("launch", repr((shipped.num_warps, shipped.num_stages, sorted(shipped.unaligned))))]
+    parts += [] if shipped.fuses_products else [("options", "enable_fp_fusion=False")]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 

@@ -15,22 +15,24 @@ _ROUNDS = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLimits:
     name: str
-    bytes_s: float  # read and written bytes of a copy
-    flop_s: float
+    bytes_per_s: float  # read and written bytes of a copy
+    flop_per_s: float
 
 
 def measure_limits(device: torch.device) -> GpuLimits:
     """Returns the fastest of several rounds of each."""
-    return GpuLimits(name=torch.cuda.get_device_name(device), bytes_s=_bytes_s(device), flop_s=_flop_s(device))
+    return GpuLimits(
+        name=torch.cuda.get_device_name(device), bytes_per_s=_bytes_per_s(device), flop_per_s=_flop_per_s(device)
+    )
 
 
-def _bytes_s(device: torch.device) -> float:
+def _bytes_per_s(device: torch.device) -> float:
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * _COPY_BYTES / fastest_s(lambda: target.copy_(source))
 
 
-def _flop_s(device: torch.device) -> float:
+def _flop_per_s(device: torch.device) -> float:
     a = torch.randn(_MATMUL_N, _MATMUL_N, dtype=torch.bfloat16, device=device)
     out = torch.empty_like(a)
     return 2 * _MATMUL_N**3 / fastest_s(lambda: torch.matmul(a, a, out=out))

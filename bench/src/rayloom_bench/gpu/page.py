@@ -15,13 +15,13 @@ _NAME_LENGTH = 60
 
 def limits_text(limits: GpuLimits) -> str:
     return (
-        f"Limits of the {limits.name} in the same run: {limits.bytes_s / 1e12:.2f} TB/s (a copy, bytes read and "
-        f"written), {limits.flop_s / 1e12:.0f} TFLOP/s (a product of 8192 x 8192 matrices in bfloat16)."
+        f"Limits of the {limits.name} in the same run: {limits.bytes_per_s / 1e12:.2f} TB/s (a copy, bytes read and "
+        f"written), {limits.flop_per_s / 1e12:.0f} TFLOP/s (a product of 8192 x 8192 matrices in bfloat16)."
     )
 
 
 def decode_table(times: Sequence[DecodeTime], limits: GpuLimits) -> str:
-    """A row for each step: its time and its share of the time in which the memory could be read."""
+    """A row for each step: its time, and the share of it that reading weights and KV at the limit would take."""
     return table(
         ("sequences", "context", "CUDA graph", "ms of a step", "tok/s", "share of the memory's limit"),
         (
@@ -31,7 +31,7 @@ def decode_table(times: Sequence[DecodeTime], limits: GpuLimits) -> str:
                 "yes" if each.has_graph else "no",
                 number(1e3 * each.step_s),
                 f"{each.batch_size / each.step_s:,.0f}",
-                f"{each.read_bytes / limits.bytes_s / each.step_s:.0%}",
+                f"{each.read_bytes / limits.bytes_per_s / each.step_s:.0%}",
             )
             for each in times
         ),
@@ -47,7 +47,7 @@ def prefill_table(times: Sequence[PrefillTime], limits: GpuLimits) -> str:
                 number(1e3 * each.seconds),
                 f"{each.num_tokens / each.seconds:,.0f}",
                 f"{each.flops / each.seconds / 1e12:.0f}",
-                f"{each.flops / each.seconds / limits.flop_s:.0%}",
+                f"{each.flops / each.seconds / limits.flop_per_s:.0%}",
             )
             for each in times
         ),
@@ -61,8 +61,8 @@ def engine_table(times: Sequence[EngineTime]) -> str:
             (
                 str(each.batch_size),
                 number(1e3 * each.step_s),
-                f"{1 - each.forward_s / each.step_s:.1%}",
-                f"{each.tokens_s:,.0f}",
+                f"{1 - each.compute_s / each.step_s:.1%}",
+                f"{each.tokens_per_s:,.0f}",
             )
             for each in times
         ),

@@ -49,8 +49,8 @@ class EngineTime:
 
     batch_size: int
     step_s: float
-    forward_s: float  # mean time of the forward pass and the sampler, in which the host waits for the GPU
-    tokens_s: float
+    compute_s: float  # of the forward pass and the sampler, in which the host waits for the GPU
+    tokens_per_s: float
 
 
 def decode_batch(batch_size: int, context_len: int) -> InputBatch:
@@ -182,6 +182,6 @@ def time_engine(rank: RandomRank, computation: TorchComputation, batch_size: int
     return EngineTime(
         batch_size=batch_size,
         step_s=step_s,
-        forward_s=statistics.median(forwards[2:]),
-        tokens_s=batch_size / step_s,
+        compute_s=statistics.median(forwards[2:]),
+        tokens_per_s=batch_size / step_s,
     )

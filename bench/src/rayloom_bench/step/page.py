@@ -56,7 +56,16 @@ def growth(panel: Panel) -> str:
                 *goal,
             )
         )
-    header = ("context", "ms", "expected ms", "growth", "expected growth", "measured / expected", "goal", "")
+    header = (
+        "context",
+        "ms",
+        "expected ms",
+        "ms more than at the first",
+        "expected more",
+        "measured / expected",
+        "goal",
+        "result",
+    )
     return table(header, rows)
 
 

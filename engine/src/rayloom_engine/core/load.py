@@ -68,7 +68,7 @@ class LoadCount:
             return 0
         block_size = self._config.block_size
         # The last token is always computed. The sequence keeps the hashes, because its admission needs them again.
-        # Blocks beyond the limit count as not cached until a later load hashes them.
+        # Only MAX_HASHED_BLOCKS are hashed for one load; blocks beyond that count as not cached until a later load.
         num_known = len(sequence.known_hashes)
         num_full = min((sequence.num_tokens - 1) // block_size, num_known + self._num_to_hash)
         self._num_to_hash -= max(0, num_full - num_known)

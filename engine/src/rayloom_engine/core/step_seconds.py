@@ -69,7 +69,8 @@ class StepMeter:
 
     def __init__(self, work: StepWork) -> None:
         self._work = work
-        self._plans: deque[tuple[int, float, bool]] = deque()  # (decodes, flops of prompts, samples) of plans in flight
+        # For each plan in flight: its number of decodes, the flops of its prompts, whether it samples a token.
+        self._plans: deque[tuple[int, float, bool]] = deque()
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`

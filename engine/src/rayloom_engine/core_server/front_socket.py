@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 
 from rayloom_engine.core_server.unsent import Unsent
@@ -48,7 +49,11 @@ class FrontSocket:
             if self._is_closed:
                 return False
             if self._tls is not None:
-                data = self._tls.seal(data)
+                try:
+                    data = self._tls.seal(data)
+                except ssl.SSLError:  # the I/O thread has read bytes that are not the peer's, or the peer's alert
+                    self._end()
+                    return False
             if self._unsent.num_bytes:
                 self._unsent.keep(memoryview(data), now)
                 return False

@@ -36,7 +36,7 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 class DecodeGraphs:
-    """The graphs of one model and its cache. Each step must be read before the next one begins."""
+    """The graphs of one model and its cache."""
 
     def __init__(self, model: RankModel, cache: KvPages, *, max_num_seqs: int, max_context_len: int) -> None:
         """Captures all graphs. On a CPU, where kernels are interpreted, nothing is captured, and steps run as they are.
@@ -44,10 +44,15 @@ class DecodeGraphs:
         `max_context_len`: the longest context, in tokens; longer contexts do not fit.
         """
         self._num_table_blocks = -(-max_context_len // cache.block_size)
-        pool = torch.cuda.graph_pool_handle() if cache.pages[0].is_cuda else None
+        device = cache.pages[0].device
+        capture: _Capture | None = None
+        if device.type == "cuda":
+            # One stream for all first runs: cuBLAS keeps memory for each stream that it has seen.
+            stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            capture = _Capture(torch.cuda.graph_pool_handle(), stream)
         # The largest first, so that the others find its memory in the pool.
         self._graphs = {
-            size: _Graph(model, cache, size, self._num_table_blocks, pool)
+            size: _Graph(model, cache, size, self._num_table_blocks, capture)
             for size in reversed(graph_sizes(max_num_seqs))
         }
         self._sizes = sorted(self._graphs)
@@ -66,8 +71,8 @@ class DecodeGraphs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the inputs of a step lie in one buffer of int32: first int64 numbers, then int32 numbers."""
+class _BufferLayout:
+    """Offsets of the inputs of a step in one buffer of int32. The int64 rows come first, two elements a number."""
 
     num_rows: int
     num_blocks: int
@@ -96,21 +101,29 @@ class _Places:
         return buffer[self.tables : self.end].view(self.num_rows, _aligned(self.num_blocks))
 
 
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    pool: Any  # the memory that all graphs share
+    stream: torch.cuda.Stream
+
+
 class _Graph:
-    def __init__(self, model: RankModel, cache: KvPages, num_rows: int, num_blocks: int, pool: Any) -> None:
+    def __init__(
+        self, model: RankModel, cache: KvPages, num_rows: int, num_blocks: int, capture: _Capture | None
+    ) -> None:
         device = cache.pages[0].device
-        places = _Places(num_rows, num_blocks)
+        places = _BufferLayout(num_rows, num_blocks)
         host = torch.zeros(places.end, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = host
         self._device = torch.zeros(places.end, dtype=torch.int32, device=device)
         self._num_rows = num_rows
-        self._ids_N, self._positions_N, self._slots_N = (places.long(host, index).numpy() for index in range(3))
+        self._ids_N, self._positions_N, self._cache_places_N = (places.long(host, index).numpy() for index in range(3))
         self._lens_N: npt.NDArray[np.int32] = places.context_lens(host).numpy()
         self._tables_NB: npt.NDArray[np.int32] = places.block_tables(host).numpy()
         self._lens_N[:] = 1
-        self._slots_N[:] = -1
+        self._cache_places_N[:] = -1
         self._device.copy_(host)
-        token_ids_N, positions_N, slots_N = (places.long(self._device, index) for index in range(3))
+        token_ids_N, positions_N, cache_places_N = (places.long(self._device, index) for index in range(3))
         rows = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         on_device = DeviceBatch(
             tables_NB=places.block_tables(self._device),
@@ -126,7 +139,7 @@ class _Graph:
             query_lens=(1,) * num_rows,
             context_lens=(on_device.max_context_len,) * num_rows,
             block_tables_SB=on_device.tables_NB,
-            slot_mapping_T=slots_N,
+            slot_mapping_T=cache_places_N,
             on_device=on_device,
         )
 
@@ -135,30 +148,34 @@ class _Graph:
 
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if capture is not None:
+            stream = capture.stream
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 compute()  # cuBLAS chooses its kernels and takes its memory at the first call
             torch.cuda.current_stream(device).wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
+            with torch.cuda.graph(self._graph, pool=capture.pool):
                 self._out_ND = compute()
+            self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, batch: InputBatch) -> torch.Tensor:
         """Returns the hidden states [N, D] of the batch and of the rows that are left over."""
         num = len(batch.token_ids_T)
         paged = batch.attention
+        if self._graph is not None:
+            self._copied.synchronize()  # a step whose result nobody has read may still be copying
         self._ids_N[:num] = batch.token_ids_T
         self._positions_N[:num] = batch.positions_T
-        self._slots_N[:num] = paged.slot_mapping_T
-        self._slots_N[num:] = -1
+        self._cache_places_N[:num] = paged.slot_mapping_T
+        self._cache_places_N[num:] = -1
         self._lens_N[:num] = paged.context_lens
         self._lens_N[num:] = 1
         self._tables_NB[:num, : paged.block_tables_SB.shape[1]] = paged.block_tables_SB
         self._device.copy_(self._host, non_blocking=True)
         if self._graph is None:
             return self._compute()
+        self._copied.record()
         self._graph.replay()
         return self._out_ND
 

@@ -239,10 +239,12 @@ class RankServer:
 
     def _leave(self) -> None:
         """Leaves the process group. First drops all objects that use it: they would keep its connections open."""
-        from rayloom_engine.parallel.process_group import leave_group
-
         self._runner = None
         self._group = None
+        if self._config.world_size == 1:
+            return  # it has joined no group, and the module imports torch
+        from rayloom_engine.parallel.process_group import leave_group
+
         leave_group()
 
     def _obey(self, order: object, local_host: str) -> StoreOpen | Done | Computed | None:

@@ -5,6 +5,7 @@ Legend: T tokens of the step, D model width, N rows whose logits are wanted, V v
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.step import TokenLogprobs
-from rayloom_engine.kernels.attention import AttentionBatch
+from rayloom_engine.kernels.attention import AttentionBatch, reads_on_device
 from rayloom_engine.kernels.backend import Backend
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
 from rayloom_engine.kernels.target import Target
@@ -64,7 +65,7 @@ class TorchComputation:
         self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
-        if limits is not None and is_whole and uses_triton(model.kernels.target):
+        if limits is not None and is_whole and reads_on_device(model.kernels.target, cache.pages[0]):
             with self.step():
                 self.graphs = DecodeGraphs(
                     model, cache, max_num_seqs=limits.max_num_seqs, max_context_len=limits.max_context_len
@@ -181,9 +182,13 @@ class TorchPart:
                 dtype=_DTYPES[self.dtype],
                 device=self.model.kernels.target.device,
             )
+            limits = self.limits
+            if limits is not None:
+                longest = min(limits.max_context_len, num_blocks * BLOCK_SIZE)
+                limits = dataclasses.replace(limits, max_context_len=longest)
+            return TorchComputation(self.model, cache, limits)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
-        return TorchComputation(self.model, cache, self.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

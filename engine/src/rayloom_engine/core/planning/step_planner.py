@@ -53,7 +53,7 @@ class StepPlanner:
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
         # 0 or less: its next token is in flight.
         decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
-        if self._config.num_ahead and self.only is None:
+        if self._config.num_ahead and self._may_run_ahead():
             decodes = [s for lack, s in zip(lacking, allowed, strict=True) if self._is_decode(lack, s)]
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
@@ -79,6 +79,16 @@ class StepPlanner:
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
+
+    def _may_run_ahead(self) -> bool:
+        """True if a step may compute placeholders.
+
+        Not in a trial, so that a death has the fewest suspects. Not while sequences of several tenants run or wait and
+        some wait: these may have to preempt running sequences, and sequences in flight cannot be preempted.
+        """
+        if self.only is not None:
+            return False
+        return not self._waiting or len({*self._running.num_of_tenants(), *self._waiting.tenants()}) < 2
 
     def _is_decode(self, lack: int, sequence: Sequence) -> bool:
         """True if a step can compute the newest token of the sequence, or its newest placeholder."""

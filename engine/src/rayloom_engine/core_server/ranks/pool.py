@@ -253,7 +253,7 @@ class RankPool:
         was_away = now - self.checked_at > self._hang_seconds / 2
         self.checked_at = now
         for number, rank in self.attached.items():
-            if rank.control.is_closed:
+            if rank.control.is_closed and not self._has_last_words(rank):
                 raise RankLost(number, "its control connection ended")
             patience = self._hang_seconds if rank.loaded else max(self._hang_seconds, _LOADING_SECONDS)
             if now - rank.control.beat_at > patience and not was_away:
@@ -265,6 +265,27 @@ class RankPool:
         standing = self._standstill.observe(now, beats, self.patience_s)
         if standing is not None:
             raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
+
+    def _has_last_words(self, rank: AttachedRank) -> bool:
+        """True if there is an unread reply of a rank whose control connection has ended.
+
+        A rank that ends on purpose sends the cause first, over its other connection.
+        """
+        if any(sender is rank for sender, _ in self._unread):
+            return True
+        poller = select.poll()
+        for fd in rank.steps.filenos():
+            poller.register(fd, select.POLLIN)
+        if not poller.poll(0):
+            return False
+        try:
+            message = rank.steps.receive(self._hang_seconds)
+        except (ChannelClosed, TimeoutError):
+            return False
+        if not isinstance(message, _REPLIES):
+            return False
+        self._unread.append((rank, message))
+        return True
 
     # --- in other threads ---
 

@@ -53,7 +53,6 @@ class Lifecycle:
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
         self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
-        self.num_held = 0  # requests held until the front, or the model of a gateway, is ready
         # The lifecycle of the process, if this one is of a model of a gateway with several models.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
@@ -147,15 +146,12 @@ class Lifecycle:
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` until requests are accepted for the first time, or refused for good."""
-        self.num_held += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.was_ready and not self._refuses:
                     await self._changed.wait()
         except TimeoutError:
             return
-        finally:
-            self.num_held -= 1
 
     def check_accepts(self) -> None:
         """Raises ApiError 503 with the reason if new requests are refused."""

@@ -85,13 +85,21 @@ def choose_attention(target: Target) -> PlanAttention:
     return plain.plan_attention
 
 
+def reads_on_device(target: Target, pages: torch.Tensor) -> bool:
+    """True if attention over these pages reads `AttentionBatch.on_device`, as steps in CUDA graphs need."""
+    if not uses_triton(target):
+        return False
+    from rayloom_engine.kernels.attention import triton_gpu
+
+    return triton_gpu.can_read(pages)
+
+
 def warm_up_attention(target: Target, *, num_heads: int, pages: torch.Tensor) -> None:
     """Compiles the kernels that a later step may launch, so that none is compiled while requests wait.
 
     `num_heads`: query heads of this rank. `pages`: those of any layer.
     """
-    if uses_triton(target):
+    if reads_on_device(target, pages):
         from rayloom_engine.kernels.attention import triton_gpu
 
-        if triton_gpu.can_read(pages):
-            triton_gpu.warm_up(num_heads, pages, target.compute_dtype)
+        triton_gpu.warm_up(num_heads, pages, target.compute_dtype)

@@ -20,6 +20,10 @@ import triton.language as tl
 # The score before the first key. It is finite, because -inf - (-inf) is NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
+# A split reads at least as many positions. The number of splits is chosen for the longest context of a launch, and a
+# short one does not use all of them: parts that are almost empty would cost more to combine than to compute.
+_LEAST_POSITIONS = tl.constexpr(64)
+
 # Integers are not specialised: for a value of 1, or one divisible by 16, Triton would compile another kernel.
 SIZES = [
     "first_seq",
@@ -122,7 +126,8 @@ def attend_kernel(
     int32 [slots, B] with rows of `table_stride`; slots int32 [S]; starts int32 [S + 1], the first token of each
     sequence in T; lens int32 [S], the context lengths; sinks float32 [H] or None; out [T, H, D]. With several splits,
     the program writes partial float32 [T, H, splits, D] and stats float32 [T, H, splits, 2] (highest score, sum), and
-    `combine_kernel` writes out. A row without visible keys gets zeros.
+    `combine_kernel` writes out; a split that is not used writes stats with a sum of 0 alone. A row without visible keys
+    gets zeros.
 
     CHUNKS: sequences have any number of tokens, so a program searches for its sequence, and tiles of keys that all rows
     see need no mask. Otherwise each sequence has `tiles_per_seq` tiles, enough for its tokens. EDGE_STAGES: tiles of
@@ -164,7 +169,14 @@ def attend_kernel(
     first_key = tl.maximum(first_position - window + 1, 0)
     first_tile = first_key // KEYS
     end_tile = tl.cdiv(last_position + 1, KEYS)
-    tiles_per_split = tl.cdiv(end_tile - first_tile, num_splits)
+    num_used = tl.minimum(num_splits, tl.maximum(1, (end_tile - first_tile) * KEYS // _LEAST_POSITIONS))
+    row_ids = tokens.to(tl.int64) * (num_kv_heads * group) + heads  # index in [T, H]
+    part_ids = row_ids * num_splits + split
+    if split >= num_used:
+        tl.store(stats_ptr + part_ids * 2, tl.full((ROWS,), _LOWEST, tl.float32), mask=is_row)
+        tl.store(stats_ptr + part_ids * 2 + 1, tl.zeros((ROWS,), tl.float32), mask=is_row)
+        return
+    tiles_per_split = tl.cdiv(end_tile - first_tile, num_used)
     first_tile += split * tiles_per_split
     end_tile = tl.minimum(end_tile, first_tile + tiles_per_split)
 
@@ -200,13 +212,11 @@ def attend_kernel(
             HEAD_DIM, PADDED_DIM, KEYS, True, HAS_SOFT_CAP,
         )  # fmt: skip
 
-    row_ids = tokens.to(tl.int64) * (num_kv_heads * group) + heads  # index in [T, H]
     if num_splits == 1:
         out = total_out / tl.where(total == 0.0, 1.0, total)[:, None]
         out_ptrs = out_ptr + row_ids[:, None] * HEAD_DIM + dims[None, :]
         tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_element)
     else:
-        part_ids = row_ids * num_splits + split
         tl.store(partial_ptr + part_ids[:, None] * HEAD_DIM + dims[None, :], total_out, mask=is_element)
         tl.store(stats_ptr + part_ids * 2, highest, mask=is_row)
         tl.store(stats_ptr + part_ids * 2 + 1, total, mask=is_row)
@@ -237,7 +247,7 @@ def combine_kernel(
         totals = tl.load(stats_ptr + part_ids * 2 + 1, mask=is_split, other=0.0)
         parts = tl.load(
             partial_ptr + part_ids[:, None] * HEAD_DIM + dims[None, :],
-            mask=is_split[:, None] & (dims < HEAD_DIM)[None, :],
+            mask=(is_split & (totals > 0.0))[:, None] & (dims < HEAD_DIM)[None, :],
             other=0.0,
         )
         new_highest = tl.maximum(highest, tl.max(highests, 0))

@@ -214,6 +214,7 @@ def _shipped(name: str, kernel: Any, variant: str = "", sizes: dict[str, int] | 
         constants={argument: constants[argument] for argument in arguments if argument in constants},
         num_warps=_NUM_WARPS.get(name, 4),
         num_stages=1,
+        fuses_products=False,
     )
 
 

@@ -1,1 +1,1 @@
-"""The parts that Triton kernels share: the list of the configurations that are compiled ahead of time."""
+"""The parts that Triton kernels share: the choice of Triton, sizes of launches, the type of a checked configuration."""

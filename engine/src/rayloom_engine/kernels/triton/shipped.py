@@ -1,8 +1,9 @@
-"""Shipped: one configuration of a Triton kernel that a rank may launch.
+"""Shipped: one configuration of a Triton kernel that a rank may launch, and whose machine code `make kernels` checks.
 
 Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each for the GPUs that
-it names, and checks registers, shared memory and instructions. A launch outside of SHIPPED would compile while requests
-wait. This module does not import triton, so that a list can be read without it.
+it names, and checks registers, shared memory and instructions. No machine code is part of a release: a rank compiles
+what it launches when it starts, configurations outside of SHIPPED as well. This module does not import triton, so that
+a list can be read without it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Shipped:
     constants: Mapping[str, int | float | bool | str | None]  # each tl.constexpr argument -> its value
     num_warps: int
     num_stages: int
+    fuses_products: bool = True  # the compiler may fuse a product and a sum, which rounds once instead of twice
     gpus: tuple[Gpu, ...] = GPUS
     multiplies_matrices: bool = False  # tl.dot must become instructions of the GPU's matrix units
     copies_asynchronously: bool = False  # on NVIDIA, loads of a loop must become asynchronous copies to shared memory

@@ -19,6 +19,7 @@ class TlsSession:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._lock = threading.Lock()  # held while bytes are encrypted or decrypted, never for a system call
+        self.has_ended = False  # the peer has said that it sends no more
 
     def shake_hands(self, data: bytes = b"") -> bool:
         """Takes bytes of the peer and returns whether this side of the handshake is complete.
@@ -39,7 +40,10 @@ class TlsSession:
             return self._outgoing.read()
 
     def seal(self, data: bytes) -> bytes:
-        """Returns `data` encrypted, after the bytes that the peer must get before it. The order of calls counts."""
+        """Returns `data` encrypted, after the bytes that the peer must get before it. The order of calls counts.
+
+        Raises ssl.SSLError, for example after `open` has raised it.
+        """
         with self._lock:
             rest = memoryview(data)
             while rest:
@@ -47,15 +51,22 @@ class TlsSession:
             return self._outgoing.read()
 
     def open(self, data: bytes) -> bytes:
-        """Takes bytes of the peer and returns those of them that are complete, decrypted. Raises ssl.SSLError."""
+        """Takes bytes of the peer and returns those of them that are complete, decrypted. Raises ssl.SSLError.
+
+        Bytes behind the end that the peer has announced are dropped. From then on `has_ended` is true.
+        """
         opened = bytearray()
         with self._lock:
+            if self.has_ended:
+                return b""
             self._incoming.write(data)
             try:
                 while chunk := self._tls.read(_READ_BYTES):
                     opened += chunk
             except ssl.SSLWantReadError:
                 pass
+            else:
+                self.has_ended = True
         return bytes(opened)
 
     @property

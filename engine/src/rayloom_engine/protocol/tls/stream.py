@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable
 
@@ -26,8 +27,9 @@ class TlsStream:
         self._opened = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Sends `data` encrypted, without waiting."""
-        self._send(self.session.seal(data))
+        """Sends `data` encrypted, without waiting. Sends nothing on a broken connection: its reader sees that."""
+        with contextlib.suppress(ssl.SSLError):
+            self._send(self.session.seal(data))
 
     def send_with(self, send: Callable[[bytes], None]) -> None:
         """Leaves sending to the caller, who seals messages itself. `send` must seal what it gets, also nothing."""
@@ -40,7 +42,7 @@ class TlsStream:
         send, and for the peer's refusal of our certificate.
         """
         while len(self._opened) < num:
-            data = await self._reader.read(_READ_BYTES)
+            data = b"" if self.session.has_ended else await self._reader.read(_READ_BYTES)
             if not data:
                 raise asyncio.IncompleteReadError(bytes(self._opened), num)
             try:

@@ -92,7 +92,7 @@ class KeyRing:
         return name in caller.names or not self.needs_key(name)
 
     def count(self, names: frozenset[str]) -> int:
-        """Returns the number of different keys of `names`."""
+        """Returns how many different API keys may use any of the models `names`."""
         if names not in self._counts:
             self._counts[names] = len(set[bytes]().union(*(self._sources[name].accepted for name in names)))
         return self._counts[names]

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from rayloom_engine.errors import QueueFull
 from rayloom_engine.front.core_link.handshake import CoreAddress, LinkTls, addresses
 from rayloom_engine.front.document.api_route import Endpoint
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.link_tls import server_name
+from rayloom_engine.front.gateway.models.held_requests import HeldRequests
 from rayloom_engine.front.gateway.models.model_names import ModelRoute
 from rayloom_engine.front.gateway.models.models_document import ModelEntry
 from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
@@ -51,7 +51,6 @@ class RunningModel:
         self.entry = entry
         names = {"model": name, "served_model_name": name}
         front = shared.config.front.model_copy(update={**names, **entry.given_settings})
-        self._hold_s = shared.config.gateway.hold_seconds
         self._front_id = f"gateway-{secrets.token_hex(8)}"
         self._shared = shared
         self._engines: Mapping[str, str] = entry.engines or {}
@@ -65,6 +64,9 @@ class RunningModel:
         self.service.lifecycle.process = shared.lifecycle
         self.service.lifecycle.on_ready = shared.on_ready
         self.api = ModelApi(self.service)
+        self.held = HeldRequests(
+            self.service.lifecycle, shared.config.gateway.hold_seconds, self.service.config.max_queued_requests
+        )
         self._num_handled = 0  # requests whose handler has not returned yet
         self._group: asyncio.TaskGroup | None = None
         self._lookups: asyncio.Task[None] | None = None
@@ -123,26 +125,12 @@ class RunningModel:
         self._num_handled += 1
         try:
             if body is not None:
-                await self._wait_for_text()
+                await self.held.wait(request, route.tenant)
             return await handler(request if body is None else Request(scope, _BodyAgain(request, body).receive))
         finally:
             self._num_handled -= 1
             if body is not None:
                 body.drop()
-
-    async def _wait_for_text(self) -> None:
-        """Holds a request until the model has its first tokenizer: other models may have made the process ready before.
-
-        Raises QueueFull if too many requests wait so. After `hold_seconds` the handler refuses the request.
-        """
-        lifecycle = self.service.lifecycle
-        if lifecycle.was_ready:
-            return
-        if lifecycle.num_held >= self.service.config.max_queued_requests:
-            raise QueueFull(
-                f"the queue is full: {lifecycle.num_held} requests wait for the model's tokenizer; try again soon", 1
-            )
-        await lifecycle.wait_ready(self._hold_s)
 
     async def wait_unused(self) -> None:
         """Waits until no request needs the model. Call it once the model gets no new requests."""

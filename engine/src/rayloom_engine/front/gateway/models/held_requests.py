@@ -1,0 +1,71 @@
+"""HeldRequests: the requests that wait until a model of a gateway has its first tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from starlette.requests import Request
+
+from rayloom_engine.core.planning.waiting_queue import has_room
+from rayloom_engine.errors import QueueFull
+from rayloom_engine.front.http.errors import ClientGone
+from rayloom_engine.front.operations.lifecycle import Lifecycle
+
+
+class HeldRequests:
+    """Requests of one model: other models may have made the process ready before. For one event loop."""
+
+    def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int) -> None:
+        """A request waits at most `hold_s`. At most `most` requests wait."""
+        self._lifecycle = lifecycle
+        self._hold_s = hold_s
+        self._most = most
+        self._nums: Counter[str] = Counter()  # tenant -> its requests that wait; none is 0
+
+    def __len__(self) -> int:
+        return self._nums.total()
+
+    async def wait(self, request: Request, tenant: str) -> None:
+        """Waits until the model has a tokenizer, or until its handler would refuse the request for good.
+
+        Read the request's body before the call. Raises QueueFull if too many requests wait, and ClientGone when the
+        client closes the connection. After `hold_s` it returns, and the handler refuses the request.
+        """
+        if self._lifecycle.was_ready:
+            return
+        self._check_room(tenant)
+        self._nums[tenant] += 1
+        ready = asyncio.create_task(self._lifecycle.wait_ready(self._hold_s))
+        gone = asyncio.create_task(_disconnect(request))
+        try:
+            await asyncio.wait((ready, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                gone.result()
+                raise ClientGone
+            ready.result()
+        finally:
+            ready.cancel()
+            gone.cancel()
+            self._nums[tenant] -= 1
+            if not self._nums[tenant]:
+                del self._nums[tenant]
+
+    def _check_room(self, tenant: str) -> None:
+        """Raises QueueFull. The rule for one API key is that of the core's queue."""
+        num_held = len(self)
+        if num_held >= self._most:
+            raise QueueFull(f"the queue is full: {num_held} requests wait for the model's tokenizer; try again soon", 1)
+        num_own = self._nums[tenant]
+        if tenant and not has_room(num_own, num_held, 0, self._most):
+            raise QueueFull(
+                f"{num_own} requests of this API key wait for the model's tokenizer, and the queue's other places are "
+                "kept for other keys; try again soon",
+                1,
+            )
+
+
+async def _disconnect(request: Request) -> None:
+    """Returns when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
