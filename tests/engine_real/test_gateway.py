@@ -20,9 +20,11 @@ import pytest
 from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
 from rt_server import wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_TOKENS = 256  # so many of a tiny model that streams still run when an engine is killed
+NUM_TOKENS = 256  # so many that streams still run when an engine is killed
 WORDS = " ".join(f"{number} and" for number in range(40))  # makes prompts long enough for several KV blocks
+NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "1024")
 
@@ -198,8 +200,17 @@ def counted(admin_url: str) -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def engines(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    made = Engines(tmp_path_factory.mktemp("engines"), three_layers)
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model whose steps take milliseconds, so that tokens arrive one by one and streams overlap."""
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 2}
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=12, max_position_embeddings=1024, **sizes)
+    return str(tiny_tokenizer(folder, has_tools=True))
+
+
+@pytest.fixture(scope="module")
+def engines(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"), model)
     try:
         for name in made.ports:
             made.start(name)
@@ -238,7 +249,8 @@ def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
 def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     gateway: Gateway, measured: Callable[[str], None]
 ) -> None:
-    prefixes = [f"{prompt} {WORDS}" for prompt in PROMPTS[:6]]
+    # So many that both engines have some: a prefix that no engine has goes to either with equal chance.
+    prefixes = [f"{number}: {PROMPTS[number % 6]} {WORDS}" for number in range(NUM_PREFIXES)]
 
     def cached_tokens(number: int, question: str) -> tuple[int, int]:
         body = {"model": "m", "prompt": f"{prefixes[number]} {question}", "max_tokens": 1, "temperature": 0.0}
@@ -248,8 +260,8 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     def cached_blocks() -> list[int]:
         return [engine["cached_blocks"] for engine in gateway.engines()["engines"].values()]
 
-    first = [cached_tokens(number, "Why?") for number in range(6)]
-    assert [cached for _, cached in first] == [0] * 6
+    first = [cached_tokens(number, "Why?") for number in range(NUM_PREFIXES)]
+    assert [cached for _, cached in first] == [0] * NUM_PREFIXES
     num_blocks = sum(total // 16 for total, _ in first)
     wait_until(lambda: sum(cached_blocks()) >= num_blocks, 30.0, lambda: str(gateway.engines()))
     assert min(cached_blocks()) > 0, "the prefixes are spread"
@@ -257,7 +269,7 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
         for number, (num_tokens, _) in enumerate(first):
             assert cached_tokens(number, question)[1] >= num_tokens - 32, "at most the question and a block are new"
     assert sum(cached_blocks()) < 2 * num_blocks
-    measured(f"cached blocks of the engines: {cached_blocks()}; the 6 prompts have {num_blocks}")
+    measured(f"cached blocks of the engines: {cached_blocks()}; the {NUM_PREFIXES} prompts have {num_blocks}")
 
 
 def test_engines_count_the_requests_that_come_through_the_gateway(
