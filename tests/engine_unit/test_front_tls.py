@@ -265,7 +265,7 @@ def test_clear_text_that_somebody_adds_before_the_handshake_ends_the_connection(
     context = world.link_tls().files.context()
 
     async def inject() -> None:
-        with pytest.raises((TlsRefused, asyncio.IncompleteReadError)):
+        with pytest.raises((TlsRefused, asyncio.IncompleteReadError, ConnectionError)):
             await _start_tls(world, context, more=_submit("injected"))
 
     asyncio.run(inject())

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import functools
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from rayloom_bench.settings import page_file
@@ -50,7 +51,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _measured(args: argparse.Namespace, device: object) -> str:
     import torch
-    import triton
 
     from rayloom_bench.gpu import page
     from rayloom_bench.gpu.kernels import kernel_times
@@ -94,7 +94,7 @@ def _measured(args: argparse.Namespace, device: object) -> str:
         step = functools.partial(decode_step, graphs, decode_batch(batch_size, args.context), greedy_slots(batch_size))
         kernels[batch_size] = kernel_times(step)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    versions = f"torch {torch.__version__}, Triton {triton.__version__}, {today}"
+    versions = f"torch {torch.__version__}, Triton {version('triton')}, {today}"
     return "\n\n".join(
         (
             "# One rank on a GPU",

@@ -51,6 +51,7 @@ class Lifecycle:
         self.failure = ""  # the first cause of failure, once the engine has failed
         self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
+        self.num_held = 0  # requests that wait until a restarted front is ready
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
         self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
         # The lifecycle of the process, if this one is of a model of a gateway with several models.
@@ -142,7 +143,11 @@ class Lifecycle:
     async def wait_after_restart(self, timeout_s: float) -> None:
         """In a restarted front: waits up to `timeout_s` until requests are accepted, or refused for good."""
         if self.is_restart:
-            await self.wait_ready(timeout_s)
+            self.num_held += 1
+            try:
+                await self.wait_ready(timeout_s)
+            finally:
+                self.num_held -= 1
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Waits up to `timeout_s` until requests are accepted for the first time, or refused for good."""
