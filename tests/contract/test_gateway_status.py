@@ -5,6 +5,7 @@ import json
 import pytest
 
 from rayloom_engine.front.gateway.models import gateway_status as engine
+from rayloom_operator.decide.llmgateway.missing_keys import LISTED_NAMES
 from rayloom_operator.engines.gateway_status import gateway_status
 from rayloom_operator.engines.request import MAX_BYTES
 from rayloom_operator.engines.status import GatewayReport, UnusableKeys
@@ -70,3 +71,7 @@ def test_another_document_is_refused(change, words):
 
     with pytest.raises(EngineUnavailable, match=words):
         gateway_status(200, body.encode())
+
+
+def test_the_operator_knows_how_many_names_a_report_lists():
+    assert engine.MAX_NAMES == LISTED_NAMES

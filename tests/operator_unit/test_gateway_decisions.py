@@ -108,7 +108,7 @@ def test_removing_the_part_deletes_everything():
         "deployments chat-gateway",
         "poddisruptionbudgets chat-gateway",
         "services chat-engines",
-        "secrets key",
+        *["secrets key"] * 3,  # the key for gateways, and the two with certificates
     ]
     assert "gateway" not in found.document
     assert found.document["endpoint"] == DIRECT

@@ -9,10 +9,12 @@ from aiohttp import web
 
 from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.llmgateway.missing_keys import LISTED_NAMES
 from rayloom_operator.decide.llmgateway.plan import requeue_after_s
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of, with_closed_names
 from rayloom_operator.decide.llmgateway.status import gateway_status
 from rayloom_operator.engines.status import GatewayReport, UnusableKeys
+from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.llmgateway.models_file import content_hash, models_text
 from rayloom_operator.observe import poller as engine_poller
 from rayloom_operator.observe.observed import DeploymentProgress
@@ -43,14 +45,14 @@ def answers(*reports, at=100.0):
     return {f"gateway-{index}": make_reading(each, at=at) for index, each in enumerate(said)}
 
 
-def situation(readings, *, progress=COMPLETE, services=(CHAT,), mono=100.0, **spec):
+def situation(readings, *, progress=COMPLETE, services=(CHAT,), mono=100.0, previous=None, **spec):
     gateway = parse_gateway(make_gateway_document(**spec))
     members, aliases = names_of(gateway, services)
     found = GatewaySituation(
         now=Now(CLOCK, mono),
         settings=SETTINGS,
         generation=1,
-        previous={},
+        previous=previous or {},
         gateway=gateway,
         accepted=VALID,
         members=members,
@@ -152,6 +154,30 @@ def test_a_pod_that_still_knows_the_keys_keeps_the_name_open():
         assert conditions["Degraded"][:2] == ("True", "KeysMissing")
 
 
+def test_a_name_is_closed_only_if_every_pod_that_takes_requests_has_answered():
+    silent = make_reading(None, failing_since=90.0, error="no connection to 10.0.0.1:8001")
+    readings = answers(report(chat=0)) | {"gateway-1": silent}
+    found = gateway_status(situation(readings, services=(make_service_document(auth=KEYS),)))
+    assert found.models[0].state == "Serving"
+
+
+def test_names_beyond_the_limit_of_a_report_share_the_answer_of_their_secret():
+    names = [f"m{number:02}" for number in range(40)]
+    services = tuple(make_service_document(name, auth=KEYS) for name in names)
+    cut = report(**dict.fromkeys(names[:LISTED_NAMES], 0))
+    found = gateway_status(situation(answers(cut, cut), services=services))
+    assert {each.state for each in found.models} == {"Closed"} and len(found.models) == 40
+
+
+def test_what_the_last_status_says_of_pods_stays_until_a_new_operator_has_asked_them():
+    services = (make_service_document(auth=KEYS),)
+    last = gateway_status(situation(answers(report(chat=0), report(chat=0)), services=services))
+    new = situation({}, services=services, previous=last.model_dump(mode="json", by_alias=True))
+    found = gateway_status(new)
+    assert (found.models, found.pods) == (last.models, last.pods)
+    assert found.models[0].state == "Closed"
+
+
 @pytest.mark.parametrize(
     ("spec", "field", "secret"),
     [
@@ -206,6 +232,27 @@ def test_the_status_follows_the_answers_of_the_pods(monkeypatch):
             await world.until(lambda: world.condition("Degraded").get("reason") == "ModelsRefused")
             world.kube.remove(world.kube.path("LLMGateway"))
             await world.until(lambda: world.controller._poller.num_engines == 0)
+
+    with_gateways(
+        story, prepare=lambda world: world.kube.put(make_gateway_document()), services=[make_service_document()]
+    )
+
+
+def test_a_label_that_is_refused_is_no_fault_of_the_gateway(monkeypatch, caplog):
+    monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
+    document = {"version": "v1", "state": "serving", "reason": "", "models_file": {"hash": HASH}}
+
+    async def answer(request):
+        return web.json_response(document)
+
+    async def story(world):
+        world.kube.refusals["patch", "/pods/gateway-0"] = KubeError(403, "a policy forbids it")
+        async with listening(monkeypatch, answer):
+            await world.until(lambda: world.models_file.get("models"))
+            world.show_pods(2, ip="127.0.0.1")
+            await world.until(lambda: "cannot set rayloom.dev/models" in caplog.text)
+            await world.until(lambda: world.condition("Progressing").get("reason") == "ReadingModels")
+            assert world.condition("Accepted")["status"] == "True"
 
     with_gateways(
         story, prepare=lambda world: world.kube.put(make_gateway_document()), services=[make_service_document()]

@@ -235,7 +235,7 @@ class Scheduler:
                 continue  # the sequence was aborted meanwhile, or is corrupt
             self._running.prove(sequence)
             sequence.token_ids.append(sampled.token_id)
-            if sequence.num_placeholders:
+            if self.config.num_ahead and sequence.num_placeholders:
                 self._running.learned(sequence)
             reason = sequence.finish_reason(self.config.max_model_len)
             outputs.append(_output(sequence, sampled, reason))

@@ -22,7 +22,7 @@ _LEAST_TOKENS = 64
 class StepWork:
     """The number of floating-point operations that a step's tokens take in one pipeline stage."""
 
-    flops_per_token: float = 0.0  # operations for a token: 2 for every parameter of the stage
+    flops_per_token: float = 0.0  # a multiplication and an addition for each parameter of the stage
     # operations for a token and one position that it attends to, in all layers of the stage
     flops_per_pair: float = 0.0
     num_layers: int = 1  # layers of the stage

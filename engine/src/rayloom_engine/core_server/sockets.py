@@ -303,7 +303,7 @@ class CoreIo:
         self._send_bytes(connection, front, frame(greeted.welcome) + frame(self._status()))
 
     def _warn_once(self, problem: str) -> None:
-        # Logged once, because a refused front tries again four times a second, for ever.
+        # A refused front reconnects four times a second without end, so an equal warning is logged only once.
         if self._problems.is_new(problem):
             logger.warning("%s; repetitions are not logged until a front is accepted", problem)
 

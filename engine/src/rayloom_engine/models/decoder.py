@@ -103,10 +103,6 @@ class CausalLM:
         return self.kernels.target.compute_dtype
 
     @property
-    def progress(self) -> int:
-        return 0
-
-    @property
     def schemes(self) -> Iterator[WeightScheme]:
         return self._weights.schemes
 

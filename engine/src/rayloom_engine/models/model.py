@@ -40,13 +40,6 @@ class RankModel(Protocol):
         """Type of the hidden states that one stage sends to the next, so that the residual stream is not rounded."""
 
     @property
-    def progress(self) -> int:
-        """Half layers that `forward` has computed so far, if it computes several without a call of its TensorGroup.
-
-        Any thread may read it while `forward` runs.
-        """
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take in this process."""
 

@@ -116,7 +116,6 @@ class _Graph:
         host = torch.zeros(places.end, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = host
         self._device = torch.zeros(places.end, dtype=torch.int32, device=device)
-        self._num_rows = num_rows
         self._ids_N, self._positions_N, self._cache_places_N = (places.long(host, index).numpy() for index in range(3))
         self._lens_N: npt.NDArray[np.int32] = places.context_lens(host).numpy()
         self._tables_NB: npt.NDArray[np.int32] = places.block_tables(host).numpy()

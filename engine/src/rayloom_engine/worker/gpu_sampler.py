@@ -1,7 +1,7 @@
 """GpuSampler: chooses the tokens of a step on a GPU, as worker/sampler.py defines the choice, with one read at the end.
 
 Token ids equal the reference's, with the two exceptions that the C library has, too: if two scores, or a sum of
-probabilities and top_p, are equal up to the last bits, rounding decides; and of tokens with equal logits at the border
+probabilities and top_p, are equal up to the last bits, rounding decides; and of tokens whose logits equal the threshold
 of top_k or top_p, those with the lowest ids are kept.
 
 Legend: N rows of logits, M of these rows that are not simply greedy, V vocabulary, W words of a mask, E entries.

@@ -51,10 +51,10 @@ class StepPlanner:
         """
         allowed = [s for _, s in self._running.in_ranks() if self.only is None or s.request_id in self.only]
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
-        # 0 or less: its next token is in flight.
-        decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
         if self._config.num_ahead and self._may_run_ahead():
             decodes = [s for lack, s in zip(lacking, allowed, strict=True) if self._is_decode(lack, s)]
+        else:  # 0 or less: its next token is in flight
+            decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
         num_prompt_tokens = max(1, builder.budget - num_decodes)

@@ -1,7 +1,7 @@
 """The choice of a step's tokens on a GPU, as `worker/sampler.py` defines it for one row.
 
 `triton_gpu.py` launches the kernels: `triton_kernels.py` adjusts logits, draws and reduces; `triton_thresholds.py`
-finds the borders of top_k, min_p and top_p without a sort; `triton_logprobs.py` computes log-probabilities and ranks.
+finds thresholds without a sort; `triton_logprobs.py` computes log-probabilities and ranks.
 `worker/gpu_sampler.py` makes their inputs from slots. The C library has a sampler of its own
 (`worker/cpu_sampler.py`).
 

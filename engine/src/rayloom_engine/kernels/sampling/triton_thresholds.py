@@ -1,11 +1,12 @@
-"""The borders of top_k, min_p and top_p, found without a sort.
+"""The thresholds of top_k, min_p and top_p, found without a sort.
 
-A float32 has an integer key in the same order. The border of top_k is the smallest key above which there are fewer than
-k tokens; that of top_p is the smallest key above which the tokens have less than top_p of the probability. Each pass
-over the row tries 15 keys at once and so divides the range of keys by 16: at most 9 passes find the border exactly.
+Logits are mapped to integers that have the same order (keys). The threshold of top_k is the smallest key that fewer
+than k tokens exceed. The threshold of top_p is the smallest key above which the tokens have less than top_p of the
+probability. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9 passes find
+a threshold exactly.
 
-Tokens that are equal at the border are kept in the order of their ids, as far as the rule allows, as the C library
-does. torch's sort keeps any of them.
+Tokens that equal a threshold are kept in the order of their ids, as many as the rule allows, as the C library does.
+torch's sort keeps any of them.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ def value_of(key):
 
 @triton.jit
 def weights_of(x, highest, inside, COUNTS: tl.constexpr):
-    """Returns what a token adds to the sum that a border limits: 1, or its probability, not normalised."""
+    """Returns what a token adds to the sum that a threshold limits: 1, or its probability, not normalised."""
     if COUNTS:
         return inside.to(tl.float32)
     return tl.where(inside, tl.exp(x - highest), 0.0)
 
 
 @triton.jit
-def border_of(logits_ptr, V, highest, low, target, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+def threshold_of(logits_ptr, V, highest, low, target, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
     """Returns the smallest key above `low` such that the tokens with larger keys have less than `target` together.
 
-    The tokens above `low` have at least `target`, so the border is the key of a token.
+    The tokens above `low` have at least `target`, so the threshold is the key of a token.
     """
     high = key_of(highest).to(tl.int64)
     pieces = tl.arange(0, PIECES) + 1
@@ -121,31 +122,31 @@ def thresholds_kernel(
     blocks = tl.arange(0, BLOCKS)
     highest = tl.max(tl.load(values_ptr + number * B + blocks, mask=blocks < B, other=float("-inf")), axis=0)
 
-    border = key_of(highest + log_min_p)  # log_min_p is -infinity without min_p
+    threshold = key_of(highest + log_min_p)  # log_min_p is -infinity without min_p
     num_ties = tl.full((), ALL_TIES, tl.int32)
     if (top_k > 0) & (top_k < V):
         low = tl.full((), LOWEST, tl.int64)
-        k_border = border_of(logits_ptr, V, highest, low, top_k.to(tl.float64), COUNTS=True, BLOCK=BLOCK)
-        if k_border >= border:
-            num_above, _ = above_and_equal(logits_ptr, V, highest, k_border, COUNTS=True, BLOCK=BLOCK)
-            border = k_border
+        k_threshold = threshold_of(logits_ptr, V, highest, low, top_k.to(tl.float64), COUNTS=True, BLOCK=BLOCK)
+        if k_threshold >= threshold:
+            num_above, _ = above_and_equal(logits_ptr, V, highest, k_threshold, COUNTS=True, BLOCK=BLOCK)
+            threshold = k_threshold
             num_ties = (top_k - num_above.to(tl.int64)).to(tl.int32)
     if top_p < 1.0:
-        above, num_equal = above_and_equal(logits_ptr, V, highest, border, COUNTS=False, BLOCK=BLOCK)
-        equal = tl.exp(value_of(border) - highest).to(tl.float64)
+        above, num_equal = above_and_equal(logits_ptr, V, highest, threshold, COUNTS=False, BLOCK=BLOCK)
+        equal = tl.exp(value_of(threshold) - highest).to(tl.float64)
         total = above + equal * tl.minimum(num_equal, num_ties).to(tl.float64)
         # The most likely token is kept even if top_p is 0.
         target = tl.maximum(total * top_p, 1e-30)
         if above >= target:
-            low = border.to(tl.int64)
-            border = border_of(logits_ptr, V, highest, low, target, COUNTS=False, BLOCK=BLOCK)
-            above, num_equal = above_and_equal(logits_ptr, V, highest, border, COUNTS=False, BLOCK=BLOCK)
-            equal = tl.exp(value_of(border) - highest).to(tl.float64)
+            low = threshold.to(tl.int64)
+            threshold = threshold_of(logits_ptr, V, highest, low, target, COUNTS=False, BLOCK=BLOCK)
+            above, num_equal = above_and_equal(logits_ptr, V, highest, threshold, COUNTS=False, BLOCK=BLOCK)
+            equal = tl.exp(value_of(threshold) - highest).to(tl.float64)
             num_ties = num_equal
         num_kept = tl.ceil((target - above) / equal)
         num_ties = tl.minimum(num_ties, tl.maximum(tl.minimum(num_kept, 1e9), 1.0).to(tl.int32))
     last_tie = tl.full((), ALL_TIES, tl.int32)
     if num_ties != ALL_TIES:
-        last_tie = id_of_tie(logits_ptr, V, border, num_ties, BLOCK=BLOCK)
-    tl.store(thresholds_ptr + number, value_of(border))
+        last_tie = id_of_tie(logits_ptr, V, threshold, num_ties, BLOCK=BLOCK)
+    tl.store(thresholds_ptr + number, value_of(threshold))
     tl.store(last_ties_ptr + number, last_tie)

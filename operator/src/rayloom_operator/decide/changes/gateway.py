@@ -20,6 +20,7 @@ from rayloom_operator.objects.gateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.objects.tls import files as tls_files
 from rayloom_operator.objects.tls.tls_secrets import service_secrets
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -93,5 +94,11 @@ def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Dele
     if not has_front_ports(situation, resolved):
         engines = object_path("v1", "Service", meta.namespace, engines_name(meta.name))
         yield Deletion(engines, owner_uid=meta.uid)
-        # The operator cannot read Secrets. The name of this one contains a hash of the service's uid.
-        yield Deletion(object_path("v1", "Secret", meta.namespace, gateway_secret_name(meta.name, meta.uid)))
+        service = resolved.service
+        # The operator cannot read Secrets, so it does not look at their owner. Their names contain a hash of its uid.
+        for name in (
+            gateway_secret_name(meta.name, meta.uid),
+            tls_files.gateway_secret_name(service),
+            tls_files.engines_secret_name(service),
+        ):
+            yield Deletion(object_path("v1", "Secret", meta.namespace, name))

@@ -6,16 +6,19 @@ it cannot be used if it is empty. A gateway then refuses every request for the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway
-from rayloom_operator.api.pods import Auth
+from rayloom_operator.api.llmgateway.stored import AliasStatus, LLMGatewayStatus, ModelStatus
+from rayloom_operator.api.pods import SecretKey
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.llmgateway.aliases import AliasState
 from rayloom_operator.decide.llmgateway.members import SelectedService
 from rayloom_operator.engines.status import GatewayReport
+
+LISTED_NAMES = 32  # names at most in a gateway pod's report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class KeyFault:
     """A name whose API keys at least one gateway pod cannot read."""
 
     name: str
-    is_closed: bool  # every gateway pod that answers refuses all requests for the name
+    is_closed: bool  # every gateway pod that takes requests has answered, and refuses all requests for the name
     message: str
 
 
@@ -31,23 +34,51 @@ def key_faults(
     gateway: LLMGateway,
     members: Iterable[SelectedService],
     aliases: Iterable[AliasState],
-    reports: Sequence[GatewayReport],
+    reports: Sequence[GatewayReport | None],
 ) -> tuple[KeyFault, ...]:
-    """Returns the faults of all names, those of services first. `reports`: of the gateway pods that have answered."""
+    """Returns the faults of all names, those of services first.
+
+    `reports`: one for each gateway pod that takes requests; None: the pod has no recent answer.
+    """
     with_keys = {each.name for each in gateway.spec.aliases if each.auth is not None}
     common = "spec.auth" if gateway.spec.auth is not None else ""
-    found: list[KeyFault] = []
+    named: dict[str, tuple[SecretKey, str]] = {}  # name -> key of the Secret with its API keys, field that names it
     for member in members:
         if member.entry is not None and member.entry.auth is not None:
             field = common or f"spec.auth of the LLMService {member.service}"
-            found += _faults(member.name, member.entry.auth, field, reports)
+            named[member.name] = (member.entry.auth.api_key_secret_ref, field)
     for alias in aliases:
         if alias.entry is not None and alias.entry.auth is not None:
             field = common or "spec.auth of the LLMServices behind the alias"
             if alias.name in with_keys:
                 field = f"auth of the alias {alias.name} in spec.aliases"
-            found += _faults(alias.name, alias.entry.auth, field, reports)
+            named[alias.name] = (alias.entry.auth.api_key_secret_ref, field)
+    found: list[KeyFault] = []
+    for name, (ref, field) in named.items():
+        accepted = [None if report is None else _accepted(report, name, named) for report in reports]
+        if any(each is not None for each in accepted):
+            found.append(_fault(name, ref, field, is_closed=all(each == 0 for each in accepted)))
     return tuple(found)
+
+
+def _accepted(report: GatewayReport, name: str, named: Mapping[str, tuple[SecretKey, str]]) -> int | None:
+    """Returns the number of keys that a pod still accepts for a name; None if it can read the name's file.
+
+    A report lists a limited number of names. Beyond that limit, the answer is that of a listed name with the same file.
+    """
+    listed = {each.name: each.accepted for each in report.unusable_keys}
+    if name in listed or len(listed) < LISTED_NAMES:
+        return listed.get(name)
+    ref, _ = named[name]
+    return next((number for other, number in listed.items() if other in named and named[other][0] == ref), None)
+
+
+def stored_faults(status: LLMGatewayStatus) -> tuple[KeyFault, ...]:
+    """Returns the names that the last written status calls Closed."""
+    names: tuple[ModelStatus | AliasStatus, ...] = (*status.models, *status.aliases)
+    return tuple(
+        KeyFault(name=each.name, is_closed=True, message=each.message) for each in names if each.state == "Closed"
+    )
 
 
 Name = TypeVar("Name", SelectedService, AliasState)
@@ -64,15 +95,10 @@ def with_closed(names: Iterable[Name], faults: Iterable[KeyFault]) -> tuple[Name
     )
 
 
-def _faults(name: str, auth: Auth, field: str, reports: Sequence[GatewayReport]) -> list[KeyFault]:
-    accepted = [{each.name: each.accepted for each in report.unusable_keys}.get(name) for report in reports]
-    if all(each is None for each in accepted):
-        return []
-    is_closed = all(each == 0 for each in accepted)
+def _fault(name: str, ref: SecretKey, field: str, *, is_closed: bool) -> KeyFault:
     effect = "Requests for it are refused" if is_closed else "A gateway pod refuses requests for it, or knows old keys"
-    ref = auth.api_key_secret_ref
     message = (
         f"Gateway pods find no API keys of {name!r}. {effect} until the Secret {ref.name} has a key {ref.key!r} "
         f"with one API key a line: create it in this namespace, or change {field}."
     )
-    return [KeyFault(name=name, is_closed=is_closed, message=message)]
+    return KeyFault(name=name, is_closed=is_closed, message=message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rayloom_operator.api.llmgateway.stored import ReadState
+from rayloom_operator.api.llmgateway.stored import GatewayPodStatus, ReadState
 from rayloom_operator.engines.status import GatewayReport
 from rayloom_operator.observe.observed import Pod, Reading
 from rayloom_operator.observe.verdict import STALE_S
@@ -27,12 +27,22 @@ class PodModels:
 
 
 def pod_models(
-    pods: Iterable[Pod], readings: Mapping[str, Reading], present_hash: str, mono: float
+    pods: Iterable[Pod],
+    readings: Mapping[str, Reading],
+    stored: Iterable[GatewayPodStatus],
+    present_hash: str,
+    mono: float,
 ) -> tuple[PodModels, ...]:
-    """Returns the models file of each pod, in the order of their names. `present_hash`: of the present file."""
+    """Returns the models file of each pod, in the order of their names. `present_hash`: of the present file.
+
+    `stored`: status.pods as last written, which counts for pods that this process of the operator has not asked yet.
+    """
+    before = {each.name: each for each in stored}
     return tuple(
-        _pod_models(each, readings.get(each.name), present_hash, mono)
-        for each in sorted(pods, key=lambda pod: pod.name)
+        _stored_models(before[name], present_hash)
+        if name not in readings and name in before
+        else _pod_models(name, readings.get(name), present_hash, mono)
+        for name in sorted(each.name for each in pods)
     )
 
 
@@ -48,12 +58,18 @@ def stale_after_s(reading: Reading, mono: float) -> float:
     return reading.at + STALE_S - mono
 
 
-def _pod_models(pod: Pod, reading: Reading | None, present_hash: str, mono: float) -> PodModels:
+def _stored_models(stored: GatewayPodStatus, present_hash: str) -> PodModels:
+    if stored.models == "Current" and stored.models_hash != present_hash:
+        return PodModels(name=stored.name, state="Outdated", models_hash=stored.models_hash, message=_NOT_READ)
+    return PodModels(name=stored.name, state=stored.models, models_hash=stored.models_hash, message=stored.message)
+
+
+def _pod_models(name: str, reading: Reading | None, present_hash: str, mono: float) -> PodModels:
     report = fresh_report(reading, mono)
     if report is None:
         error = "" if reading is None else reading.error
         message = f"The operator cannot ask the pod for its list of models: {error}" if error else _NO_ANSWER
-        return PodModels(name=pod.name, state="Unknown", message=message)
+        return PodModels(name=name, state="Unknown", message=message)
     state: ReadState = "Current"
     message = ""
     if report.refusal:
@@ -65,4 +81,4 @@ def _pod_models(pod: Pod, reading: Reading | None, present_hash: str, mono: floa
     elif report.problems:
         state = "Refused"
         message = f"The pod does not serve a part of the list of models: {'; '.join(report.problems)}"
-    return PodModels(name=pod.name, state=state, models_hash=report.models_hash, message=message)
+    return PodModels(name=name, state=state, models_hash=report.models_hash, message=message)

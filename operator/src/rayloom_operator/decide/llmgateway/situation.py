@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayloom_operator.api.llmgateway.spec import LLMGateway
+from rayloom_operator.api.llmgateway.stored import stored_status
 from rayloom_operator.decide.llmgateway.aliases import AliasState, alias_states
 from rayloom_operator.decide.llmgateway.members import SelectedService, members
-from rayloom_operator.decide.llmgateway.missing_keys import KeyFault, key_faults, with_closed
+from rayloom_operator.decide.llmgateway.missing_keys import KeyFault, key_faults, stored_faults, with_closed
 from rayloom_operator.decide.llmgateway.pod_models import PodModels, fresh_report, pod_models
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.names import Manifest
@@ -57,7 +58,8 @@ class GatewaySituation:
     @property
     def pod_models(self) -> tuple[PodModels, ...]:
         """The models file of each gateway pod, compared with the present one."""
-        return pod_models(self.pods, self.readings, self.models_hash, self.now.mono)
+        stored = stored_status(self.previous).pods
+        return pod_models(self.pods, self.readings, stored, self.models_hash, self.now.mono)
 
     @property
     def key_faults(self) -> tuple[KeyFault, ...]:
@@ -67,8 +69,10 @@ class GatewaySituation:
         """
         if self.gateway is None or self.progress is None or self.progress.num_updated < self.progress.num_pods:
             return ()
-        found = (fresh_report(self.readings.get(each.name), self.now.mono) for each in self.pods)
-        reports = [each for each in found if each is not None]
+        ready = [each.name for each in self.pods if each.is_ready]
+        if any(name not in self.readings for name in ready):
+            return stored_faults(stored_status(self.previous))  # the operator has just started, or the pod has
+        reports = [fresh_report(self.readings[name], self.now.mono) for name in ready]
         return key_faults(self.gateway, self.members, self.aliases, reports)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.plan import Drain, Plan
+from rayloom_operator.decide.changes.pod_label import PodLabel
 from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.engines.request import ask_either
 from rayloom_operator.engines.status import shown
@@ -73,9 +74,9 @@ class Applier:
         await self._drain(key, [each for each in planned.drains if not each.wanted])
         for route in planned.routes:
             await attempt(self._route(key, route))
-        await attempt(self._objects.apply(key, planned, interval_s))
-        for label in planned.labels:
-            await attempt(self._label(label.pod, label.name, label.value))
+        if await attempt(self._objects.apply(key, planned, interval_s)):
+            for label in planned.labels:
+                await self._try_label(label)
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
@@ -113,6 +114,15 @@ class Applier:
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")
         await self._label(route.pod, ROUTE_LABEL, "true" if route.wanted else None)
+
+    async def _try_label(self, label: PodLabel) -> None:
+        """Sets a label that only saves time. A failure is logged: the kubelet brings the files without it, too."""
+        try:
+            await self._label(label.pod, label.name, label.value)
+        except (KubeUnreachable, Deposed):
+            raise
+        except OperatorError as error:
+            logger.warning("pod %s/%s: cannot set %s: %s", label.pod.namespace, label.pod.name, label.name, error)
 
     async def _label(self, pod: Pod, name: str, value: str | None) -> None:
         """Sets a label of a pod, or removes it. Does nothing if the pod is gone."""
