@@ -20,8 +20,8 @@ from rayloom_engine.kernels.rotary_kv_write import QkNorms
 from rayloom_engine.kernels.silu_mul import plain as plain_silu
 from rayloom_engine.kernels.silu_mul import reference as reference_silu
 from rayloom_engine.kernels.target import Target
-from rayloom_engine.models.rope import RotaryAngles
-from rayloom_engine.models.shape import RopeParameters
+from rayloom_engine.models.rope.angles import RotaryAngles
+from rayloom_engine.models.rope.parameters import RopeParameters
 from rt_tiny import cpu_kernels
 
 CPU = torch.device("cpu")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.shape import RopeParameters, read_shape
+from rayloom_engine.models.rope.parameters import RopeParameters
+from rayloom_engine.models.shape import read_shape
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -171,12 +172,21 @@ def test_a_size_may_be_a_whole_number_written_as_a_float(tmp_path: Path) -> None
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\); works: bfloat16, float16, float32"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; works: silu"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
-            "'yarn' is not supported; works: default, llama3, linear",
+            {"rope_scaling": {"rope_type": "mrope", "factor": 2.0}},
+            "'mrope' is not supported; works: default, linear, dynamic, yarn, longrope, llama3, proportional",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "'one per layer type' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+        ({"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7 rotates 1 of 2 elements of a head; works: an even"),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 8}}, "factor is missing"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
+            "long_factor must be a list of 1 numbers, given 2 elements",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [0.0], "long_factor": [1.0]}},
+            r"short_factor\[0\] must be a number > 0",
+        ),
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"head_dim": 3}, "head_dim 3 is odd"),
         ({"hidden_size": ...}, "hidden_size is missing; it must be a whole number"),

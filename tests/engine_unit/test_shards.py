@@ -18,7 +18,8 @@ from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.llm import LLM
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
-from rayloom_engine.models.shape import ModelShape, RopeParameters, read_shape
+from rayloom_engine.models.rope.parameters import RopeParameters
+from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import shard_counts
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import WHOLE, Shard

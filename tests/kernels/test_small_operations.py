@@ -101,6 +101,7 @@ def test_silu_of_a_very_negative_gate_is_zero() -> None:
     dtype=st.sampled_from(DTYPES),
     page_dtype=st.sampled_from([None, torch.float16]),
     has_norms=st.booleans(),
+    rotated_share=st.sampled_from([1.0, 0.75, 0.5, 0.25]),
     seed=SEEDS,
 )
 def test_norms_rotation_and_write_are_their_references(
@@ -110,6 +111,7 @@ def test_norms_rotation_and_write_are_their_references(
     dtype: torch.dtype,
     page_dtype: torch.dtype | None,
     has_norms: bool,
+    rotated_share: float,
     seed: int,
 ) -> None:
     num_queries, num_kv_heads = heads
@@ -117,7 +119,7 @@ def test_norms_rotation_and_write_are_their_references(
     generator = torch.Generator().manual_seed(seed)
     qkv = randn(num_tokens, num_queries + 2 * num_kv_heads, head_dim, seed=seed, dtype=dtype)
     slots = torch.randperm(num_blocks * block_size, generator=generator)[:num_tokens].to(DEVICE)
-    angles = 1000 * torch.rand(num_tokens, head_dim // 2, generator=generator).to(DEVICE)
+    angles = 1000 * torch.rand(num_tokens, max(1, int(rotated_share * head_dim // 2)), generator=generator).to(DEVICE)
     pages = randn(num_blocks, block_size, 2, num_kv_heads, head_dim, seed=seed + 1, dtype=page_dtype or dtype)
     norms = QkNorms(*(randn(head_dim, seed=seed + n, dtype=dtype) for n in (2, 3)), EPS) if has_norms else None
     tables = ReferenceRotary().prepare(angles, dtype)

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from rayloom_engine.models.checkpoint import limits
-from rayloom_engine.models.shape import ModelShape, RopeParameters, read_shape
+from rayloom_engine.models.rope.parameters import RopeParameters
+from rayloom_engine.models.shape import ModelShape, read_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "tools" / "model_configs"

@@ -62,6 +62,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
+    "llama-yarn": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    # Long factors from the fifth token on, and no prompt of the tests is shorter.
+    "llama-longrope": (
+        "LlamaForCausalLM",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "original_max_position_embeddings": 4,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 8.0],
+                "attention_factor": 1.1,
+            }
+        },
+    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 8}),
     "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),

@@ -39,6 +39,7 @@ struct RotaryTask {
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
+    int64_t rotary_dim;
     void* query;  // [H][d], the operand type
     void* pages;
     int64_t slot;  // block id * 16 + offset

@@ -45,6 +45,7 @@ typedef struct {
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
+    int32_t rotary_dim;  // R: the first elements of a head that are rotated; even
     int32_t intermediate;
     float rms_norm_eps;
     const rl_layer* layers;
@@ -59,8 +60,8 @@ typedef struct {
     const int64_t* block_tables;    // [S][table_width]
     int32_t table_width;
     const int64_t* slot_mapping;    // [T] block id * 16 + offset in the block
-    const float* cosines;           // [T][d / 2]
-    const float* sines;             // [T][d / 2]
+    const float* cosines;           // [T][R / 2]
+    const float* sines;             // [T][R / 2]
     void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
     float* residual;                // [T][D] the residual stream, which is updated in place
     const int64_t* wanted_rows;     // [num_wanted] ascending rows of T, or NULL: all

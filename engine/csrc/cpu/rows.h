@@ -1,7 +1,7 @@
 // Operations on the row of one token: RMSNorm, and rotary embedding with the write into the KV cache.
 //
-// RMSNorm: x = weight * row / sqrt(mean(row^2) + eps). Rotary embedding in the half-split layout: the pair (i, i + d / 2)
-// of a head is rotated by the angle whose cosine and sine the tables hold.
+// RMSNorm: x = weight * row / sqrt(mean(row^2) + eps). Rotary embedding in the half-split layout: of the first R elements
+// of a head, the pair (i, i + R / 2) is rotated by the angle whose cosine and sine the tables hold.
 
 #pragma once
 
@@ -43,8 +43,12 @@ RL_INLINE F16 normalised_16(const float* head, const float* norm, F16 factor, in
 
 // Normalises (if `norm` is not null) and rotates one head into `out` [d].
 RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float* out) {
-    const int64_t half = task.head_dim / 2;
+    const int64_t half = task.rotary_dim / 2;
     const F16 factor = splat(norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps));
+    for (int64_t i = task.rotary_dim; i < task.head_dim; i += 16) {
+        const int count = task.head_dim - i < 16 ? (int)(task.head_dim - i) : 16;
+        store_first(out + i, normalised(head, norm, factor, i, count), count);
+    }
     if (half % 16 == 0) {
         // Whole registers: a masked store makes the load that follows wait.
         for (int64_t i = 0; i < half; i += 16) {

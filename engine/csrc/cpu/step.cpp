@@ -132,7 +132,7 @@ void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
     const int64_t tokens_per_piece = step.batch->num_tokens >= 8 * kBlockSize ? 2 * kBlockSize : 4;
     const rl_model& model = *step.model;
     const rl_batch& batch = *step.batch;
-    const int64_t half = model.head_dim / 2;
+    const int64_t half = model.rotary_dim / 2;
     phase.run(ceil_div(batch.num_tokens, tokens_per_piece), [&](int64_t piece) {
         const int64_t end = (piece + 1) * tokens_per_piece;
         for (int64_t token = piece * tokens_per_piece; token < end && token < batch.num_tokens; token++) {
@@ -147,6 +147,7 @@ void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
                 model.num_heads,
                 model.num_kv_heads,
                 model.head_dim,
+                model.rotary_dim,
                 (char*)step.query + token * query_size,
                 pages,
                 batch.slot_mapping[token],

@@ -44,6 +44,7 @@ class DecoderStruct(Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
+        ("rotary_dim", c_int32),
         ("intermediate", c_int32),
         ("rms_norm_eps", c_float),
         ("layers", POINTER(LayerStruct)),

@@ -23,7 +23,7 @@ from rayloom_engine.layers.attention import Attention, AttentionStep
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.layers.schemes import WeightScheme
-from rayloom_engine.models.rope import RotaryAngles
+from rayloom_engine.models.rope.angles import RotaryAngles
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
@@ -18,14 +18,11 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_LAYERS,
     MAX_NORM_EPS,
     MAX_PARAMETERS,
-    MAX_ROPE_FACTOR,
-    MAX_ROPE_THETA,
     MAX_SIZE,
     MAX_VOCAB,
 )
+from rayloom_engine.models.rope.parameters import RopeParameters, longest_context, read_rope
 
-RopeKind = Literal["default", "llama3", "linear"]
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,18 +33,6 @@ _MODEL_TYPE_TO_ARCHITECTURE = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeParameters:
-    """Rotary embedding. `factor` applies to "linear" and "llama3", the three fields after it only to "llama3"."""
-
-    theta: float = 10000.0
-    kind: RopeKind = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192  # context length in training, before it was stretched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +47,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # longest context, by the rotary embedding's scaling
     rms_norm_eps: float
     rope: RopeParameters
     layer_windows: tuple[int | None, ...]  # per layer: positions that a token sees, including itself; None: all
@@ -84,6 +69,10 @@ class ModelShape:
         """Positions that a token sees in the layer with the widest window; None if some layer sees all positions."""
         windows = [window for window in self.layer_windows if window is not None]
         return max(windows) if windows and len(windows) == len(self.layer_windows) else None
+
+    def for_context(self, context_len: int) -> ModelShape:
+        """Returns the shape for an engine whose sequences have up to `context_len` tokens."""
+        return dataclasses.replace(self, rope=self.rope.for_context(context_len))
 
     @property
     def query_size(self) -> int:
@@ -169,6 +158,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
     num_heads, num_kv_heads, head_dim = _heads(config, architecture, hidden_size)
     max_position_embeddings = config.count("max_position_embeddings", default=2048)
+    rope = read_rope(config, head_dim, max_position_embeddings)
     has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and config.flag("attention_bias")
 
     return ModelShape(
@@ -180,9 +170,9 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=vocab_size,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=longest_context(rope, max_position_embeddings),
         rms_norm_eps=config.number("rms_norm_eps", default=1e-6, at_most=MAX_NORM_EPS),
-        rope=_rope(config, max_position_embeddings),
+        rope=rope,
         layer_windows=_layer_windows(config, architecture, num_layers),
         qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
         o_bias=has_attention_bias,
@@ -227,45 +217,6 @@ def _architecture(config: ConfigJson) -> str:
             "Unsupported",
         )
     return architecture
-
-
-def _rope(config: ConfigJson, max_position_embeddings: int) -> RopeParameters:
-    """Reads transformers 5's rope_parameters {rope_theta, rope_type, ...}, or transformers 4's rope_theta and
-    rope_scaling.
-    """
-    scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
-    given_values = {field: value for field, value in scaling.items() if value is not None}
-    rope = ConfigJson(path=config.path, values={"rope_theta": config.get("rope_theta"), **given_values})
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    known = next((name for name in ROPE_KINDS if name == kind), None)
-    if known is None or any(isinstance(value, dict) for value in scaling.values()):
-        given = kind if known is None else "one per layer type"
-        raise ModelError(
-            f"{config.path}: rope type {shown(given)} is not supported; works: {', '.join(ROPE_KINDS)}", "Unsupported"
-        )
-    for holder in (config, rope):
-        if holder.number("partial_rotary_factor", default=1.0, at_most=1.0) != 1.0:
-            raise ModelError(
-                f"{config.path}: partial_rotary_factor is not supported; works: rotation of whole heads", "Unsupported"
-            )
-    theta = rope.number("rope_theta", default=10000.0, at_most=MAX_ROPE_THETA)
-    if known == "default":
-        return RopeParameters(theta=theta)
-    factor = rope.number("factor", at_most=MAX_ROPE_FACTOR)
-    if known == "linear":
-        return RopeParameters(theta=theta, kind=known, factor=factor)
-    low = rope.number("low_freq_factor", at_most=MAX_ROPE_FACTOR)
-    high = rope.number("high_freq_factor", at_most=MAX_ROPE_FACTOR)
-    if not low < high:
-        raise ModelError(f"{config.path}: low_freq_factor {low:g} must be less than high_freq_factor {high:g}")
-    return RopeParameters(
-        theta=theta,
-        kind=known,
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position=rope.count("original_max_position_embeddings", default=max_position_embeddings),
-    )
 
 
 def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tuple[int | None, ...]:

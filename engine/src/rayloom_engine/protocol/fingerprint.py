@@ -24,11 +24,12 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str  # the kernel set: an instruction set of the C library, or torch
     tensor_parallel_size: int  # the order in which ranks add depends on it
     engine_version: str
-    max_model_len: int  # decides only which sequences fit
+    max_model_len: int  # decides only which sequences fit, but for `rope_context`
+    rope_context: int = 0  # the context by which the model's rotary embedding is scaled; 0: it does not depend on it
     adapter: str = ""  # hash of a LoRA adapter
 
 
-_OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "adapter")
+_OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "rope_context", "adapter")
 _OF_ARITHMETIC = (
     "dtype",
     "compute_dtype",

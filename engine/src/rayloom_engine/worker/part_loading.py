@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ def load_part(
 
     `num_threads`: compute threads of this process.
     """
+    longest = config.max_model_len or wanted.shape.max_position_embeddings
+    wanted = dataclasses.replace(wanted, shape=wanted.shape.for_context(longest))
     device = choose_device(config.device, _has_cuda)
     dtype = choose_weight_type(config.dtype, wanted.shape.checkpoint_dtype)
     backend = parse_backend(environ.get(_KERNELS_VARIABLE, ""))
@@ -78,7 +81,6 @@ def load_part(
         )
     kernels = make_kernels(device, types, backend, num_threads)
     logger.info("%s", kernels.description)
-    longest = config.max_model_len or wanted.shape.max_position_embeddings
     limits = DecodeLimits(max_num_seqs=config.max_num_seqs, max_context_len=longest) if device == "cuda" else None
     return load_torch_part(wanted, kernels, types, limits, progress)
 

@@ -15,15 +15,19 @@ class PlainRotary:
     def __init__(self, device: torch.device) -> None:
         self._signs_21 = torch.tensor([[-1.0], [1.0]], device=device)
 
-    def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype) -> RotaryTables:
+    def prepare(self, angles_Th: torch.Tensor, compute_dtype: torch.dtype, scale: float = 1.0) -> RotaryTables:
         angles_T11h = angles_Th[:, None, None, :]
         sin_T12h = angles_T11h.sin() * self._signs_21
-        return angles_T11h.cos().to(compute_dtype), sin_T12h.to(compute_dtype)
+        cos_T11h = angles_T11h.cos()
+        if scale != 1.0:
+            sin_T12h.mul_(scale)
+            cos_T11h.mul_(scale)
+        return cos_T11h.to(compute_dtype), sin_T12h.to(compute_dtype)
 
     def rotate(self, x_THD: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
         cos_T11h, sin_T12h = tables
-        num_tokens, num_heads, head_dim = x_THD.shape
-        pairs_TH2h = x_THD.view(num_tokens, num_heads, 2, head_dim // 2)
+        half = cos_T11h.shape[-1]
+        pairs_TH2h = x_THD[..., : 2 * half].view(*x_THD.shape[:-1], 2, half)
         flipped_TH2h = pairs_TH2h.flip(2)
         pairs_TH2h.mul_(cos_T11h).addcmul_(flipped_TH2h, sin_T12h)
         return x_THD

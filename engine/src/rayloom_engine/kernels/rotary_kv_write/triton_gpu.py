@@ -2,7 +2,7 @@
 
 torch needs ten kernels for it: two norms and two copies, a flip, two products, a cast, a copy and the write. The
 arithmetic is in float32 and rounds once, when the result is stored. The tables are those of the reference rotation:
-float32, [T, 1, D / 2] each.
+float32, [T, 1, R / 2] each, where the first R elements of a head are rotated.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def rotary_kv_write_kernel(
     H: tl.constexpr,  # query heads
     K: tl.constexpr,  # key/value heads
     D: tl.constexpr,
+    R: tl.constexpr,  # rotated elements of a head
     HAS_NORMS: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_BLOCK: tl.constexpr,  # the power of two from D / 2 on
@@ -43,34 +44,38 @@ def rotary_kv_write_kernel(
     inside = (head < H + 2 * K) & in_half
     is_query = head < H
     is_rotated = head < H + K
-    elements = qkv_ptr + token * ((H + 2 * K) * D) + head * D + pair
-    first = tl.load(elements, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(elements + D // 2, mask=inside, other=0.0).to(tl.float32)
+    # The elements of a pair. Those that are not rotated are in pairs, too: the pair is the unit of all loads.
+    in_rotated = pair < R // 2
+    first_at = pair if R == D else tl.where(in_rotated, pair, pair + R // 2)
+    second_at = pair + D // 2 if R == D else tl.where(in_rotated, pair + R // 2, pair + D // 2)
+    elements = qkv_ptr + token * ((H + 2 * K) * D) + head * D
+    first = tl.load(elements + first_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(elements + second_at, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORMS:
         factor = 1.0 / tl.sqrt(tl.sum(first * first + second * second, axis=1)[:, None] / D + eps)
-        query_first = tl.load(query_norm_ptr + pair, mask=in_half, other=0.0).to(tl.float32)
-        query_second = tl.load(query_norm_ptr + D // 2 + pair, mask=in_half, other=0.0).to(tl.float32)
-        key_first = tl.load(key_norm_ptr + pair, mask=in_half, other=0.0).to(tl.float32)
-        key_second = tl.load(key_norm_ptr + D // 2 + pair, mask=in_half, other=0.0).to(tl.float32)
+        query_first = tl.load(query_norm_ptr + first_at, mask=in_half, other=0.0).to(tl.float32)
+        query_second = tl.load(query_norm_ptr + second_at, mask=in_half, other=0.0).to(tl.float32)
+        key_first = tl.load(key_norm_ptr + first_at, mask=in_half, other=0.0).to(tl.float32)
+        key_second = tl.load(key_norm_ptr + second_at, mask=in_half, other=0.0).to(tl.float32)
         first = tl.where(is_rotated, first * factor * tl.where(is_query, query_first, key_first), first)
         second = tl.where(is_rotated, second * factor * tl.where(is_query, query_second, key_second), second)
-    cos = tl.load(cos_ptr + token * (D // 2) + pair, mask=in_half, other=1.0)
-    sin = tl.load(sin_ptr + token * (D // 2) + pair, mask=in_half, other=0.0)
+    cos = tl.load(cos_ptr + token * (R // 2) + pair, mask=in_rotated, other=1.0)
+    sin = tl.load(sin_ptr + token * (R // 2) + pair, mask=in_rotated, other=0.0)
     new_first = tl.where(is_rotated, first * cos - second * sin, first)
     new_second = tl.where(is_rotated, second * cos + first * sin, second)
 
     in_dtype = qkv_ptr.dtype.element_ty
-    tl.store(elements, new_first.to(in_dtype), mask=inside & is_query)
-    tl.store(elements + D // 2, new_second.to(in_dtype), mask=inside & is_query)
+    tl.store(elements + first_at, new_first.to(in_dtype), mask=inside & is_query)
+    tl.store(elements + second_at, new_second.to(in_dtype), mask=inside & is_query)
     # A token's K keys precede its K values in the pages, as they do in the projection.
     # A slot below 0 is that of a row which only fills up a CUDA graph: it is written nowhere.
     slot = tl.load(slots_ptr + token)
     is_written = inside & (head >= H) & (slot >= 0)
-    places = pages_ptr + slot * (2 * K * D) + (head - H) * D + pair
+    places = pages_ptr + slot * (2 * K * D) + (head - H) * D
     page_dtype = pages_ptr.dtype.element_ty
     # A page may be narrower than the projection: both roundings are those of the separate operations.
-    tl.store(places, new_first.to(in_dtype).to(page_dtype), mask=is_written)
-    tl.store(places + D // 2, new_second.to(in_dtype).to(page_dtype), mask=is_written)
+    tl.store(places + first_at, new_first.to(in_dtype).to(page_dtype), mask=is_written)
+    tl.store(places + second_at, new_second.to(in_dtype).to(page_dtype), mask=is_written)
 
 
 def rotary_kv_write(
@@ -99,6 +104,7 @@ def rotary_kv_write(
             H=num_queries,
             K=num_kv_heads,
             D=head_dim,
+            R=2 * cos_T1h.shape[-1],
             HAS_NORMS=norms is not None,
             HEADS=_HEADS,
             HALF_BLOCK=power_of_two(head_dim // 2),
@@ -133,6 +139,7 @@ def _shipped(dtype: str, heads: tuple[int, int, int], has_norms: bool) -> Shippe
             "H": num_queries,
             "K": num_kv_heads,
             "D": head_dim,
+            "R": head_dim,
             "HAS_NORMS": has_norms,
             "HEADS": _HEADS,
             "HALF_BLOCK": power_of_two(head_dim // 2),

@@ -44,7 +44,7 @@ class LibraryDecoder:
         self.part = part
         self.library = form.library
         self.dtype: ElementType = form.dtype  # of keys and values, and of the weights unless they are quantised
-        self._weights = LibraryWeights(weights, shape.rms_norm_eps)
+        self._weights = LibraryWeights(weights, shape)
         self.weight_bytes = self._weights.num_bytes
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))

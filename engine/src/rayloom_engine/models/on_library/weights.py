@@ -15,6 +15,7 @@ from rayloom_engine.cpu_library.structures import DecoderStruct, LayerStruct, Li
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, VectorSpec
 from rayloom_engine.models.on_library.matrix import ArrayDestination, Matrix, WeightFormat
+from rayloom_engine.models.shape import ModelShape
 
 
 class PlainWeights:
@@ -67,7 +68,7 @@ class LibraryWeights:
     `decoder`: the layers. `embedding`, `final_norm_D` and `head` are None in stages without them.
     """
 
-    def __init__(self, plain: PlainWeights, rms_norm_eps: float) -> None:
+    def __init__(self, plain: PlainWeights, shape: ModelShape) -> None:
         """`plain`: loaded, with all matrices finished."""
         spec = plain.spec
         # Everything whose addresses the structures hold.
@@ -91,8 +92,9 @@ class LibraryWeights:
             num_heads=first.num_heads,
             num_kv_heads=first.num_kv_heads,
             head_dim=first.head_dim,
+            rotary_dim=shape.rope.rotary_dim(first.head_dim),
             intermediate=first.gate_up.num_outputs // 2,
-            rms_norm_eps=rms_norm_eps,
+            rms_norm_eps=shape.rms_norm_eps,
             layers=layers,
         )
 
