@@ -29,7 +29,17 @@ from rt_library import (
     to_torch,
     type_name,
 )
-from rt_tiny import VARIANTS, VOCAB_SIZE, TinySequence, advance, cpu_kernels, make_cache, tiny_checkpoint, tiny_variant
+from rt_tiny import (
+    VARIANTS,
+    VOCAB_SIZE,
+    WIDE_NORMS,
+    TinySequence,
+    advance,
+    cpu_kernels,
+    make_cache,
+    tiny_checkpoint,
+    tiny_variant,
+)
 
 NUM_TOKENS = 100
 TOKEN_IDS = random.Random(1).choices(range(VOCAB_SIZE), k=NUM_TOKENS)
@@ -51,7 +61,7 @@ def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).square().mean().sqrt() / expected.std())
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=[*VARIANTS, *WIDE_NORMS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_variant(tmp_path_factory.mktemp(str(request.param)), str(request.param))
 

@@ -40,7 +40,7 @@ def of_one_rank(folder: Path, dtype: str) -> dict[str, list[SequenceOutput]]:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["llama-tied", "qwen2-some-windows"])
+@pytest.mark.parametrize("variant", ["qwen2-some-windows", "gemma3"])
 def test_stages_give_the_same_bits_as_one_rank(
     variant: str, dtype: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
-@pytest.mark.parametrize("variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases"])
+@pytest.mark.parametrize("variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases", "phi3", "gemma2"])
 def test_ranks_in_processes_compute_the_answers_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, variant)
     for dtype in ("float32", "bfloat16"):

@@ -61,7 +61,8 @@ def test_a_write_behind_a_buffer_is_found(environ: dict[str, str]) -> None:
         "import ctypes, os; library = ctypes.CDLL(os.environ['RAYLOOM_CPU_LIBRARY']);"
         "malloc = ctypes.CDLL(None).malloc; malloc.restype = ctypes.c_void_p;"
         "rows = [ctypes.c_void_p(malloc(64)) for _ in range(2)];"
-        "library.rl_add(*rows, ctypes.c_int64({count})); print('added')"
+        "library.rl_choose(b'avx2');"
+        "library.rl_add(*rows, None, ctypes.c_float(0), ctypes.c_float(1), 1, {count}); print('added')"
     )
     for count in (16, 17):
         command = [sys.executable, "-c", script.format(count=count)]

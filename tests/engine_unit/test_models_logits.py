@@ -16,6 +16,7 @@ from rayloom_engine.models.model import RankModel
 from rt_tiny import (
     VARIANTS,
     VOCAB_SIZE,
+    WIDE_NORMS,
     TinySequence,
     advance,
     load_tiny,
@@ -28,7 +29,7 @@ TOLERANCE = 1e-4
 NUM_TOKENS = 27  # seven blocks of 4, the last one not full; longer than every sliding window
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=[*VARIANTS, *WIDE_NORMS])
 def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankModel]:
     folder = tiny_variant(tmp_path_factory.mktemp(str(request.param)), str(request.param))
     return folder, load_tiny(folder)

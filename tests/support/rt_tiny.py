@@ -41,6 +41,7 @@ _COMMON: dict[str, Any] = {
     # Large enough that the logits of two positions differ by far more than the tolerance of the tests.
     "initializer_range": 0.2,
 }
+_GEMMA: dict[str, Any] = {"head_dim": 32, "tie_word_embeddings": True}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -73,20 +74,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    # Long factors from the fifth token on, and no prompt of the tests is shorter.
-    "llama-longrope": (
-        "LlamaForCausalLM",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 100.0,
-                "original_max_position_embeddings": 4,
-                "short_factor": [1.0] * 8,
-                "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 8.0],
-                "attention_factor": 1.1,
-            }
-        },
-    ),
     "mistral": ("MistralForCausalLM", {"sliding_window": None}),
     "mistral-window": ("MistralForCausalLM", {"sliding_window": 8}),
     "qwen2": ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
@@ -95,7 +82,61 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    # Half of a head is rotated, and a prompt of five tokens or more has the long factors.
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 12,
+            "original_max_position_embeddings": 4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0] * 4,
+                "long_factor": [1.0, 1.5, 3.0, 8.0],
+                "attention_factor": 1.1,
+            },
+        },
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 1.5,
+            "attention_bias": True,
+        },
+    ),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            **_GEMMA,
+            "sliding_window": 6,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {
+            **_GEMMA,
+            "sliding_window": 6,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+            },
+        },
+    ),
     "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+}
+# Beside VARIANTS, whose layers several ranks can share: norms of queries and keys are of all heads together.
+WIDE_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo2": ("Olmo2ForCausalLM", {"num_key_value_heads": 1, "attention_bias": True}),
 }
 
 
@@ -105,7 +146,7 @@ def tiny_checkpoint(
     """A checkpoint in float32 with random weights, written into `folder`. Equal arguments give equal weights."""
     import transformers
 
-    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    config_class = getattr(transformers, architecture).config_class
     settings = {**_COMMON, **overrides}
     torch.manual_seed(zlib.crc32(repr((architecture, sorted(settings.items()))).encode()))
     model = getattr(transformers, architecture)(config_class(**settings))
@@ -139,7 +180,7 @@ def slow_checkpoint(folder: Path) -> Path:
 
 
 def tiny_variant(folder: Path, variant: str) -> Path:
-    architecture, overrides = VARIANTS[variant]
+    architecture, overrides = (VARIANTS | WIDE_NORMS)[variant]
     return tiny_checkpoint(folder, architecture, **overrides)
 
 

@@ -6,7 +6,7 @@
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. For each segment a row
 // (a query token and a query head) gets its highest score m, the sum l of exp(scale (score - m)), and the sum o of
-// exp(scale (score - m)) V; a score is a plain product q . K. Segments are combined in their order:
+// exp(scale (score - m)) V; a score is a plain product q . K, or its soft cap. Segments are combined in their order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
 //   l' = l f + l_s f_s,   o' = o f + o_s f_s
@@ -200,6 +200,18 @@ RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t 
     }
 }
 
+// Replaces the scores s of blocks [begin, end) of a row by cap / scale tanh(scale s / cap). tanh(y) = 1 - 2 / (exp(2 y) +
+// 1) differs from the exact value by at most 1e-7.
+RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begin, int64_t end) {
+    const F16 factor = splat(2.0f * task.scale / task.cap);
+    const F16 most = splat(task.cap / task.scale);
+    const F16 one = splat(1.0f);
+    for (int64_t i = begin * kBlockSize; i < end * kBlockSize; i += kBlockSize) {
+        const F16 tanh = one - splat(2.0f) / (exp(load(scores + i) * factor) + one);
+        store(scores + i, most * tanh);
+    }
+}
+
 // weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 where the row's token sees
 // nothing. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
 template <class Operand>
@@ -207,6 +219,9 @@ static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scr
                        int64_t begin, int64_t end) {
     float* scores = scratch.scores + row * kSegment;
     typename Operand::X* weights = scratch.weights + row * kSegment;
+    if (task.cap != 0.0f) {
+        cap_scores(task, scores, begin, end);
+    }
     hide_positions<Operand>(task, scores, row, segment, begin, end);
     F16 highest = splat(-INFINITY);
     for (int64_t block = begin; block < end; block++) {

@@ -29,6 +29,7 @@ constexpr Kernels table() {
         quantise_row<Operand>,
         quantised_row_bytes,
         rms_norm<Operand>,
+        add_row,
         rotate_and_write<Operand>,
         attend<Operand>,
         attend_segment<Operand>,

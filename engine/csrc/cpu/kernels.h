@@ -26,7 +26,9 @@ struct LinearTask {
     int64_t num_outputs;
     float* out;  // [num_rows][out_stride]
     int64_t out_stride;
-    void* gated;  // [num_rows][num_outputs / 2], the operand type; used by gate_linear only
+    // Only for gate_linear: [num_rows][num_outputs / 2], the operand type, and RL_SILU or RL_GELU_TANH.
+    void* gated;
+    int32_t activation;
 };
 
 struct RotaryTask {
@@ -36,6 +38,7 @@ struct RotaryTask {
     const float* q_norm;
     const float* k_norm;
     float eps;
+    bool has_wide_norms;  // q_norm and k_norm are of all heads together
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
@@ -59,6 +62,7 @@ struct AttentionTask {
     int64_t num_kv_heads;
     int64_t head_dim;
     float scale;
+    float cap;  // 0: none
     void* out;  // [tokens][H][d], the operand type
     // Only for segments that are computed apart: [rows][d], [rows], [rows]; a row is token * H / K + head.
     float* values;
@@ -74,7 +78,7 @@ struct Kernels {
     void (*linear)(const LinearTask& task, int64_t first, int64_t end);
     // As linear, but adds y to `out`.
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // gated = silu(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
+    // gated = activation(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
     // The same three functions for int8 weights. Their `x` holds rows that quantise_row has made.
     void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
@@ -86,8 +90,10 @@ struct Kernels {
     void (*embed_int8)(const void* packed, const float* scales, int64_t width, int64_t id, float* out);
     void (*quantise_row)(const void* x, int64_t num_inputs, void* quantised);
     int64_t (*quantised_row_bytes)(int64_t num_inputs);
-    // x [width] = weight * row / sqrt(mean(row^2) + eps)
+    // x [width] = weight * row / sqrt(mean(row^2) + eps), or row without a weight
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
+    // residual [width] += scale * update, or scale * weight * update / sqrt(mean(update^2) + eps) with a weight
+    void (*add_row)(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual);
     // Rotates the queries and keys of a token, and writes keys and values into the pages.
     void (*rotate_and_write)(const RotaryTask& task);
     // Attention of the whole context.

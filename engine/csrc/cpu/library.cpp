@@ -245,10 +245,12 @@ RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t f
 
 RL_EXPORT void rl_profile(double* seconds) { phase_seconds = seconds; }
 
-RL_EXPORT void rl_add(float* residual, const float* update, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        residual[i] += update[i];
-    }
+RL_EXPORT void rl_add(float* residual, const float* update, const float* weight, float eps, float scale, int32_t rows,
+                      int32_t width) {
+    const Kernels& kernels = chosen_kernels(RL_FLOAT32);
+    for_rows(rows, [&](int64_t row) {
+        kernels.add_row(update + row * width, weight, eps, scale, width, residual + row * width);
+    });
 }
 
 RL_EXPORT int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size,

@@ -91,8 +91,20 @@ struct AddOutput : StoreOutput {
     }
 };
 
-// Stores silu(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second half the
-// same blocks of up. silu(g) = g / (1 + exp(-g)).
+// silu(g) = g / (1 + exp(-g)), or gelu(g) = 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g +
+// 0.044715 g^3).
+RL_INLINE F16 activated(F16 gate, int32_t activation) {
+    constexpr float linear_factor = 1.5957691216f;                       // 2 sqrt(2 / pi)
+    constexpr float cubic_factor = linear_factor * 0.044715f;
+    F16 exponent = gate;
+    if (activation == RL_GELU_TANH) {
+        exponent = gate * fma(gate * gate, splat(cubic_factor), splat(linear_factor));
+    }
+    return gate / (splat(1.0f) + exp(zero() - exponent));
+}
+
+// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second half
+// the same blocks of up.
 struct GateOutput {
     static constexpr int columns_per_block = 2;
     static constexpr int narrow_columns = 2;
@@ -115,9 +127,8 @@ struct GateOutput {
                 const int64_t block = tile.block + c;
                 F16 gate = with_bias(task, block, tile.sum(r, c));
                 F16 up = with_bias(task, width / 16 + block, tile.sum(r, half + c));
-                F16 silu = gate / (splat(1.0f) + exp(zero() - gate));
                 typename Operand::X* out = (typename Operand::X*)task.gated + (tile.row + r) * width + block * 16;
-                Operand::store_x(out, silu * up);
+                Operand::store_x(out, activated(gate, task.activation) * up);
             }
         }
     }

@@ -17,6 +17,9 @@ extern "C" {
 // Type of the weights and of the KV cache.
 enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
+// Activation of the gate: gate / (1 + exp(-gate)), or 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))).
+enum { RL_SILU = 0, RL_GELU_TANH = 1 };
+
 // y = x W^T + bias, with W packed by rl_pack_weight, or by rl_pack_int8_weight if there are scales.
 typedef struct {
     const void* weight;
@@ -27,10 +30,12 @@ typedef struct {
 } rl_linear;
 
 typedef struct {
-    const float* attention_norm;  // [D]
-    const float* mlp_norm;        // [D]
-    const float* q_norm;          // [d], or NULL: queries and keys are not normalised
-    const float* k_norm;          // [d], or NULL
+    const float* attention_norm;         // [D], or NULL: the attention reads the residual stream as it is
+    const float* attention_output_norm;  // [D], or NULL: of the attention's output, before it is added
+    const float* mlp_norm;               // [D], or NULL
+    const float* mlp_output_norm;        // [D], or NULL
+    const float* q_norm;                 // [d], or [H * d] with has_wide_norms, or NULL: none
+    const float* k_norm;                 // [d], or [K * d] with has_wide_norms, or NULL
     rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
     rl_linear out;
     rl_linear gate_up;  // rows: I of gate, then I of up
@@ -47,7 +52,12 @@ typedef struct {
     int32_t head_dim;
     int32_t rotary_dim;  // R: the first elements of a head that are rotated; even
     int32_t intermediate;
+    int32_t activation;      // RL_SILU or RL_GELU_TANH
+    int32_t has_wide_norms;  // 1: q_norm and k_norm are of all heads together; 0: of each head
     float rms_norm_eps;
+    float residual_scale;  // factor of all that is added to the residual stream
+    float score_scale;     // factor of the products of queries and keys, > 0
+    float score_cap;       // a score s becomes score_cap tanh(s / score_cap); 0: it stays s
     const rl_layer* layers;
 } rl_model;
 
@@ -62,6 +72,8 @@ typedef struct {
     const int64_t* slot_mapping;    // [T] block id * 16 + offset in the block
     const float* cosines;           // [T][R / 2]
     const float* sines;             // [T][R / 2]
+    const float* window_cosines;    // [T][R / 2] of layers with a window
+    const float* window_sines;      // [T][R / 2]
     void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
     float* residual;                // [T][D] the residual stream, which is updated in place
     const int64_t* wanted_rows;     // [num_wanted] ascending rows of T, or NULL: all
@@ -125,8 +137,9 @@ enum {
 // them, its waits for other threads included. NULL: nothing is measured.
 void rl_profile(double* seconds);
 
-// residual [count] += update [count].
-void rl_add(float* residual, const float* update, int64_t count);
+// residual [rows][width] += scale * update [rows][width], or scale * RMSNorm(update) if there is a weight.
+void rl_add(float* residual, const float* update, const float* weight, float eps, float scale, int32_t rows,
+            int32_t width);
 
 // How the next token of a sequence is chosen. Temperature is applied after bias and penalties, top_p after top_k and
 // min_p.

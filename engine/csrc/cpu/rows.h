@@ -24,9 +24,23 @@ RL_INLINE float inverse_rms(const float* row, int64_t width, float eps) {
 
 template <class Operand>
 static void rms_norm(const float* row, const float* weight, float eps, int64_t width, void* x) {
+    if (weight == nullptr) {
+        for (int64_t i = 0; i < width; i += 16) {
+            Operand::store_x((typename Operand::X*)x + i, load(row + i));
+        }
+        return;
+    }
     F16 factor = splat(inverse_rms(row, width, eps));
     for (int64_t i = 0; i < width; i += 16) {
         Operand::store_x((typename Operand::X*)x + i, load(row + i) * factor * load(weight + i));
+    }
+}
+
+static void add_row(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual) {
+    const F16 factor = splat(weight == nullptr ? scale : scale * inverse_rms(update, width, eps));
+    for (int64_t i = 0; i < width; i += 16) {
+        const F16 value = load(update + i) * factor;
+        store(residual + i, load(residual + i) + (weight == nullptr ? value : value * load(weight + i)));
     }
 }
 
@@ -41,10 +55,11 @@ RL_INLINE F16 normalised_16(const float* head, const float* norm, F16 factor, in
     return norm == nullptr ? values : values * factor * load(norm + first);
 }
 
-// Normalises (if `norm` is not null) and rotates one head into `out` [d].
-RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float* out) {
+// Normalises (if `norm` is not null) and rotates one head into `out` [d]. `wide_factor`: of a norm of all heads.
+RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float wide_factor, float* out) {
     const int64_t half = task.rotary_dim / 2;
-    const F16 factor = splat(norm == nullptr ? 1.0f : inverse_rms(head, task.head_dim, task.eps));
+    const bool is_own = norm != nullptr && !task.has_wide_norms;
+    const F16 factor = splat(is_own ? inverse_rms(head, task.head_dim, task.eps) : wide_factor);
     for (int64_t i = task.rotary_dim; i < task.head_dim; i += 16) {
         const int count = task.head_dim - i < 16 ? (int)(task.head_dim - i) : 16;
         store_first(out + i, normalised(head, norm, factor, i, count), count);
@@ -72,22 +87,34 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
     }
 }
 
+// The factor of a norm of `num_heads` heads together; 1 if heads are normalised on their own, or not at all.
+RL_INLINE float wide_factor(const RotaryTask& task, const float* heads, int64_t num_heads) {
+    const bool is_wide = task.has_wide_norms && task.q_norm != nullptr;
+    return is_wide ? inverse_rms(heads, num_heads * task.head_dim, task.eps) : 1.0f;
+}
+
 template <class Operand>
 static void rotate_and_write(const RotaryTask& task) {
     const int64_t d = task.head_dim;
     float rotated[kMaxHeadDim];
     const float* head = task.qkv;
     typename Operand::X* query = (typename Operand::X*)task.query;
-    for (int64_t h = 0; h < task.num_heads; h++, head += d, query += d) {
-        rotate_head(task, head, task.q_norm, rotated);
+    // The weights of a wide norm go on from head to head.
+    const int64_t norm_step = task.has_wide_norms && task.q_norm != nullptr ? d : 0;
+    const float query_factor = wide_factor(task, head, task.num_heads);
+    const float* norm = task.q_norm;
+    for (int64_t h = 0; h < task.num_heads; h++, head += d, query += d, norm += norm_step) {
+        rotate_head(task, head, norm, query_factor, rotated);
         for (int64_t i = 0; i < d; i += 16) {
             Operand::store_x(query + i, load(rotated + i));
         }
     }
     KvBlock<Operand> block(task.pages, task.slot / kBlockSize, task.num_kv_heads, d);
     const int64_t position = task.slot % kBlockSize;
-    for (int64_t h = 0; h < task.num_kv_heads; h++, head += d) {
-        rotate_head(task, head, task.k_norm, rotated);
+    const float key_factor = wide_factor(task, head, task.num_kv_heads);
+    norm = task.k_norm;
+    for (int64_t h = 0; h < task.num_kv_heads; h++, head += d, norm += norm_step) {
+        rotate_head(task, head, norm, key_factor, rotated);
         block.write_key(h, position, rotated);
         block.write_value(h, position, head + task.num_kv_heads * d);
     }

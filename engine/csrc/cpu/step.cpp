@@ -19,8 +19,8 @@
 namespace {
 
 // Number of phases of the attention of a layer: norm, product (2 phases), rotation, choice of rows, attention (2),
-// product (2).
-constexpr int kMaxPhases = 9;
+// product (2), sum with the residual stream.
+constexpr int kMaxPhases = 10;
 
 // Everything that the threads of a step share.
 struct Step {
@@ -39,6 +39,7 @@ struct Step {
     void* query;                     // [T][H][d], operand
     void* attended;                  // [T][H][d], operand
     void* gated;                     // [T][I], operand
+    float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
     void* quantised;                 // [T] rows of the widest product, if weights are int8
     const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };
@@ -109,6 +110,7 @@ void multiply(const Step& step, int half, int phase, Output output, const rl_lin
     }
     LinearTask task = linear_task(linear, x, step.batch->num_tokens, out);
     task.gated = step.gated;
+    task.activation = step.model->activation;
     const LinearKernel kernel = linear_kernel(*step.kernels, output, is_int8);
     const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
     const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
@@ -118,13 +120,36 @@ void multiply(const Step& step, int half, int phase, Output output, const rl_lin
     });
 }
 
-// Adds the product to the residual stream, or stores it for a sum over ranks.
-void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear, const void* x) {
+// residual += residual_scale * update, with the norm of the half's output if it has one.
+void add_update(const Step& step, Phase phase, const float* output_norm) {
+    constexpr int64_t rows_per_piece = 8;
+    const rl_model& model = *step.model;
+    const int64_t num_tokens = step.batch->num_tokens;
+    phase.run(ceil_div(num_tokens, rows_per_piece), [&](int64_t piece) {
+        const int64_t end = std::min((piece + 1) * rows_per_piece, num_tokens);
+        for (int64_t row = piece * rows_per_piece; row < end; row++) {
+            step.kernels->add_row(step.update + row * model.width, output_norm, model.rms_norm_eps,
+                                  model.residual_scale, model.width, step.batch->residual + row * model.width);
+        }
+    });
+}
+
+// Adds the product to the residual stream, or stores it for a sum over ranks. Uses phases `phase` to `phase` + 2.
+void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear, const float* output_norm,
+                            const void* x) {
     if (step.partial != nullptr && half + 1 == step.end_half) {
         multiply(step, half, phase, Output::kStore, linear, x, step.partial);
+    } else if (step.update != nullptr) {
+        multiply(step, half, phase, Output::kStore, linear, x, step.update);
+        add_update(step, Phase(step, half, phase + 2), output_norm);
     } else {
         multiply(step, half, phase, Output::kAdd, linear, x, step.batch->residual);
     }
+}
+
+// True if what a half adds is not the plain sum of its product.
+bool has_updates(const rl_model& model) {
+    return model.residual_scale != 1.0f || model.layers[0].attention_output_norm != nullptr;
 }
 
 void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
@@ -133,17 +158,20 @@ void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
     const rl_model& model = *step.model;
     const rl_batch& batch = *step.batch;
     const int64_t half = model.rotary_dim / 2;
+    const float* cosines = layer.window > 0 ? batch.window_cosines : batch.cosines;
+    const float* sines = layer.window > 0 ? batch.window_sines : batch.sines;
     phase.run(ceil_div(batch.num_tokens, tokens_per_piece), [&](int64_t piece) {
         const int64_t end = (piece + 1) * tokens_per_piece;
         for (int64_t token = piece * tokens_per_piece; token < end && token < batch.num_tokens; token++) {
             const int64_t query_size = (int64_t)model.num_heads * model.head_dim * step.kernels->operand_bytes;
             step.kernels->rotate_and_write({
                 step.qkv + token * layer.qkv.num_outputs,
-                batch.cosines + token * half,
-                batch.sines + token * half,
+                cosines + token * half,
+                sines + token * half,
                 layer.q_norm,
                 layer.k_norm,
                 model.rms_norm_eps,
+                model.has_wide_norms != 0,
                 model.num_heads,
                 model.num_kv_heads,
                 model.head_dim,
@@ -172,7 +200,8 @@ AttentionTask attention_task(const Step& step, const AttentionTile& tile, const 
         model.num_heads,
         model.num_kv_heads,
         model.head_dim,
-        1.0f / sqrtf((float)model.head_dim),
+        model.score_scale,
+        model.score_cap,
         (char*)step.attended + offset,
         nullptr,
         nullptr,
@@ -249,7 +278,7 @@ void run_attention(const Step& step, int half, PhaseClock& clock) {
     const Step& rest = is_narrowed ? *step.last : step;
     attend(rest, half, 5, layer, pages);
     clock.add_to(RL_PHASE_ATTENTION);
-    multiply_into_residual(rest, half, 7, layer.out, rest.attended);
+    multiply_into_residual(rest, half, 7, layer.out, layer.attention_output_norm, rest.attended);
     clock.add_to(RL_PHASE_OUT);
 }
 
@@ -260,7 +289,7 @@ void run_mlp(const Step& whole, int half, PhaseClock& clock) {
     clock.add_to(RL_PHASE_NORM);
     multiply(step, half, 1, Output::kGate, layer.gate_up, step.normed, nullptr);
     clock.add_to(RL_PHASE_GATE_UP);
-    multiply_into_residual(step, half, 3, layer.down, step.gated);
+    multiply_into_residual(step, half, 3, layer.down, layer.mlp_output_norm, step.gated);
     clock.add_to(RL_PHASE_DOWN);
 }
 
@@ -298,6 +327,7 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     step.query = arena.take<char>(tokens * query_size * kernels.operand_bytes);
     step.attended = arena.take<char>(tokens * query_size * kernels.operand_bytes);
     step.gated = arena.take<char>(tokens * model.intermediate * kernels.operand_bytes);
+    step.update = has_updates(model) ? arena.take<float>(tokens * model.width) : nullptr;
     step.quantised = arena.take<char>(tokens * quantised_bytes);
     return step;
 }

@@ -40,6 +40,13 @@ def widened(array: Array) -> npt.NDArray[np.float32]:
     return out
 
 
+def rounded(number: float, dtype: ElementType) -> np.float32:
+    """Returns the number rounded to a type of elements."""
+    element = np.empty(1, dtype=ELEMENTS[dtype])
+    copy_elements(element, np.array([number], dtype=np.float32))
+    return np.float32(widened(element)[0])
+
+
 def copy_elements(out: Array, values: Array) -> None:
     """Copies float32, float16 or bfloat16 numbers into an array of the same shape in float32 or bfloat16.
 

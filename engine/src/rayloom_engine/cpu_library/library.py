@@ -199,9 +199,18 @@ class CpuLibrary:
             with _LOCK:
                 self._functions.rl_profile(None)
 
-    def add(self, residual_TD: npt.NDArray[np.float32], update_TD: npt.NDArray[np.float32]) -> None:
-        """Adds an update to the residual stream."""
-        self._functions.rl_add(address(residual_TD), address(update_TD), residual_TD.size)
+    def add(
+        self,
+        residual_TD: npt.NDArray[np.float32],
+        update_TD: npt.NDArray[np.float32],
+        decoder: DecoderStruct,
+        norm_address: int | None,
+    ) -> None:
+        """Adds an update to the residual stream, as `forward` does. `norm_address`: of the norm of a half's output."""
+        num_rows, width = residual_TD.shape
+        eps, scale = decoder.rms_norm_eps, decoder.residual_scale
+        with self._chosen:
+            self._functions.rl_add(address(residual_TD), address(update_TD), norm_address, eps, scale, num_rows, width)
 
     def sample(self, logits_NV: npt.NDArray[np.float32], sampling_N: npt.NDArray[np.void]) -> list[int]:
         """Returns the next token of each row of float32 logits, -1 for a row that is not finite.

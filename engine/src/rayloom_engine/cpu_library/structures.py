@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
+ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
+
 
 class LinearStruct(Structure):
     """A packed matrix [num_outputs, num_inputs]. `scales`: float32, of its rows, if it is int8. `bias`: float32."""
@@ -23,7 +25,9 @@ class LinearStruct(Structure):
 class LayerStruct(Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
+        ("attention_output_norm", c_void_p),
         ("mlp_norm", c_void_p),
+        ("mlp_output_norm", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("qkv", LinearStruct),
@@ -46,7 +50,12 @@ class DecoderStruct(Structure):
         ("head_dim", c_int32),
         ("rotary_dim", c_int32),
         ("intermediate", c_int32),
+        ("activation", c_int32),
+        ("has_wide_norms", c_int32),
         ("rms_norm_eps", c_float),
+        ("residual_scale", c_float),
+        ("score_scale", c_float),
+        ("score_cap", c_float),
         ("layers", POINTER(LayerStruct)),
     )
 
@@ -64,6 +73,8 @@ class BatchStruct(Structure):
         ("slot_mapping", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("window_cosines", c_void_p),
+        ("window_sines", c_void_p),
         ("pages", c_void_p),
         ("residual", c_void_p),
         ("wanted_rows", c_void_p),
@@ -91,7 +102,7 @@ def declare_functions(library: CDLL) -> None:
             [POINTER(DecoderStruct), POINTER(BatchStruct), c_int32, c_int32, c_void_p, POINTER(c_int64)],
         ),
         ("rl_profile", None, [c_void_p]),
-        ("rl_add", None, [c_void_p, c_void_p, c_int64]),
+        ("rl_add", None, [c_void_p, c_void_p, c_void_p, c_float, c_float, c_int32, c_int32]),
     ):
         function = getattr(library, name)
         function.restype = result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_engine.kernels.attention import PlanAttention, choose_attention
+from rayloom_engine.kernels.gelu_mul import GeluMul, choose_gelu_mul
 from rayloom_engine.kernels.linear import LinearKernel, choose_linear
 from rayloom_engine.kernels.rms_norm import RmsNorm, choose_rms_norm
 from rayloom_engine.kernels.rotary import Rotary, choose_rotary
@@ -25,6 +26,7 @@ class KernelSet:
     rotary: Rotary
     rotary_kv_write: RotaryKvWrite
     silu_mul: SiluMul
+    gelu_mul: GeluMul
 
     @property
     def description(self) -> str:
@@ -52,4 +54,5 @@ def choose_kernels(target: Target) -> KernelSet:
         rotary=rotary,
         rotary_kv_write=choose_rotary_kv_write(target, rotary),
         silu_mul=choose_silu_mul(target),
+        gelu_mul=choose_gelu_mul(target),
     )

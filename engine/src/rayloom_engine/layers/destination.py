@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rayloom_engine.layers.linear_spec import TensorPart
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -15,4 +17,4 @@ class Destination:
     """
 
     tensor: torch.Tensor
-    part: tuple[slice, ...] = ()
+    part: TensorPart = ()

@@ -9,21 +9,39 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:
-    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices."""
+    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices.
+
+    `more`: further indices, behind the others, of a matrix that the checkpoint has fused from several.
+    """
 
     indices: range
     size: int
+    more: tuple[range, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.indices) + sum(map(len, self.more))
 
     @property
     def is_whole(self) -> bool:
-        return len(self.indices) == self.size
+        return len(self) == self.size
 
     @property
-    def slice(self) -> slice:
-        return slice(self.indices.start, self.indices.stop)
+    def slice(self) -> slice | tuple[slice, ...]:
+        """The indices as a slice, or as slices that follow one another."""
+        if not self.more:
+            return slice(self.indices.start, self.indices.stop)
+        return tuple(slice(indices.start, indices.stop) for indices in (self.indices, *self.more))
+
+
+TensorPart = tuple[slice | tuple[slice, ...], ...]  # of a tensor's axes: a slice, or several that are put together
+
+
+def slices_of(part: TensorPart) -> list[tuple[slice, ...]]:
+    """Returns the parts of a tensor that, put together along the first axis, are `part`. Only that axis has several."""
+    first, *others = part
+    rest = tuple(each for each in others if isinstance(each, slice))
+    assert len(rest) == len(others), "only the first axis has several slices"
+    return [(each, *rest) for each in ((first,) if isinstance(first, slice) else first)]
 
 
 class StackedRows(NamedTuple):
@@ -35,8 +53,8 @@ class StackedRows(NamedTuple):
 
     name: str
     rows: slice
-    weight_part: tuple[slice, ...]
-    bias_part: tuple[slice, ...]
+    weight_part: TensorPart
+    bias_part: TensorPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rayloom_engine.kernels.silu_mul import SiluMul
+from rayloom_engine.kernels.silu_mul import SiluMul as GateMul
 from rayloom_engine.layers.linear import Linear
 
 
@@ -14,11 +14,11 @@ from rayloom_engine.layers.linear import Linear
 class GatedMlp:
     gate_up: Linear  # rows: gate, then up
     down: Linear
-    silu_mul: SiluMul
+    gate_mul: GateMul  # activation of the gate, times up
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Returns [T, D], this rank's part of the sum over ranks."""
-        return self.down(self.silu_mul(self.gate_up(hidden_TD)))
+        return self.down(self.gate_mul(self.gate_up(hidden_TD)))
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -115,7 +115,7 @@ def layer_elements(shape: ModelShape, shard: Shard) -> int:
     query = len(shard.part(shape.num_heads)) * shape.head_dim
     qkv = query + 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim
     feed_forward = len(shard.part(shape.intermediate_size))
-    norms = 2 * hidden + 2 * shape.head_dim * shape.qk_norm
+    norms = hidden * shape.traits.num_norms + sum(shape.qk_norm_sizes)
     biases = qkv * shape.qkv_bias + 2 * feed_forward * shape.mlp_bias
     if shard.is_first:
         biases += hidden * (shape.o_bias + shape.mlp_bias)

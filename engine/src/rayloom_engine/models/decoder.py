@@ -1,4 +1,4 @@
-"""The decoder-only transformer that Llama, Mistral, Qwen2 and Qwen3 share; ModelShape has the differences.
+"""The decoder-only transformer of all native families; ModelShape and its traits have the differences.
 
 A rank holds one stage: its layers, in the first stage also the embedding, in the last stage also the final norm and the
 head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum what their shards add to the
@@ -17,6 +17,7 @@ import torch
 
 from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan, warm_up_attention
 from rayloom_engine.kernels.kernel_set import KernelSet
+from rayloom_engine.kernels.rotary import RotaryTables
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.layers.attention import Attention, AttentionStep
@@ -33,14 +34,28 @@ _ONE_RANK = OneRank()
 
 @dataclass(slots=True, kw_only=True)
 class DecoderLayer:
-    attention_norm_D: torch.Tensor
     attention: Attention
-    mlp_norm_D: torch.Tensor
     mlp: GatedMlp
+    attention_norm_D: torch.Tensor | None  # norms of the input and of the output of attention and MLP
+    attention_output_norm_D: torch.Tensor | None
+    mlp_norm_D: torch.Tensor | None
+    mlp_output_norm_D: torch.Tensor | None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         return (*self.attention.linears, *self.mlp.linears)
+
+    @property
+    def norms(self) -> tuple[torch.Tensor, ...]:
+        found = (
+            self.attention_norm_D,
+            self.attention_output_norm_D,
+            self.attention.q_norm_d,
+            self.attention.k_norm_d,
+            self.mlp_norm_D,
+            self.mlp_output_norm_D,
+        )
+        return tuple(norm for norm in found if norm is not None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,11 +79,13 @@ class DecoderWeights:
     def num_bytes(self) -> int:
         total = sum(part_D.nbytes for part_D in (self.embedding_VD, self.final_norm_D) if part_D is not None)
         total += sum(scheme.num_bytes for scheme in self.schemes)
-        for layer in self.layers:
-            total += layer.attention_norm_D.nbytes + layer.mlp_norm_D.nbytes
-            for norm_d in (layer.attention.q_norm_d, layer.attention.k_norm_d):
-                total += 0 if norm_d is None else norm_d.nbytes
-        return total
+        return total + sum(norm.nbytes for layer in self.layers for norm in layer.norms)
+
+    def add_to_norms(self, offset: float) -> None:
+        """Adds a number to all norm weights, once they are loaded."""
+        finals = () if self.final_norm_D is None else (self.final_norm_D,)
+        for norm in (*finals, *(norm for layer in self.layers for norm in layer.norms)):
+            norm.add_(offset)
 
 
 def kv_layout_of(shape: ModelShape, part: ModelPart) -> KvLayout:
@@ -91,8 +108,15 @@ class CausalLM:
         self.part = part
         self.kernels = kernels
         self._weights = weights
-        self._angles = RotaryAngles(shape.rope, shape.head_dim, kernels)
-        self._windows = tuple(dict.fromkeys(layer.attention.window for layer in weights.layers))
+        windows = tuple(dict.fromkeys(layer.attention.window for layer in weights.layers))
+        of_ropes = {
+            rope: RotaryAngles(rope, shape.head_dim, kernels) for rope in {shape.rope_of(window) for window in windows}
+        }
+        self._angles = {window: of_ropes[shape.rope_of(window)] for window in windows}
+        self._windows = windows
+        # Rounded to the weights' type, as in training.
+        scale = torch.tensor(shape.traits.embedding_scale, dtype=kernels.target.compute_dtype)
+        self._embedding_scale = float(scale)
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -128,14 +152,18 @@ class CausalLM:
         rms_norm = self.kernels.rms_norm
         eps = self.shape.rms_norm_eps
         step = AttentionStep(
-            rotary_tables=self._angles(positions_T),
+            rotary_tables=self._tables(positions_T),
             plans={window: self._plan(batch, cache, window) for window in self._windows},
             slot_mapping_T=batch.slot_mapping_T,
             cache=cache,
         )
         residual_TD = inputs if weights.embedding_VD is None else self._embed(inputs, weights.embedding_VD, group)
+        if self.shape.traits.has_updates:
+            self._add_layers(residual_TD, step, group)
+            return residual_TD if weights.final_norm_D is None else rms_norm(residual_TD, weights.final_norm_D, eps)
         update_TD: torch.Tensor | None = None  # output of the last block, to be added to the residual stream
         for layer in weights.layers:
+            assert layer.attention_norm_D is not None and layer.mlp_norm_D is not None
             if update_TD is None:
                 normed_TD = rms_norm(residual_TD, layer.attention_norm_D, eps)
             else:
@@ -152,7 +180,37 @@ class CausalLM:
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
         head = self._weights.head
         assert head is not None, f"stage {self.part.stage.index} has no head"
-        return head(hidden_ND).float()
+        logits_NV = head(hidden_ND).float()
+        traits = self.shape.traits
+        if traits.logit_scale != 1.0:
+            logits_NV = logits_NV * traits.logit_scale
+        if traits.logit_cap is not None:
+            logits_NV = (logits_NV / traits.logit_cap).tanh_().mul_(traits.logit_cap)
+        return logits_NV
+
+    def finish(self) -> None:
+        """Prepares loaded weights for use. Called once."""
+        if self.shape.traits.norm_offset:
+            self._weights.add_to_norms(self.shape.traits.norm_offset)
+
+    def _add_layers(self, residual_TD: torch.Tensor, step: AttentionStep, group: TensorGroup[torch.Tensor]) -> None:
+        """Adds all layers to the residual stream in place, for models with norms of outputs or a residual scale."""
+        eps = self.shape.rms_norm_eps
+        scale = self.shape.traits.residual_scale
+
+        def normed(x_TD: torch.Tensor, norm_D: torch.Tensor | None) -> torch.Tensor:
+            return x_TD if norm_D is None else self.kernels.rms_norm(x_TD, norm_D, eps)
+
+        for layer in self._weights.layers:
+            update_TD = group.all_reduce(layer.attention(normed(residual_TD, layer.attention_norm_D), step))
+            residual_TD.add_(normed(update_TD, layer.attention_output_norm_D), alpha=scale)
+            update_TD = group.all_reduce(layer.mlp(normed(residual_TD, layer.mlp_norm_D)))
+            residual_TD.add_(normed(update_TD, layer.mlp_output_norm_D), alpha=scale)
+
+    def _tables(self, positions_T: torch.Tensor) -> dict[int | None, RotaryTables]:
+        """Returns the rotary tables for each window. Windows with the same embedding share them."""
+        of_angles = {angles: angles(positions_T) for angles in set(self._angles.values())}
+        return {window: of_angles[angles] for window, angles in self._angles.items()}
 
     def _plan(self, batch: AttentionBatch, cache: KvPages, window: int | None) -> AttentionPlan:
         return self.kernels.plan_attention(
@@ -164,6 +222,12 @@ class CausalLM:
         )
 
     def _embed(
+        self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup[torch.Tensor]
+    ) -> torch.Tensor:
+        rows_TD = self._rows(token_ids_T, embedding_VD, group)
+        return rows_TD if self.shape.traits.embedding_scale == 1.0 else rows_TD.mul_(self._embedding_scale)
+
+    def _rows(
         self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup[torch.Tensor]
     ) -> torch.Tensor:
         shard = self.part.shard

@@ -8,13 +8,27 @@ and down.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.traits import NormPlacement
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 
 _EMBEDDING = "model.embed_tokens"
+
+# Names of the norms before and after attention, before and after the MLP.
+_NORMS: Mapping[NormPlacement, tuple[str | None, ...]] = {
+    "before": ("input_layernorm", None, "post_attention_layernorm", None),
+    "after": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +43,8 @@ class VectorSpec:
 class LayerSpec:
     """One layer. All sizes are those of the rank."""
 
-    attention_norm: VectorSpec
+    attention_norm: VectorSpec | None  # norms of the input and of the output of attention and MLP
+    attention_output_norm: VectorSpec | None
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -38,7 +53,8 @@ class LayerSpec:
     q_norm: VectorSpec | None  # q_norm and k_norm are both set, or both None
     k_norm: VectorSpec | None
     out: LinearSpec
-    mlp_norm: VectorSpec
+    mlp_norm: VectorSpec | None
+    mlp_output_norm: VectorSpec | None
     gate_up: LinearSpec  # rows of gate, then up
     down: LinearSpec
 
@@ -48,7 +64,14 @@ class LayerSpec:
 
     @property
     def vectors(self) -> tuple[VectorSpec, ...]:
-        found = (self.attention_norm, self.q_norm, self.k_norm, self.mlp_norm)
+        found = (
+            self.attention_norm,
+            self.attention_output_norm,
+            self.q_norm,
+            self.k_norm,
+            self.mlp_norm,
+            self.mlp_output_norm,
+        )
         return tuple(vector for vector in found if vector is not None)
 
 
@@ -132,28 +155,38 @@ class _SpecBuilder:
         key_value = self._head_rows(kv_heads, shape.num_kv_heads)
         size = shape.intermediate_size
         feed_forward = AxisPart(shard.part(size, self.cut_unit), size)
-        norm = shape.hidden_size
+        before_attention, after_attention, before_mlp, after_mlp = (
+            None if name is None else VectorSpec(f"{prefix}.{name}.weight", shape.hidden_size)
+            for name in _NORMS[shape.traits.norm_placement]
+        )
+        q_norm_size, k_norm_size = shape.qk_norm_sizes
         return LayerSpec(
-            attention_norm=VectorSpec(f"{prefix}.input_layernorm.weight", norm),
+            attention_norm=before_attention,
+            attention_output_norm=after_attention,
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
             head_dim=shape.head_dim,
             window=shape.layer_windows[index],
             qkv=LinearSpec(
-                outputs={
-                    f"{attention}.q_proj": query,
-                    f"{attention}.k_proj": key_value,
-                    f"{attention}.v_proj": key_value,
-                },
+                outputs=_stacked(
+                    attention,
+                    {"q_proj": query, "k_proj": key_value, "v_proj": key_value},
+                    "qkv_proj" if shape.traits.is_fused else None,
+                ),
                 inputs=_whole(shape.hidden_size),
                 has_bias=shape.qkv_bias,
             ),
-            q_norm=VectorSpec(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-            k_norm=VectorSpec(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            q_norm=VectorSpec(f"{attention}.q_norm.weight", q_norm_size) if shape.qk_norm else None,
+            k_norm=VectorSpec(f"{attention}.k_norm.weight", k_norm_size) if shape.qk_norm else None,
             out=self._by_columns(f"{attention}.o_proj", query, shape.o_bias),
-            mlp_norm=VectorSpec(f"{prefix}.post_attention_layernorm.weight", norm),
+            mlp_norm=before_mlp,
+            mlp_output_norm=after_mlp,
             gate_up=LinearSpec(
-                outputs={f"{prefix}.mlp.gate_proj": feed_forward, f"{prefix}.mlp.up_proj": feed_forward},
+                outputs=_stacked(
+                    f"{prefix}.mlp",
+                    {"gate_proj": feed_forward, "up_proj": feed_forward},
+                    "gate_up_proj" if shape.traits.is_fused else None,
+                ),
                 inputs=_whole(shape.hidden_size),
                 has_bias=shape.mlp_bias,
             ),
@@ -180,6 +213,18 @@ class _SpecBuilder:
         """The rows of these attention heads."""
         head_dim = self.shape.head_dim
         return AxisPart(range(heads.start * head_dim, heads.stop * head_dim), num_heads * head_dim)
+
+
+def _stacked(prefix: str, parts: Mapping[str, AxisPart], fused: str | None) -> dict[str, AxisPart]:
+    """Returns the rows of the matrices `parts`, or of the one matrix in which the checkpoint has stacked them."""
+    if fused is None:
+        return {f"{prefix}.{name}": part for name, part in parts.items()}
+    ranges = []
+    start = 0
+    for part in parts.values():
+        ranges.append(range(start + part.indices.start, start + part.indices.stop))
+        start += part.size
+    return {f"{prefix}.{fused}": AxisPart(ranges[0], start, tuple(ranges[1:]))}
 
 
 def _whole(size: int) -> AxisPart:

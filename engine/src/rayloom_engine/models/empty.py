@@ -33,7 +33,7 @@ def empty_model(
     """
     if schemes is None:
         schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
-    builder = _Builder(eps=shape.rms_norm_eps, kernels=kernels, schemes=schemes)
+    builder = _Builder(shape=shape, kernels=kernels, schemes=schemes)
     weights = builder.weights(decoder_spec(shape, part, schemes.cut_unit))
     return CausalLM(shape, part, kernels, weights), builder.destinations
 
@@ -42,7 +42,7 @@ def empty_model(
 class _Builder:
     """Allocates the parts of a model and collects the destinations of their tensors."""
 
-    eps: float
+    shape: ModelShape
     kernels: KernelSet
     schemes: SchemeFactory
     destinations: dict[str, Destination] = field(default_factory=dict)
@@ -60,23 +60,41 @@ class _Builder:
         return DecoderWeights(embedding_VD=embedding_VD, layers=layers, final_norm_D=final_norm_D, head=head)
 
     def _layer(self, spec: LayerSpec, cache_index: int) -> DecoderLayer:
-        attention_norm_D = self._vector(spec.attention_norm)
+        shape = self.shape
+        is_silu = shape.traits.activation == "silu"
+        attention_norm_D = self._optional(spec.attention_norm)
         attention = Attention(
             layer=cache_index,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             window=spec.window,
-            eps=self.eps,
+            eps=shape.rms_norm_eps,
+            score_scale=shape.score_scale,
+            score_cap=shape.traits.score_cap,
             qkv=self._linear(spec.qkv),
             out=self._linear(spec.out),
             kernels=self.kernels,
-            q_norm_d=None if spec.q_norm is None else self._vector(spec.q_norm),
-            k_norm_d=None if spec.k_norm is None else self._vector(spec.k_norm),
+            q_norm_d=self._optional(spec.q_norm),
+            k_norm_d=self._optional(spec.k_norm),
+            has_wide_norms=shape.traits.has_wide_qk_norm,
         )
-        mlp_norm_D = self._vector(spec.mlp_norm)
-        mlp = GatedMlp(gate_up=self._linear(spec.gate_up), down=self._linear(spec.down), silu_mul=self.kernels.silu_mul)
-        return DecoderLayer(attention_norm_D=attention_norm_D, attention=attention, mlp_norm_D=mlp_norm_D, mlp=mlp)
+        mlp = GatedMlp(
+            gate_up=self._linear(spec.gate_up),
+            down=self._linear(spec.down),
+            gate_mul=self.kernels.silu_mul if is_silu else self.kernels.gelu_mul,
+        )
+        return DecoderLayer(
+            attention_norm_D=attention_norm_D,
+            attention=attention,
+            attention_output_norm_D=self._optional(spec.attention_output_norm),
+            mlp_norm_D=self._optional(spec.mlp_norm),
+            mlp=mlp,
+            mlp_output_norm_D=self._optional(spec.mlp_output_norm),
+        )
+
+    def _optional(self, spec: VectorSpec | None) -> torch.Tensor | None:
+        return None if spec is None else self._vector(spec)
 
     def _vector(self, spec: VectorSpec) -> torch.Tensor:
         """Allocates a vector in the compute type."""

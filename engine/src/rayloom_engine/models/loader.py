@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.layers.destination import Destination
+from rayloom_engine.layers.linear_spec import TensorPart, slices_of
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.empty import empty_model
@@ -49,6 +51,7 @@ def load_model(
     files = checked_files(folder, shape)
     model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
     num_bytes_read = _fill(model, destinations, files, dtype, progress)
+    model.finish()
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 
@@ -75,13 +78,19 @@ def _fill(
                     if destination is None:
                         continue
                     part = destination.part
-                    stored = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
+                    stored = _part(tensors.get_slice(name), part) if part else tensors.get_tensor(name)
                     num_bytes_read += stored.nbytes
                     destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
                     packer.read(name)
                     done += destination.tensor.numel() * dtype.itemsize
                     progress("load", done, total, "bytes")
     return num_bytes_read
+
+
+def _part(stored: Any, part: TensorPart) -> torch.Tensor:
+    """Returns a part of a tensor of the file."""
+    pieces: list[torch.Tensor] = [stored[slices] for slices in slices_of(part)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:

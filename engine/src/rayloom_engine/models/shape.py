@@ -21,23 +21,17 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
-from rayloom_engine.models.rope.parameters import RopeParameters, longest_context, read_rope
+from rayloom_engine.models.families import FAMILIES, Family, architecture_of, layer_windows, read_rope_of, read_traits
+from rayloom_engine.models.rope.parameters import RopeParameters, longest_context
+from rayloom_engine.models.traits import LLAMA, Traits
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-_MODEL_TYPE_TO_ARCHITECTURE = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes and options of a decoder-only model."""
+    """Sizes and options of a decoder-only model. `traits`: the differences from Llama."""
 
     architecture: str
     num_layers: int
@@ -58,6 +52,7 @@ class ModelShape:
     tie_word_embeddings: bool
     checkpoint_dtype: str  # one of DTYPES
     eos_token_ids: tuple[int, ...]
+    traits: Traits = LLAMA
 
     @property
     def sliding_window(self) -> int | None:
@@ -83,17 +78,33 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def qk_norm_sizes(self) -> tuple[int, int]:
+        """Sizes of the norms of queries and of keys, 0 without them."""
+        if not self.qk_norm:
+            return 0, 0
+        return (self.query_size, self.kv_size) if self.traits.has_wide_qk_norm else (self.head_dim, self.head_dim)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self.head_dim**-0.5 if self.traits.score_scale is None else self.traits.score_scale
+
+    def rope_of(self, window: int | None) -> RopeParameters:
+        """Returns the rotary embedding of the layers with this window."""
+        return self.rope if window is None or self.traits.window_rope is None else self.traits.window_rope
+
+    @property
     def num_layer_parameters(self) -> int:
         qkv_size = self.query_size + 2 * self.kv_size
         return (
             self.hidden_size * qkv_size
             + self.hidden_size * self.query_size  # o
             + self.hidden_size * self.intermediate_size * 3  # gate, up, down
-            + self.hidden_size * 2  # the two norms
+            + self.hidden_size * self.traits.num_norms
             + qkv_size * self.qkv_bias
             + self.hidden_size * self.o_bias
             + (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
-            + 2 * self.head_dim * self.qk_norm
+            + sum(self.qk_norm_sizes)
         )
 
     @property
@@ -141,7 +152,8 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def _shape(folder: Path, config: ConfigJson) -> ModelShape:
-    architecture = _architecture(config)
+    architecture = architecture_of(config)
+    family = FAMILIES[architecture]
     if quantization := config.mapping("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise ModelError(
@@ -149,17 +161,16 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
             f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
             "Unsupported",
         )
-    if (activation := config.text("hidden_act", default="silu")) != "silu":
-        raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
     # Check the sizes before using them: a shape stores one window per layer.
     num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
     vocab_size = config.count("vocab_size", at_most=MAX_VOCAB)
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
-    num_heads, num_kv_heads, head_dim = _heads(config, architecture, hidden_size)
+    num_heads, num_kv_heads, head_dim = _heads(config, family, hidden_size)
     max_position_embeddings = config.count("max_position_embeddings", default=2048)
-    rope = read_rope(config, head_dim, max_position_embeddings)
-    has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and config.flag("attention_bias")
+    rope = read_rope_of(config, family, head_dim, max_position_embeddings)
+    traits = read_traits(config, family, hidden_size, head_dim, max_position_embeddings)
+    has_attention_bias = family.reads_attention_bias and config.flag("attention_bias")
 
     return ModelShape(
         architecture=architecture,
@@ -171,20 +182,23 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         head_dim=head_dim,
         vocab_size=vocab_size,
         max_position_embeddings=longest_context(rope, max_position_embeddings),
-        rms_norm_eps=config.number("rms_norm_eps", default=1e-6, at_most=MAX_NORM_EPS),
+        rms_norm_eps=config.number("rms_norm_eps", default=family.eps, at_most=MAX_NORM_EPS),
         rope=rope,
-        layer_windows=_layer_windows(config, architecture, num_layers),
-        qkv_bias=has_attention_bias or architecture == "Qwen2ForCausalLM",
+        layer_windows=layer_windows(config, family, num_layers),
+        qkv_bias=has_attention_bias or family.has_qkv_bias,
         o_bias=has_attention_bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and config.flag("mlp_bias"),
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        tie_word_embeddings=config.flag("tie_word_embeddings"),
+        mlp_bias=family.reads_mlp_bias and config.flag("mlp_bias"),
+        qk_norm=family.has_qk_norm,
+        tie_word_embeddings=family.is_tied
+        if config.get("tie_word_embeddings") is None
+        else config.flag("tie_word_embeddings"),
         checkpoint_dtype=_checkpoint_dtype(config),
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        traits=traits,
     )
 
 
-def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int, int, int]:
+def _heads(config: ConfigJson, family: Family, hidden_size: int) -> tuple[int, int, int]:
     """Returns the numbers of query heads and of key/value heads, and the size of a head."""
     num_heads = config.count("num_attention_heads", at_most=MAX_HEADS)
     num_kv_heads = config.count("num_key_value_heads", default=num_heads, at_most=MAX_HEADS)
@@ -192,7 +206,7 @@ def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int
         raise ModelError(
             f"{config.path}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
-    default_head_dim = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
+    default_head_dim = family.head_dim or hidden_size // num_heads
     if default_head_dim == 0 and config.get("head_dim") is None:
         raise ModelError(
             f"{config.path}: hidden_size {hidden_size} is less than num_attention_heads {num_heads}; "
@@ -202,41 +216,6 @@ def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int
     if head_dim % 2 != 0:
         raise ModelError(f"{config.path}: head_dim {head_dim} is odd; rotary embedding needs an even one")
     return num_heads, num_kv_heads, head_dim
-
-
-def _architecture(config: ConfigJson) -> str:
-    named = config.get("architectures")
-    if isinstance(named, list) and named:
-        architecture = word(named[0])
-    else:
-        model_type = word(config.get("model_type"))
-        architecture = _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
-    if architecture not in ARCHITECTURES:
-        raise ModelError(
-            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
-            "Unsupported",
-        )
-    return architecture
-
-
-def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    if architecture == "LlamaForCausalLM":
-        return (None,) * num_layers
-    # If sliding_window is absent, transformers' default of 4096 applies; null means no window.
-    window = config.count("sliding_window", default=4096) if config.get("sliding_window", 4096) is not None else None
-    if architecture == "MistralForCausalLM":
-        return (window,) * num_layers
-    if window is None or not config.flag("use_sliding_window"):
-        return (None,) * num_layers
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        first = config.count("max_window_layers", default=28, at_least=0)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    allowed = ("full_attention", "sliding_attention")
-    is_named = isinstance(layer_types, list) and all(kind in allowed for kind in layer_types)
-    if not is_named or len(layer_types) != num_layers:
-        raise ModelError(f"{config.path}: layer_types must name {num_layers} layers, each one of {', '.join(allowed)}")
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
 def _checkpoint_dtype(config: ConfigJson) -> str:

@@ -9,6 +9,12 @@ from rayloom_engine.models.shape import ModelShape
 def check_shards(shape: ModelShape, num_shards: int) -> None:
     """Raises ConfigError, listing the numbers that work, if `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
+    if num_shards not in choices and shape.traits.has_wide_qk_norm:
+        raise ConfigError(
+            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, whose norms of "
+            f"queries and keys are of all heads together; use 1, and for more ranks pipeline_parallel_size, 1 to "
+            f"{shape.num_layers}"
+        )
     if num_shards not in choices:
         raise ConfigError(
             f"tensor_parallel_size: {num_shards} ranks cannot share {shape.num_heads} attention heads and "
@@ -23,6 +29,8 @@ def shard_counts(shape: ModelShape) -> tuple[int, ...]:
 
     More ranks than key/value heads work too, if their number is a multiple: then each such head is on several ranks.
     """
+    if shape.traits.has_wide_qk_norm:
+        return (1,)
     most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
     return tuple(
         count

@@ -24,7 +24,8 @@ def library_step_bytes(
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v
     feed_forward = -(-shape.intermediate_size // num_shards)
     operands = 2 * shape.hidden_size + 2 * query + feed_forward  # both norms, queries, attention, product of the MLP
-    angles = shape.head_dim  # float32 cosines and sines
+    angles = shape.head_dim * (1 if shape.traits.window_rope is None else 2)  # float32 cosines and sines
+    updates = shape.hidden_size * shape.traits.has_updates  # float32, before they are added to the residual stream
     quantised = max(shape.hidden_size, query, feed_forward) * 5 // 4  # int8, and 8 bytes for 32 inputs
-    token_bytes = 4 * (float32 + angles) + operand_bytes * operands + quantised
+    token_bytes = 4 * (float32 + angles + updates) + operand_bytes * operands + quantised
     return num_tokens * token_bytes + num_seqs * step_sequence_bytes(shape)

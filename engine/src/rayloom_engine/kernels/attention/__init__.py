@@ -45,8 +45,12 @@ class AttentionPlan(Protocol):
     Only the backend that made the plan reads its content.
     """
 
-    def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float, *, soft_cap: float | None = None
+    ) -> torch.Tensor:
         """Returns the attention of the step's tokens, [T, H, D], contiguous, in the type of the queries.
+
+        With a soft cap, a score s becomes soft_cap * tanh(s / soft_cap).
 
         query_THD may be strided over T. `pages` is one layer's cache, [N, P, 2, K, D], which must already contain the
         keys and values of the step's own tokens. Use a plan for the layers of one model, one at a time: it may reuse

@@ -68,7 +68,9 @@ class PlainPlan:
     decodes: tuple[_Decode, ...]
     prefills: tuple[_Prefill, ...]
 
-    def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(
+        self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float, *, soft_cap: float | None = None
+    ) -> torch.Tensor:
         num_tokens, num_heads, head_dim = query_THD.shape
         num_kv_heads = pages.shape[3]
         grouped = (num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -76,25 +78,44 @@ class PlainPlan:
         out_TKGD = torch.empty(grouped, dtype=query_THD.dtype, device=query_THD.device)
         for part in self.decodes:
             part.gathered.fill(pages)
-            out_TKGD[part.rows_R] = F.scaled_dot_product_attention(
-                query_TKGD[part.rows_R],
-                part.gathered.keys,
-                part.gathered.values,
-                attn_mask=part.mask_R11L,
-                scale=scale,
+            out_TKGD[part.rows_R] = _attention(
+                query_TKGD[part.rows_R], part.gathered, part.mask_R11L, scale=scale, soft_cap=soft_cap
             )
         for chunk in self.prefills:
             chunk.gathered.fill(pages)
-            out_KGnD = F.scaled_dot_product_attention(
+            out_KGnD = _attention(
                 query_TKGD[chunk.rows_n].permute(1, 2, 0, 3),
-                chunk.gathered.keys,
-                chunk.gathered.values,
-                attn_mask=chunk.mask_nL,
+                chunk.gathered,
+                chunk.mask_nL,
                 is_causal=chunk.mask_nL is None,
                 scale=scale,
+                soft_cap=soft_cap,
             )
             out_TKGD[chunk.rows_n] = out_KGnD.permute(2, 0, 1, 3)
         return out_TKGD.view(num_tokens, num_heads, head_dim)
+
+
+def _attention(
+    query: torch.Tensor,
+    gathered: _Gathered,
+    mask: torch.Tensor | None,
+    *,
+    is_causal: bool = False,
+    scale: float,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Returns the attention of queries [..., n, D] to gathered keys and values. `is_causal`: row i sees i + 1 keys."""
+    if soft_cap is None:
+        return F.scaled_dot_product_attention(
+            query, gathered.keys, gathered.values, attn_mask=mask, is_causal=is_causal, scale=scale
+        )
+    # torch's function has no soft cap, so the scores are in memory here.
+    scores = (query @ gathered.keys.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
+    if is_causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], device=scores.device).triu_(1).bool(), float("-inf"))
+    elif mask is not None:
+        scores += mask
+    return scores.softmax(-1).to(query.dtype) @ gathered.values
 
 
 def plan_attention(

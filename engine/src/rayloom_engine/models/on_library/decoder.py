@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, address
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, address, rounded
 from rayloom_engine.cpu_library.structures import BatchStruct, LinearStruct
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.library_pages import LibraryPages
@@ -47,7 +47,11 @@ class LibraryDecoder:
         self._weights = LibraryWeights(weights, shape)
         self.weight_bytes = self._weights.num_bytes
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
+        window_rope = shape.traits.window_rope
+        self._window_rotary = None if window_rope is None else RotaryTable(window_rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
+        # Rounded as the weights are: models are trained with a factor of their type.
+        self._embedding_scale = rounded(shape.traits.embedding_scale, form.dtype)
         self._progress = ctypes.c_int64(0)
         self._addresses: tuple[LibraryPages, ctypes.Array[ctypes.c_void_p]] | None = None  # the cache, its layers
 
@@ -96,7 +100,15 @@ class LibraryDecoder:
         """
         head = self._weights.head
         assert head is not None, f"stage {self.part.stage.index} has no head"
-        return self.library.multiply(self.dtype, head, hidden_ND)
+        logits_NV = self.library.multiply(self.dtype, head, hidden_ND)
+        traits = self.shape.traits
+        if traits.logit_scale != 1.0:
+            logits_NV *= np.float32(traits.logit_scale)
+        if traits.logit_cap is not None:
+            logits_NV /= np.float32(traits.logit_cap)
+            np.tanh(logits_NV, out=logits_NV)
+            logits_NV *= np.float32(traits.logit_cap)
+        return logits_NV
 
     def _compute_layers(
         self,
@@ -109,7 +121,11 @@ class LibraryDecoder:
     ) -> None:
         """Adds all layers to the residual stream in place. `wanted_N`: as `wanted_rows` of `forward`."""
         num_sequences = len(batch.query_lens)
-        cosines_Th, sines_Th = self._rotary.rows(positions_T, max(batch.context_lens))
+        longest = max(batch.context_lens)
+        cosines_Th, sines_Th = self._rotary.rows(positions_T, longest)
+        window_tables = (cosines_Th, sines_Th)
+        if self._window_rotary is not None:
+            window_tables = self._window_rotary.rows(positions_T, longest)
         query_lens = (ctypes.c_int64 * num_sequences)(*batch.query_lens)
         context_lens = (ctypes.c_int64 * num_sequences)(*batch.context_lens)
         block_tables_SB = np.ascontiguousarray(batch.block_tables_SB)
@@ -125,6 +141,8 @@ class LibraryDecoder:
             slot_mapping=address(batch.slot_mapping_T),
             cosines=address(cosines_Th),
             sines=address(sines_Th),
+            window_cosines=address(window_tables[0]),
+            window_sines=address(window_tables[1]),
             pages=ctypes.addressof(pages),
             residual=address(residual_TD),
             wanted_rows=None if wanted_N is None else wanted_N.ctypes.data,  # it may be empty
@@ -137,7 +155,9 @@ class LibraryDecoder:
         for half in self._halves:
             partial_TD = np.empty_like(residual_TD)
             self.library.forward(decoder, step, range(half, half + 1), self._progress, partial_TD)
-            self.library.add(residual_TD, group.all_reduce(partial_TD))
+            layer = decoder.layers[half // 2]
+            norm = layer.mlp_output_norm if half % 2 else layer.attention_output_norm
+            self.library.add(residual_TD, group.all_reduce(partial_TD), decoder, norm)
 
     def _addresses_of(self, cache: LibraryPages) -> ctypes.Array[ctypes.c_void_p]:
         """Returns the addresses of the cache's layers. A rank has one cache, so the addresses are collected once."""
@@ -147,6 +167,12 @@ class LibraryDecoder:
         return self._addresses[1]
 
     def _embed(self, token_ids_T: IntArray, embedding: LinearStruct, group: TensorGroup[FloatArray]) -> FloatArray:
+        rows_TD = self._rows(token_ids_T, embedding, group)
+        if self.shape.traits.embedding_scale != 1.0:
+            rows_TD *= self._embedding_scale
+        return rows_TD
+
+    def _rows(self, token_ids_T: IntArray, embedding: LinearStruct, group: TensorGroup[FloatArray]) -> FloatArray:
         shard = self.part.shard
         if shard.count == 1:
             return self.library.embed(self.dtype, embedding, token_ids_T)

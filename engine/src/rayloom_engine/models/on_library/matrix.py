@@ -21,7 +21,7 @@ from rayloom_engine.config import INT8_GROUP, Quantization
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, widened
 from rayloom_engine.cpu_library.library import CpuLibrary, linear_of
 from rayloom_engine.cpu_library.structures import LinearStruct
-from rayloom_engine.layers.linear_spec import LinearSpec
+from rayloom_engine.layers.linear_spec import LinearSpec, TensorPart
 
 _SCALE_BYTES = 4  # of each output of an int8 matrix
 
@@ -34,7 +34,7 @@ class ArrayDestination:
     """
 
     array: Array
-    part: tuple[slice, ...] = ()
+    part: TensorPart = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

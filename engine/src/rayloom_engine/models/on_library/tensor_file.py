@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array
+from rayloom_engine.layers.linear_spec import TensorPart, slices_of
 
 _SIZE_BYTES = 8
 _METADATA = "__metadata__"
@@ -46,7 +47,7 @@ class TensorFile:
         """The names of the tensors, in the order of their bytes."""
         return sorted(self._tensors, key=lambda name: self._tensors[name].data_offsets)
 
-    def read(self, name: str, part: tuple[slice, ...] = ()) -> Array:
+    def read(self, name: str, part: TensorPart = ()) -> Array:
         """Returns the slices `part` of a tensor, () for all of it. Its bytes are read when the array is.
 
         The tensor's type is BF16, F16 or F32.
@@ -58,4 +59,7 @@ class TensorFile:
             count=math.prod(tensor.shape),
             offset=self._start + tensor.data_offsets[0],
         ).reshape(tensor.shape)
-        return array[part] if part else array
+        if not part:
+            return array
+        pieces = [array[slices] for slices in slices_of(part)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, address, widened
 from rayloom_engine.cpu_library.library import dtype_code
-from rayloom_engine.cpu_library.structures import DecoderStruct, LayerStruct, LinearStruct
+from rayloom_engine.cpu_library.structures import ACTIVATION_CODES, DecoderStruct, LayerStruct, LinearStruct
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, VectorSpec
 from rayloom_engine.models.on_library.matrix import ArrayDestination, Matrix, WeightFormat
@@ -73,7 +73,8 @@ class LibraryWeights:
         spec = plain.spec
         # Everything whose addresses the structures hold.
         self._matrices = plain.matrices
-        self._vectors = {name: widened(vector) for name, vector in plain.vectors.items()}
+        offset = np.float32(shape.traits.norm_offset)
+        self._vectors = {name: widened(vector) + offset for name, vector in plain.vectors.items()}  # all are norms
         self.num_bytes = plain.num_bytes
         self.embedding: LinearStruct | None = None if plain.embedding is None else plain.embedding.structure
         self.head: LinearStruct | None = None if plain.head is None else plain.head.structure
@@ -94,6 +95,11 @@ class LibraryWeights:
             head_dim=first.head_dim,
             rotary_dim=shape.rope.rotary_dim(first.head_dim),
             intermediate=first.gate_up.num_outputs // 2,
+            activation=ACTIVATION_CODES[shape.traits.activation],
+            has_wide_norms=int(shape.traits.has_wide_qk_norm),
+            residual_scale=shape.traits.residual_scale,
+            score_scale=shape.score_scale,
+            score_cap=shape.traits.score_cap or 0.0,
             rms_norm_eps=shape.rms_norm_eps,
             layers=layers,
         )
@@ -102,7 +108,9 @@ class LibraryWeights:
         qkv, out, gate_up, down = matrices
         return LayerStruct(
             attention_norm=self._address(spec.attention_norm),
+            attention_output_norm=self._address(spec.attention_output_norm),
             mlp_norm=self._address(spec.mlp_norm),
+            mlp_output_norm=self._address(spec.mlp_output_norm),
             q_norm=self._address(spec.q_norm),
             k_norm=self._address(spec.k_norm),
             qkv=qkv.structure,

@@ -1,0 +1,213 @@
+"""The architectures that the engine computes natively, as a table of what their config.json means. Pure.
+
+A family needs no code of its own: `Family` says how its configuration is read, `Traits` how its decoder is composed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.models.checkpoint.config_json import ConfigJson
+from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope, read_rope
+from rayloom_engine.models.traits import LLAMA, Traits
+
+# The layers that have a window. types: those that layer_types names. some: the same, if use_sliding_window is set.
+WindowRule = Literal["none", "all", "some", "types"]
+
+_MAX_SCALE = 1e6
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How the config.json of an architecture is read. Defaults: those of transformers for an absent field."""
+
+    model_type: str
+    traits: Traits = LLAMA
+    has_qkv_bias: bool = False
+    reads_attention_bias: bool = False  # attention_bias: of q, k, v and o
+    reads_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    head_dim: int | None = None  # default; None: hidden size / heads
+    eps: float = 1e-6
+    is_tied: bool = False
+    activation_field: str = "hidden_act"
+    activation: str = "silu"  # the only one that works
+    windows: WindowRule = "none"
+    window: int | None = 4096  # default of sliding_window
+    window_period: int = 1  # without layer_types, one layer of so many has no window
+    has_multipliers: bool = False  # embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling
+    has_caps: bool = False  # attn_logit_softcapping, final_logit_softcapping, query_pre_attn_scalar
+    cap_defaults: tuple[float | None, float | None] = (None, None)
+    local_theta: float | None = None  # the layers with windows have a rotary embedding of their own
+
+
+_GEMMA = Family(
+    model_type="gemma2",
+    traits=Traits(activation="gelu_tanh", norm_placement="both", norm_offset=1.0),
+    reads_attention_bias=True,
+    head_dim=256,
+    is_tied=True,
+    activation_field="hidden_activation",
+    activation="gelu_pytorch_tanh",
+    windows="types",
+    window_period=2,
+    has_caps=True,
+    cap_defaults=(50.0, 30.0),
+)
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(model_type="llama", reads_attention_bias=True, reads_mlp_bias=True),
+    "MistralForCausalLM": Family(model_type="mistral", windows="all"),
+    "Qwen2ForCausalLM": Family(model_type="qwen2", has_qkv_bias=True, windows="some"),
+    "Qwen3ForCausalLM": Family(
+        model_type="qwen3", reads_attention_bias=True, has_qk_norm=True, head_dim=128, windows="some"
+    ),
+    "Phi3ForCausalLM": Family(model_type="phi3", traits=Traits(is_fused=True), eps=1e-5, windows="all", window=None),
+    "Olmo2ForCausalLM": Family(
+        model_type="olmo2",
+        traits=Traits(norm_placement="after", has_wide_qk_norm=True),
+        reads_attention_bias=True,
+        has_qk_norm=True,
+        eps=1e-5,
+    ),
+    "GraniteForCausalLM": Family(
+        model_type="granite", reads_attention_bias=True, reads_mlp_bias=True, has_multipliers=True
+    ),
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": dataclasses.replace(
+        _GEMMA,
+        model_type="gemma3_text",
+        has_qk_norm=True,
+        window_period=6,
+        cap_defaults=(None, None),
+        local_theta=10_000.0,
+    ),
+}
+ARCHITECTURES = tuple(FAMILIES)
+
+
+def architecture_of(config: ConfigJson) -> str:
+    """Returns a key of FAMILIES, or raises ModelError."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        architecture = word(named[0])
+    else:
+        model_type = word(config.get("model_type"))
+        known = (name for name, family in FAMILIES.items() if family.model_type == model_type)
+        architecture = next(known, f"model_type {model_type}")
+    if architecture not in FAMILIES:
+        raise ModelError(
+            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
+            "Unsupported",
+        )
+    return architecture
+
+
+def read_traits(config: ConfigJson, family: Family, hidden_size: int, head_dim: int, max_positions: int) -> Traits:
+    """Returns the traits of a model. Raises ModelError for what the family's decoder does not compute."""
+    _check_activation(config, family)
+    if config.flag("use_bidirectional_attention"):
+        raise ModelError(
+            f"{config.path}: use_bidirectional_attention is not supported; works: false, as every token sees only "
+            "earlier ones",
+            "Unsupported",
+        )
+    traits = family.traits
+    if family.has_multipliers:
+
+        def scale(field: str) -> float:
+            return config.number(field, default=1.0, at_most=_MAX_SCALE)
+
+        return dataclasses.replace(
+            traits,
+            embedding_scale=scale("embedding_multiplier"),
+            residual_scale=scale("residual_multiplier"),
+            score_scale=scale("attention_multiplier"),
+            logit_scale=1.0 / scale("logits_scaling"),
+        )
+    if family.has_caps:
+        score_cap, logit_cap = family.cap_defaults
+        window_rope = None
+        if family.local_theta is not None:
+            window_rope = _rope_of(config, "sliding_attention", head_dim, max_positions, family.local_theta)
+        return dataclasses.replace(
+            traits,
+            embedding_scale=float(hidden_size**0.5),
+            score_scale=config.number("query_pre_attn_scalar", default=256.0, at_most=_MAX_SCALE) ** -0.5,
+            score_cap=_cap(config, "attn_logit_softcapping", score_cap),
+            logit_cap=_cap(config, "final_logit_softcapping", logit_cap),
+            window_rope=window_rope,
+        )
+    return traits
+
+
+def read_rope_of(config: ConfigJson, family: Family, head_dim: int, max_positions: int) -> RopeParameters:
+    """Returns the rotary embedding of the layers without windows, or of all layers. Raises ModelError."""
+    if family.local_theta is None:
+        return read_rope(config, head_dim, max_positions)
+    return _rope_of(config, "full_attention", head_dim, max_positions, 1_000_000.0)
+
+
+def layer_windows(config: ConfigJson, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """Returns for each layer the number of positions that a token sees; None: all. Raises ModelError."""
+    full = (None,) * num_layers
+    if family.windows == "none":
+        return full
+    # null means no window.
+    given = config.get("sliding_window", family.window)
+    window = None if given is None else config.count("sliding_window", default=family.window)
+    if family.windows == "all":
+        return (window,) * num_layers
+    if window is None or (family.windows == "some" and not config.flag("use_sliding_window")):
+        return full
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        return tuple(window if is_windowed else None for is_windowed in _unnamed_layers(config, family, num_layers))
+    is_named = isinstance(layer_types, list) and all(kind in _LAYER_TYPES for kind in layer_types)
+    if not is_named or len(layer_types) != num_layers:
+        raise ModelError(
+            f"{config.path}: layer_types must name {num_layers} layers, each one of {', '.join(_LAYER_TYPES)}"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _unnamed_layers(config: ConfigJson, family: Family, num_layers: int) -> list[bool]:
+    """Returns which layers have a window, for a config without layer_types."""
+    if family.windows == "some":
+        first = config.count("max_window_layers", default=28, at_least=0)
+        return [layer >= first for layer in range(num_layers)]
+    period = config.count("sliding_window_pattern", default=family.window_period)
+    return [(layer + 1) % period != 0 for layer in range(num_layers)]
+
+
+def _check_activation(config: ConfigJson, family: Family) -> None:
+    field, works = family.activation_field, family.activation
+    given = config.text(field, default=works)
+    if given != works:
+        raise ModelError(f"{config.path}: {field} {shown(given)} is not supported; works: {works}", "Unsupported")
+
+
+def _cap(config: ConfigJson, field: str, default: float | None) -> float | None:
+    given = config.get(field, default)
+    return None if given is None else config.number(field, default=default, at_most=_MAX_SCALE)
+
+
+def _rope_of(config: ConfigJson, layer_type: str, head_dim: int, max_positions: int, theta: float) -> RopeParameters:
+    """Returns the rotary embedding of one type of layers.
+
+    transformers 5 has an object for each type. transformers 4 has rope_local_base_freq for layers with windows, which
+    are not scaled, and rope_theta and rope_scaling for the others.
+    """
+    of_types = config.mapping("rope_parameters")
+    if of_types:
+        found = ConfigJson(path=config.path, values=of_types).mapping(layer_type)
+        return read_one_rope(config, found, head_dim, max_positions, theta)
+    if layer_type == "full_attention":
+        return read_one_rope(config, config.mapping("rope_scaling"), head_dim, max_positions, theta)
+    local = {"rope_theta": config.get("rope_local_base_freq") or theta}
+    return read_one_rope(config, local, head_dim, max_positions, theta)

@@ -1,0 +1,42 @@
+"""Traits: what decoder families do differently from Llama. Pure values, by which every backend composes a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rayloom_engine.models.rope.parameters import RopeParameters
+
+Activation = Literal["silu", "gelu_tanh"]
+NormPlacement = Literal["before", "after", "both"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """Llama's values are the defaults."""
+
+    activation: Activation = "silu"  # of the gate
+    norm_placement: NormPlacement = "before"  # of attention and MLP: norms of their input, their output, or both
+    norm_offset: float = 0.0  # added to all norm weights of the checkpoint
+    has_wide_qk_norm: bool = False  # the norms of queries and keys are of all heads together
+    is_fused: bool = False  # the checkpoint has one matrix for q, k and v, and one for gate and up
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of all that attention and MLP add to the residual stream
+    score_scale: float | None = None  # of the products of queries and keys; None: 1 / sqrt(head size)
+    score_cap: float | None = None  # a score s becomes cap * tanh(s / cap)
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    window_rope: RopeParameters | None = None  # of layers with a window; None: that of all layers
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of a layer, beside those of queries and keys."""
+        return 4 if self.norm_placement == "both" else 2
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether what attention and MLP add to the residual stream is more than a plain sum of their product."""
+        return self.norm_placement != "before" or self.residual_scale != 1.0
+
+
+LLAMA = Traits()
