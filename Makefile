@@ -35,7 +35,7 @@ parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up clust
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test client-tests client-packages sanitize faults chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests client-packages sanitize faults long-context chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -61,6 +61,9 @@ chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARG
 
 faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)
+
+long-context: $(LIBRARY) ## Answer prompts of 100,000 tokens beside other streams (minutes); MODEL=smollm2: with YaRN (an hour or more)
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 0 -m slow -o timeout=20000 -s tests/engine_real/test_long_context.py -k "$(or $(MODEL),tiny)" $(ARGS)
 
 sanitize: $(LIBRARY) ## Repeat the tests of the C library with address and undefined-behaviour sanitizers (a minute or two)
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m sanitizers tests/engine_unit/test_cpu_library_sanitized.py $(ARGS)

@@ -1,6 +1,6 @@
 """The architectures that the engine computes natively, as a table of what their config.json means. Pure.
 
-A family needs no code of its own: `Family` says how its configuration is read, `Traits` how its decoder is composed.
+A family needs no code of its own: `DecoderFamily` says how its configuration is read, `Traits` how its decoder is composed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class DecoderFamily:
     """How the config.json of an architecture is read. Defaults: those of transformers for an absent field."""
 
     model_type: str
@@ -46,7 +46,7 @@ class Family:
     local_theta: float | None = None  # the layers with windows have a rotary embedding of their own
 
 
-_GEMMA = Family(
+_GEMMA = DecoderFamily(
     model_type="gemma2",
     traits=Traits(activation="gelu_tanh", norm_placement="both", norm_offset=1.0),
     reads_attention_bias=True,
@@ -60,22 +60,24 @@ _GEMMA = Family(
     cap_defaults=(50.0, 30.0),
 )
 
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(model_type="llama", reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": Family(model_type="mistral", windows="all"),
-    "Qwen2ForCausalLM": Family(model_type="qwen2", has_qkv_bias=True, windows="some"),
-    "Qwen3ForCausalLM": Family(
+FAMILIES: Mapping[str, DecoderFamily] = {
+    "LlamaForCausalLM": DecoderFamily(model_type="llama", reads_attention_bias=True, reads_mlp_bias=True),
+    "MistralForCausalLM": DecoderFamily(model_type="mistral", windows="all"),
+    "Qwen2ForCausalLM": DecoderFamily(model_type="qwen2", has_qkv_bias=True, windows="some"),
+    "Qwen3ForCausalLM": DecoderFamily(
         model_type="qwen3", reads_attention_bias=True, has_qk_norm=True, head_dim=128, windows="some"
     ),
-    "Phi3ForCausalLM": Family(model_type="phi3", traits=Traits(is_fused=True), eps=1e-5, windows="all", window=None),
-    "Olmo2ForCausalLM": Family(
+    "Phi3ForCausalLM": DecoderFamily(
+        model_type="phi3", traits=Traits(is_fused=True), eps=1e-5, windows="all", window=None
+    ),
+    "Olmo2ForCausalLM": DecoderFamily(
         model_type="olmo2",
         traits=Traits(norm_placement="after", has_wide_qk_norm=True),
         reads_attention_bias=True,
         has_qk_norm=True,
         eps=1e-5,
     ),
-    "GraniteForCausalLM": Family(
+    "GraniteForCausalLM": DecoderFamily(
         model_type="granite", reads_attention_bias=True, reads_mlp_bias=True, has_multipliers=True
     ),
     "Gemma2ForCausalLM": _GEMMA,
@@ -108,7 +110,9 @@ def architecture_of(config: ConfigJson) -> str:
     return architecture
 
 
-def read_traits(config: ConfigJson, family: Family, hidden_size: int, head_dim: int, max_positions: int) -> Traits:
+def read_traits(
+    config: ConfigJson, family: DecoderFamily, hidden_size: int, head_dim: int, max_positions: int
+) -> Traits:
     """Returns the traits of a model. Raises ModelError for what the family's decoder does not compute."""
     _check_activation(config, family)
     if config.flag("use_bidirectional_attention"):
@@ -146,14 +150,14 @@ def read_traits(config: ConfigJson, family: Family, hidden_size: int, head_dim: 
     return traits
 
 
-def read_rope_of(config: ConfigJson, family: Family, head_dim: int, max_positions: int) -> RopeParameters:
+def read_rope_of(config: ConfigJson, family: DecoderFamily, head_dim: int, max_positions: int) -> RopeParameters:
     """Returns the rotary embedding of the layers without windows, or of all layers. Raises ModelError."""
     if family.local_theta is None:
         return read_rope(config, head_dim, max_positions)
     return _rope_of(config, "full_attention", head_dim, max_positions, 1_000_000.0)
 
 
-def layer_windows(config: ConfigJson, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) -> tuple[int | None, ...]:
     """Returns for each layer the number of positions that a token sees; None: all. Raises ModelError."""
     full = (None,) * num_layers
     if family.windows == "none":
@@ -176,7 +180,7 @@ def layer_windows(config: ConfigJson, family: Family, num_layers: int) -> tuple[
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def _unnamed_layers(config: ConfigJson, family: Family, num_layers: int) -> list[bool]:
+def _unnamed_layers(config: ConfigJson, family: DecoderFamily, num_layers: int) -> list[bool]:
     """Returns which layers have a window, for a config without layer_types."""
     if family.windows == "some":
         first = config.count("max_window_layers", default=28, at_least=0)
@@ -185,7 +189,7 @@ def _unnamed_layers(config: ConfigJson, family: Family, num_layers: int) -> list
     return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 
-def _check_activation(config: ConfigJson, family: Family) -> None:
+def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
     field, works = family.activation_field, family.activation
     given = config.text(field, default=works)
     if given != works:

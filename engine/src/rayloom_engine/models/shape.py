@@ -21,7 +21,14 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
-from rayloom_engine.models.families import FAMILIES, Family, architecture_of, layer_windows, read_rope_of, read_traits
+from rayloom_engine.models.families import (
+    FAMILIES,
+    DecoderFamily,
+    architecture_of,
+    layer_windows,
+    read_rope_of,
+    read_traits,
+)
 from rayloom_engine.models.rope.parameters import RopeParameters, longest_context
 from rayloom_engine.models.traits import LLAMA, Traits
 
@@ -198,7 +205,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     )
 
 
-def _heads(config: ConfigJson, family: Family, hidden_size: int) -> tuple[int, int, int]:
+def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple[int, int, int]:
     """Returns the numbers of query heads and of key/value heads, and the size of a head."""
     num_heads = config.count("num_attention_heads", at_most=MAX_HEADS)
     num_kv_heads = config.count("num_key_value_heads", default=num_heads, at_most=MAX_HEADS)

@@ -35,7 +35,7 @@ class Traits:
 
     @property
     def has_updates(self) -> bool:
-        """Whether what attention and MLP add to the residual stream is more than a plain sum of their product."""
+        """True if attention and MLP add more to the residual stream than their plain products."""
         return self.norm_placement != "before" or self.residual_scale != 1.0
 
 
