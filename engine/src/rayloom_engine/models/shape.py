@@ -23,6 +23,8 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
+from rayloom_engine.models.quantised.read_scheme import FIELD, read_scheme
+from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
 RopeKind = Literal["default", "llama3", "linear"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
@@ -73,6 +75,7 @@ class ModelShape:
     tie_word_embeddings: bool
     checkpoint_dtype: str  # one of DTYPES
     eos_token_ids: tuple[int, ...]
+    scheme: CheckpointScheme | None = None  # how the checkpoint's weights are quantised; None: they are dense
 
     @property
     def sliding_window(self) -> int | None:
@@ -153,13 +156,6 @@ def read_shape(folder: Path) -> ModelShape:
 
 def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     architecture = _architecture(config)
-    if quantization := config.mapping("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
-        raise ModelError(
-            f"{config.path}: the checkpoint is quantised ({word(method)}); "
-            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
-            "Unsupported",
-        )
     if (activation := config.text("hidden_act", default="silu")) != "silu":
         raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
@@ -169,13 +165,14 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)
     num_heads, num_kv_heads, head_dim = _heads(config, architecture, hidden_size)
     max_position_embeddings = config.count("max_position_embeddings", default=2048)
+    intermediate_size = config.count("intermediate_size", at_most=MAX_SIZE)
     has_attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and config.flag("attention_bias")
 
     return ModelShape(
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=config.count("intermediate_size", at_most=MAX_SIZE),
+        intermediate_size=intermediate_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -191,7 +188,22 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         tie_word_embeddings=config.flag("tie_word_embeddings"),
         checkpoint_dtype=_checkpoint_dtype(config),
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        scheme=_scheme(config, hidden_size, intermediate_size, (num_heads * head_dim, num_kv_heads * head_dim)),
     )
+
+
+def _scheme(
+    config: ConfigJson, hidden_size: int, intermediate_size: int, head_sizes: tuple[int, int]
+) -> CheckpointScheme | None:
+    """Returns how the checkpoint is quantised; None for dense weights.
+
+    `head_sizes`: those of all query heads and of all key/value heads.
+    """
+    if not config.mapping(FIELD):
+        return None
+    query_size, kv_size = head_sizes
+    inputs = {"hidden_size": hidden_size, "the query heads' size": query_size, "intermediate_size": intermediate_size}
+    return read_scheme(config, inputs, {**inputs, "the key/value heads' size": kv_size})
 
 
 def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int, int, int]:
