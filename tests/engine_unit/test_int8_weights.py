@@ -262,8 +262,8 @@ def logprobs_of(outputs) -> list[float]:
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"quantization": "int4"}, "quantization: Input should be 'none' or 'int8', given 'int4'"),
-        ({"quantization": None}, "quantization: Input should be 'none' or 'int8', given None"),
+        ({"quantization": "int4"}, "quantization: Input should be 'auto', 'none' or 'int8', given 'int4'"),
+        ({"quantization": None}, "quantization: Input should be 'auto', 'none' or 'int8', given None"),
         (
             {"quantization": "int8", "device": "cuda"},
             "quantization: 'int8' works on CPU only, and device is 'cuda'; remove one of the two",

@@ -123,7 +123,7 @@ CONFIG_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "quantisation as text": ({"quantization_config": "awq"}, "quantization_config must be an object"),
     "quantisation as a list": ({"quantization_config": ["awq"]}, "quantization_config must be an object"),
     "quantisation as a number": ({"quantization_config": 4}, "quantization_config must be an object"),
-    "a nested method": ({"quantization_config": {"quant_method": [["awq"]]}}, "is quantised ([['awq']])"),
+    "a nested method": ({"quantization_config": {"quant_method": [["awq"]]}}, "quant_method must be a text"),
     "a list as activation": ({"hidden_act": ["silu"]}, "hidden_act must be a text"),
     "nested kinds of layers": ({**LAYERS_ONE, "layer_types": [["full_attention"]]}, "layer_types must name 1 layers"),
     "kinds of layers as an object": ({**LAYERS_ONE, "layer_types": {"full_attention": 1}}, "layer_types must name 1"),

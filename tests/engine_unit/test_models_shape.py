@@ -169,7 +169,7 @@ def test_a_size_may_be_a_whole_number_written_as_a_float(tmp_path: Path) -> None
             "Qwen2ForCausalLM, Qwen3ForCausalLM",
         ),
         ({"architectures": ..., "model_type": "mamba"}, "architecture model_type mamba is not supported"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\); works: bfloat16, float16, float32"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quant_method hqq is not supported; works: awq, gptq, "),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; works: silu"),
         (
             {"rope_scaling": {"rope_type": "mrope", "factor": 2.0}},

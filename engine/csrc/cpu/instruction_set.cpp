@@ -1,6 +1,7 @@
 // The kernels of one instruction set. Compiled once for each, with RL_ISA and RL_TABLE defined and its compiler flags.
 
 #include "attention.h"
+#include "grouped.h"
 #include "int8.h"
 #include "kernels.h"
 #include "linear.h"
@@ -18,12 +19,10 @@ constexpr Kernels table() {
         (int32_t)sizeof(typename Operand::X),
         pack_weight<Operand>,
         embed<Operand>,
-        linear<Operand>,
-        add_linear<Operand>,
-        gate_linear<Operand>,
-        int8_linear<Operand>,
-        int8_add_linear<Operand>,
-        int8_gate_linear<Operand>,
+        {linear<Operand>, add_linear<Operand>, gate_linear<Operand>},
+        {int8_linear<Operand>, int8_add_linear<Operand>, int8_gate_linear<Operand>},
+        grouped_kernels<Operand, Nibbles>(),
+        grouped_kernels<Operand, Bytes>(),
         pack_int8_block<Operand>,
         embed_int8,
         quantise_row<Operand>,

@@ -20,7 +20,7 @@ struct LinearTask {
     const void* x;  // [num_rows][num_inputs], the operand type
     int64_t num_rows;
     const void* weight;
-    const float* scales;  // [num_outputs] of int8 weights, else null
+    const float* scales;  // [num_outputs] of int8 or grouped weights, or null
     const float* bias;    // [num_outputs], or null
     int64_t num_inputs;
     int64_t num_outputs;
@@ -29,6 +29,17 @@ struct LinearTask {
     // Only for gate_linear: [num_rows][num_outputs / 2], the operand type, and RL_SILU or RL_GELU_TANH.
     void* gated;
     int32_t activation;
+    rl_groups groups;
+};
+
+// Products for blocks [first, end) of 16 outputs.
+struct LinearKernels {
+    // y = x W^T + bias
+    void (*linear)(const LinearTask& task, int64_t first, int64_t end);
+    // As linear, but adds y to `out`.
+    void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // gated = activation(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
+    void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
 };
 
 struct RotaryTask {
@@ -74,16 +85,11 @@ struct Kernels {
     int32_t operand_bytes;
     void (*pack_weight)(const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
     void (*embed)(const void* packed, int64_t width, int64_t id, float* out);
-    // y = x W^T + bias for blocks [first, end) of 16 outputs.
-    void (*linear)(const LinearTask& task, int64_t first, int64_t end);
-    // As linear, but adds y to `out`.
-    void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // gated = activation(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
-    void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // The same three functions for int8 weights. Their `x` holds rows that quantise_row has made.
-    void (*int8_linear)(const LinearTask& task, int64_t first, int64_t end);
-    void (*int8_add_linear)(const LinearTask& task, int64_t first, int64_t end);
-    void (*int8_gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    LinearKernels dense;
+    // For quantised weights. Their `x` holds rows that quantise_row has made.
+    LinearKernels int8;
+    LinearKernels grouped4;  // grouped weights of 4 bits
+    LinearKernels grouped8;
     // Packs one block of 16 rows.
     void (*pack_int8_block)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
                             int64_t block);

@@ -1,8 +1,10 @@
 #include "library.h"
 
+#include <cpuid.h>
 #include <errno.h>
 #include <string.h>
 
+#include "grouped_layout.h"
 #include "rayloom_cpu.h"
 #include "sampler.h"
 #include "step.h"
@@ -19,7 +21,13 @@ struct InstructionSet {
     const SamplerPasses* sampler;
 };
 
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+// Conversions of float16. Compilers differ in whether __builtin_cpu_supports knows the name.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -124,6 +132,15 @@ Arena& step_arena() {
     return arena;
 }
 
+bool is_quantised(const rl_linear& linear) { return linear.scales != nullptr || linear.groups.bits != 0; }
+
+const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear) {
+    if (linear.groups.bits != 0) {
+        return linear.groups.bits == 4 ? kernels.grouped4 : kernels.grouped8;
+    }
+    return linear.scales != nullptr ? kernels.int8 : kernels.dense;
+}
+
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out) {
     return {
         x,
@@ -136,6 +153,7 @@ LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows,
         out,
         linear.num_outputs,
         nullptr,
+        linear.groups,
     };
 }
 
@@ -195,12 +213,27 @@ RL_EXPORT void rl_pack_int8_weight(int32_t dtype, const void* weight, void* pack
     });
 }
 
+RL_EXPORT int64_t rl_grouped_bytes(const rl_groups* groups, int64_t num_outputs, int64_t num_inputs) {
+    return ceil_div(num_outputs, 16) * grouped_layout(*groups, num_inputs).block_bytes();
+}
+
+RL_EXPORT void rl_pack_grouped_weight(const rl_groups* groups, const void* weights, const void* scales,
+                                      const void* offsets, void* packed, int64_t num_outputs, int64_t num_inputs) {
+    const GroupedLayout layout = grouped_layout(*groups, num_inputs);
+    run_pieces(ceil_div(num_outputs, 16), [&](int64_t block) {
+        pack_grouped_block(layout, (const uint8_t*)weights, (const uint16_t*)scales, (const uint16_t*)offsets, packed,
+                           num_outputs, block);
+    });
+}
+
 RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out) {
     const Kernels& kernels = chosen_kernels(dtype);
     const int64_t width = matrix->num_inputs;
     for_rows(num_ids, [&](int64_t i) {
         if (ids[i] < 0) {
             memset(out + i * width, 0, (size_t)width * sizeof(float));
+        } else if (matrix->groups.bits != 0) {
+            embed_grouped(*matrix, ids[i], out + i * width);
         } else if (matrix->scales != nullptr) {
             kernels.embed_int8(matrix->weight, matrix->scales, width, ids[i], out + i * width);
         } else {
@@ -212,7 +245,7 @@ RL_EXPORT void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* i
 RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out) {
     const Kernels& kernels = chosen_kernels(dtype);
     LinearTask task = linear_task(*linear, x, rows, out);
-    if (linear->scales != nullptr) {
+    if (is_quantised(*linear)) {
         try {
             step_arena().clear();
             task.x = quantise_rows(kernels, *linear, x, rows, step_arena());
@@ -224,8 +257,7 @@ RL_EXPORT int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x,
     const int64_t size = blocks_per_piece(num_blocks, thread_pool().size());
     run_pieces(ceil_div(num_blocks, size), [&](int64_t piece) {
         const int64_t end = (piece + 1) * size;
-        (linear->scales == nullptr ? kernels.linear : kernels.int8_linear)(task, piece * size,
-                                                                           end < num_blocks ? end : num_blocks);
+        linear_kernels(kernels, *linear).linear(task, piece * size, end < num_blocks ? end : num_blocks);
     });
     return 0;
 }

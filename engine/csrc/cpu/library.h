@@ -13,6 +13,11 @@ Arena& step_arena();
 // Seconds of each phase of all steps, or null: see rl_profile.
 extern double* phase_seconds;
 
+// Whether products with this matrix take rows that quantise_row has made.
+bool is_quantised(const rl_linear& linear);
+// The products for the form of this matrix.
+const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear);
+
 // The product of `num_rows` rows of x, an operand, with stored outputs.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 

@@ -21,12 +21,23 @@ enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 enum { RL_SILU = 0, RL_GELU_TANH = 1 };
 
 // y = x W^T + bias, with W packed by rl_pack_weight, or by rl_pack_int8_weight if there are scales.
+// Weights of which every `size` inputs share a scale; grouped.h has the formula.
+typedef struct {
+    int32_t bits;         // 4 or 8; 0: the matrix is not grouped
+    int32_t size;         // 32, 64 or 128
+    int32_t zero;         // the integer that stands for the weight 0, before an offset is added
+    int32_t has_offsets;  // 0 or 1
+} rl_groups;
+
+// y = x W^T + bias, with W packed by rl_pack_grouped_weight if it is grouped, else by rl_pack_int8_weight if there are
+// scales, else by rl_pack_weight.
 typedef struct {
     const void* weight;
-    const float* scales;  // [num_outputs], or NULL
+    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped ones; else NULL
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
+    rl_groups groups;
 } rl_linear;
 
 typedef struct {
@@ -103,6 +114,15 @@ void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num
 // byte for each of rl_packed_elements. `dtype`: of W.
 void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales, int64_t num_outputs,
                          int64_t num_inputs);
+
+// Bytes of a packed grouped matrix, the padding of N to a multiple of 16 included.
+int64_t rl_grouped_bytes(const rl_groups* groups, int64_t num_outputs, int64_t num_inputs);
+
+// Packs a grouped matrix. `weights` [num_outputs][num_inputs]: integers of a byte each, below 2^bits. `scales` and
+// `offsets` [num_outputs][num_inputs / size]: float16; offsets is NULL without them. num_inputs must be a multiple of
+// `size`.
+void rl_pack_grouped_weight(const rl_groups* groups, const void* weights, const void* scales, const void* offsets,
+                            void* packed, int64_t num_outputs, int64_t num_inputs);
 
 // out [num_ids][K] = rows `ids` of a packed matrix with K = num_inputs columns; zeros for a negative id.
 void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out);

@@ -40,7 +40,7 @@ struct Step {
     void* attended;                  // [T][H][d], operand
     void* gated;                     // [T][I], operand
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
-    void* quantised;                 // [T] rows of the widest product, if weights are int8
+    void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
     const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };
 
@@ -79,14 +79,14 @@ enum class Output { kStore, kAdd, kGate };
 
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
 
-LinearKernel linear_kernel(const Kernels& kernels, Output output, bool is_int8) {
+LinearKernel linear_kernel(const LinearKernels& kernels, Output output) {
     switch (output) {
         case Output::kStore:
-            return is_int8 ? kernels.int8_linear : kernels.linear;
+            return kernels.linear;
         case Output::kAdd:
-            return is_int8 ? kernels.int8_add_linear : kernels.add_linear;
+            return kernels.add_linear;
         case Output::kGate:
-            return is_int8 ? kernels.int8_gate_linear : kernels.gate_linear;
+            return kernels.gate_linear;
     }
     return nullptr;
 }
@@ -103,15 +103,14 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
 
 // Multiplies the operand x by a matrix, in phases `phase` and `phase` + 1.
 void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear, const void* x, float* out) {
-    const bool is_int8 = linear.scales != nullptr;
-    if (is_int8) {
+    if (is_quantised(linear)) {
         quantise(step, Phase(step, half, phase), linear, x);
         x = step.quantised;
     }
     LinearTask task = linear_task(linear, x, step.batch->num_tokens, out);
     task.gated = step.gated;
     task.activation = step.model->activation;
-    const LinearKernel kernel = linear_kernel(*step.kernels, output, is_int8);
+    const LinearKernel kernel = linear_kernel(linear_kernels(*step.kernels, linear), output);
     const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
     const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
     Phase(step, half, phase + 1).run(ceil_div(num_blocks, size), [&](int64_t piece) {
@@ -308,6 +307,13 @@ void run_halves(void* context, int thread) {
     }
 }
 
+bool has_quantised_layer(const rl_model& model) {
+    return std::any_of(model.layers, model.layers + model.num_layers, [](const rl_layer& layer) {
+        return is_quantised(layer.qkv) || is_quantised(layer.out) || is_quantised(layer.gate_up) ||
+               is_quantised(layer.down);
+    });
+}
+
 // Returns a step with buffers for the rows of `batch`.
 Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan& attention, Arena& arena) {
     const Kernels& kernels = chosen_kernels(model.dtype);
@@ -315,7 +321,7 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     const int64_t query_size = (int64_t)model.num_heads * model.head_dim;
     const int64_t qkv_size = query_size + 2 * (int64_t)model.num_kv_heads * model.head_dim;
     const int64_t widest = std::max({(int64_t)model.width, query_size, (int64_t)model.intermediate});
-    const int64_t quantised_bytes = model.layers[0].qkv.scales == nullptr ? 0 : kernels.quantised_row_bytes(widest);
+    const int64_t quantised_bytes = has_quantised_layer(model) ? kernels.quantised_row_bytes(widest) : 0;
     Step step = {};
     step.kernels = &kernels;
     step.pool = &thread_pool();

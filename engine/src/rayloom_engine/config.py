@@ -17,7 +17,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["auto", "none", "int8"]
 ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "granite", "internlm", "harmony"]
 ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
@@ -46,9 +46,9 @@ class EngineConfig(BaseModel):
         "auto", description="Weights' type. auto: the checkpoint's own, where the device can compute in it."
     )
     quantization: Quantization = Field(
-        "none",
-        description="Form of the weights in memory. int8: one byte each, made from the checkpoint at the start; only "
-        "on CPU. none: their type.",
+        "auto",
+        description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay so on CPU. none: "
+        "`dtype`. int8: one byte each, made from the checkpoint at the start; only on CPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
     max_model_len: int | None = Field(
@@ -340,7 +340,7 @@ def parse_config(document: object) -> EngineConfig:
             "EngineConfig: front_tls_cert_file: TLS is for the port for gateways, and front_port is not set; set it, "
             "or remove the front_tls settings"
         )
-    if config.quantization != "none":
+    if config.quantization == "int8":
         _check_quantization(config)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
         raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")

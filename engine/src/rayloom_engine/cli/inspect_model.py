@@ -72,13 +72,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection) -> dict[str, Any]:
     """Returns the facts, and for human readers also the whole shape, and the model's bytes in each data type."""
+    from rayloom_engine.models.quantised.amounts import weight_bytes
     from rayloom_engine.models.shape import DTYPE_BYTES
 
+    label = None if shape.scheme is None else shape.scheme.label
+    described = {**dataclasses.asdict(shape), "attention_span": shape.attention_span, "quantization": label}
+    del described["scheme"]  # the label says it in a word
     return inspection.model_dump(mode="json", exclude_none=True) | {
         "source": resolved.source,
         "commit": resolved.commit,
-        "shape": {**dataclasses.asdict(shape), "attention_span": shape.attention_span},
-        "weight_bytes": {dtype: shape.weight_bytes(size) for dtype, size in DTYPE_BYTES.items()},
+        "shape": described,
+        "weight_bytes": {dtype: weight_bytes(shape, size) for dtype, size in DTYPE_BYTES.items()},
         "kv_bytes_per_token": {dtype: shape.kv_bytes_per_token(size) for dtype, size in DTYPE_BYTES.items()},
     }
 

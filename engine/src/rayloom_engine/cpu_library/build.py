@@ -27,9 +27,12 @@ _FLAGS = ("-O2", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden
 _INSTRUCTION_SETS = {
     "avx512": (
         "kAvx512",
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mavx2", "-mfma"),
+        (
+            *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni"),
+            *("-mavx2", "-mfma", "-mf16c"),
+        ),
     ),
-    "avx2": ("kAvx2", ("-mavx2", "-mfma")),
+    "avx2": ("kAvx2", ("-mavx2", "-mfma", "-mf16c")),
 }
 _COMPILERS = ("c++", "g++", "clang++")
 _KEY_DIGITS = 12

@@ -20,9 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, address, element_type
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, MatrixVectors, groups_of
 from rayloom_engine.cpu_library.memory import PackedMemory
 from rayloom_engine.cpu_library.sampling import LogprobsStruct, declare_sampling
-from rayloom_engine.cpu_library.structures import BatchStruct, DecoderStruct, LinearStruct, declare_functions
+from rayloom_engine.cpu_library.structures import (
+    BatchStruct,
+    DecoderStruct,
+    LinearStruct,
+    declare_functions,
+)
 
 _CODES: dict[ElementType, int] = {"float32": 0, "bfloat16": 1}  # RL_FLOAT32, RL_BFLOAT16
 _UINT8 = np.dtype(np.uint8)
@@ -130,6 +136,25 @@ class CpuLibrary:
                 _CODES[element_type(weight)], address(weight), address(packed), address(scales), num_outputs, num_inputs
             )
         return Int8Matrix(packed.reshape(-1, num_inputs)[:num_outputs], scales)
+
+    def pack_grouped(self, weights: GroupedWeights) -> npt.NDArray[np.uint8]:
+        """Returns grouped weights in the layout of the products, as bytes. K is a multiple of the group's size."""
+        num_outputs, num_inputs = weights.integers_NK.shape
+        groups = groups_of(weights.form)
+        packed = self._memory.empty(self._functions.rl_grouped_bytes(groups, num_outputs, num_inputs), _UINT8)
+        integers, scales = np.ascontiguousarray(weights.integers_NK), np.ascontiguousarray(weights.scales_NG)
+        offsets = None if weights.offsets_NG is None else np.ascontiguousarray(weights.offsets_NG)
+        with self._chosen:
+            self._functions.rl_pack_grouped_weight(
+                groups,
+                integers.ctypes.data,
+                scales.ctypes.data,
+                None if offsets is None else offsets.ctypes.data,
+                address(packed),
+                num_outputs,
+                num_inputs,
+            )
+        return packed
 
     def embed(self, dtype: ElementType, matrix: LinearStruct, ids_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Returns float32 [N, D]: the rows `ids_N` of a packed matrix; zeros for a negative id."""
@@ -251,6 +276,23 @@ def linear_of(
         bias=None if bias is None else address(bias),
         num_outputs=num_outputs,
         num_inputs=num_inputs,
+    )
+
+
+def grouped_linear_of(
+    packed: npt.NDArray[np.uint8], form: GroupedForm, shape: tuple[int, int], vectors: MatrixVectors
+) -> LinearStruct:
+    """Returns the structure of a matrix [N, K] = `shape` from `CpuLibrary.pack_grouped`.
+
+    The caller keeps the arrays alive.
+    """
+    return LinearStruct(
+        weight=address(packed),
+        scales=None if vectors.scales_N is None else address(vectors.scales_N),
+        bias=None if vectors.bias_N is None else address(vectors.bias_N),
+        num_outputs=shape[0],
+        num_inputs=shape[1],
+        groups=groups_of(form),
     )
 
 

@@ -10,6 +10,12 @@ from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, 
 ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 
+class GroupsStruct(Structure):
+    """Grouped weights: `bits` 4 or 8, `size` inputs share a scale, `zero` stands for the weight 0. All 0: none."""
+
+    _fields_ = (("bits", c_int32), ("size", c_int32), ("zero", c_int32), ("has_offsets", c_int32))
+
+
 class LinearStruct(Structure):
     """A packed matrix [num_outputs, num_inputs]. `scales`: float32, of its rows, if it is int8. `bias`: float32."""
 
@@ -19,6 +25,7 @@ class LinearStruct(Structure):
         ("bias", c_void_p),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
+        ("groups", GroupsStruct),
     )
 
 
@@ -85,6 +92,7 @@ class BatchStruct(Structure):
 def declare_functions(library: CDLL) -> None:
     """Declares the types of all functions, so that ctypes converts and checks their arguments."""
     linear = POINTER(LinearStruct)
+    groups = POINTER(GroupsStruct)
     for name, result, arguments in (
         ("rl_start_threads", c_int, [c_int32, c_int32]),
         ("rl_instruction_sets", c_char_p, []),
@@ -93,6 +101,8 @@ def declare_functions(library: CDLL) -> None:
         ("rl_packed_elements", c_int64, [c_int64, c_int64]),
         ("rl_pack_weight", None, [c_int32, c_void_p, c_void_p, c_int64, c_int64]),
         ("rl_pack_int8_weight", None, [c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int64]),
+        ("rl_grouped_bytes", c_int64, [groups, c_int64, c_int64]),
+        ("rl_pack_grouped_weight", None, [groups, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64]),
         ("rl_embed", None, [c_int32, linear, c_void_p, c_int32, c_void_p]),
         ("rl_multiply", c_int, [c_int32, linear, c_void_p, c_int32, c_void_p]),
         ("rl_normalise", None, [c_int32, c_void_p, c_void_p, c_float, c_int32, c_int32, c_void_p]),

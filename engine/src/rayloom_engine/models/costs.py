@@ -15,13 +15,14 @@ caches). `bytes` of a part are added as they are, whatever the type, for example
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
-from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
+from rayloom_engine.models.quantised.amounts import Amount, checkpoint_bytes, ends_amount, layer_amount, layer_forms
+from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.shard import Shard
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -79,52 +80,42 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     Each of these must be one of `shard_counts(shape)`.
     """
 
-    def most(elements_of: Callable[[Shard], int]) -> Amounts:
+    def most(amount_of: Callable[[Shard], Amount]) -> Amounts:
         # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
         # over ranks.
-        return Amounts(elements=tuple(max(elements_of(Shard(0, n)), elements_of(Shard(n - 1, n))) for n in tensor))
+        pairs = [(amount_of(Shard(0, n)), amount_of(Shard(n - 1, n))) for n in tensor]
+        num_bytes = tuple(max(first[1], last[1]) for first, last in pairs)
+        return Amounts(
+            elements=tuple(max(first[0], last[0]) for first, last in pairs),
+            bytes=num_bytes if any(num_bytes) else None,
+        )
 
-    def vocabulary(shard: Shard) -> int:
-        return len(shard.part(shape.vocab_size)) * shape.hidden_size
+    def ends(*, is_first: bool, is_last: bool) -> Amounts:
+        return most(lambda shard: ends_amount(shape, shard, is_first=is_first, is_last=is_last))
 
-    def both(shard: Shard) -> int:
-        return vocabulary(shard) * (1 if shape.tie_word_embeddings else 2) + shape.hidden_size
+    # Layers with equal windows and equally stored matrices are of one kind.
+    of_layers = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
+    kinds = list(dict.fromkeys(of_layers))
+    kv = most(lambda shard: (2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim, 0))
 
-    windows = tuple(dict.fromkeys(shape.layer_windows))
-    weights = most(lambda shard: layer_elements(shape, shard))
-    kv = most(lambda shard: 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim)
+    def layer_kind(kind: tuple[int | None, Hashable]) -> LayerKind:
+        index = of_layers.index(kind)
+        return LayerKind(weights=most(lambda shard: layer_amount(shape, index, shard)), kv=kv, window=kind[0])
+
     return Costs(
         tensor=tuple(tensor),
-        embedding=most(vocabulary),
-        head=most(lambda shard: vocabulary(shard) + shape.hidden_size),
-        both=most(both),
-        kinds=tuple(LayerKind(weights=weights, kv=kv, window=window) for window in windows),
-        layers=run_lengths([windows.index(window) for window in shape.layer_windows]),
+        embedding=ends(is_first=True, is_last=False),
+        head=ends(is_first=False, is_last=True),
+        both=ends(is_first=True, is_last=True),
+        kinds=tuple(layer_kind(kind) for kind in kinds),
+        layers=run_lengths([kinds.index(kind) for kind in of_layers]),
         head_layers=shape.head_layers,
         step=StepCosts(
             token=Amounts(elements=tuple(step_token_elements(shape, n) for n in tensor)),
             sequence_bytes=step_sequence_bytes(shape),
         ),
-        checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),
+        checkpoint_bytes=checkpoint_bytes(shape),
     )
-
-
-def layer_elements(shape: ModelShape, shard: Shard) -> int:
-    """Returns the number of weights that a shard has of one layer, as `models.empty` allocates them."""
-    hidden = shape.hidden_size
-    query = len(shard.part(shape.num_heads)) * shape.head_dim
-    qkv = query + 2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim
-    feed_forward = len(shard.part(shape.intermediate_size))
-    norms = hidden * shape.traits.num_norms + sum(shape.qk_norm_sizes)
-    biases = qkv * shape.qkv_bias + 2 * feed_forward * shape.mlp_bias
-    if shard.is_first:
-        biases += hidden * (shape.o_bias + shape.mlp_bias)
-    matrices = hidden * (
-        qkv
-        + query  # o
-        + 3 * feed_forward  # gate, up, down
-    )
-    return matrices + norms + biases
 
 
 def step_token_elements(shape: ModelShape, num_shards: int) -> int:

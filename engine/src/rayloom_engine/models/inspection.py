@@ -27,6 +27,7 @@ from rayloom_engine.models.checkpoint.limits import (
 )
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config
 from rayloom_engine.models.costs import Costs, model_costs
+from rayloom_engine.models.int8_shape import aligned_counts
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import shard_counts
 
@@ -57,6 +58,9 @@ class Shape(_InspectionPart):
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+    quantization: str | None = Field(
+        None, description="How the checkpoint's weights are quantised; none when they are dense."
+    )
     attention_span: int | None = Field(
         None,
         description="Positions that a token sees in the layer with the widest window, itself included; "
@@ -106,9 +110,10 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     If the costs for all numbers of ranks are too long, the largest numbers are left out. This happens only with more
     than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
     """
-    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
+    label = None if shape.scheme is None else shape.scheme.label
+    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span, "quantization": label}
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
-    counts = shard_counts(shape)
+    counts = aligned_counts(shape, shard_counts(shape))
     while True:
         found = Inspection(
             commit=resolved.commit,

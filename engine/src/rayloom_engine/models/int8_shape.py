@@ -1,6 +1,8 @@
-"""The requirements of int8 weights on a model's sizes. Pure."""
+"""The requirements of quantised weights on a model's sizes. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from rayloom_engine.config import INT8_GROUP
 from rayloom_engine.errors import ConfigError
@@ -37,3 +39,28 @@ def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
             f"tensor_parallel_size: with quantization 'int8', {num_shards} ranks cannot share "
             f"{shape.intermediate_size // INT8_GROUP} groups of {INT8_GROUP} feed-forward inputs; use fewer ranks"
         )
+
+
+def check_groups(shape: ModelShape, num_shards: int) -> None:
+    """Raises ConfigError if `num_shards` ranks cannot cut the quantised weights of a checkpoint between groups."""
+    if num_shards not in (counts := aligned_counts(shape, range(1, num_shards + 1))):
+        assert shape.scheme is not None
+        raise ConfigError(
+            f"tensor_parallel_size: {num_shards} ranks cannot cut the checkpoint's quantised weights "
+            f"({shape.scheme.label}) between groups of {shape.scheme.cut_unit} inputs; use "
+            f"{' or '.join(map(str, counts))}, or quantization 'none'"
+        )
+
+
+def aligned_counts(shape: ModelShape, counts: Iterable[int]) -> tuple[int, ...]:
+    """Returns those of `counts` for which each rank's heads and feed-forward inputs are whole groups."""
+    if shape.scheme is None:
+        return tuple(counts)
+    unit = shape.scheme.cut_unit
+    return tuple(
+        count
+        for count in counts
+        if shape.num_heads % count == 0
+        and (shape.query_size // count) % unit == 0
+        and shape.intermediate_size // unit >= count
+    )

@@ -4,10 +4,12 @@ final place. The loader for the C library is models/on_library/loader.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
@@ -16,8 +18,10 @@ from rayloom_engine.layers.destination import Destination
 from rayloom_engine.layers.linear_spec import TensorPart, slices_of
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder import CausalLM
+from rayloom_engine.models.decoder_spec import checkpoint_sizes
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.model import RankModel
+from rayloom_engine.models.quantised.gather import QuantisedTensors
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.weight_files import checked_files
 from rayloom_engine.models.weight_packer import WeightPacker
@@ -50,22 +54,42 @@ def load_model(
     """
     files = checked_files(folder, shape)
     model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
-    num_bytes_read = _fill(model, destinations, files, dtype, progress)
+    sizes = checkpoint_sizes(shape)
+    wanted = (name.removesuffix(".weight") for name in destinations)
+    quantised = QuantisedTensors(
+        shape.scheme, ((name, (rows, columns)) for name in wanted for rows, columns in _matrix(sizes, name))
+    )
+    num_bytes_read = _fill(model, _Destinations(destinations, quantised), files, dtype, progress)
     model.finish()
     return LoadedModel(model=model, num_bytes_read=num_bytes_read)
 
 
+@dataclass(frozen=True, slots=True)
+class _Destinations:
+    """`by_name`: of dense tensors. Matrices that are quantised in the checkpoint become dense."""
+
+    by_name: dict[str, Destination]
+    quantised: QuantisedTensors
+
+
+def _matrix(sizes: Mapping[str, tuple[int, ...]], name: str) -> list[tuple[int, int]]:
+    """Returns the sizes of a matrix in a list; an empty list if the tensor is a vector."""
+    size = sizes.get(f"{name}.weight", ())
+    return [(size[0], size[1])] if len(size) == 2 else []
+
+
 def _fill(
     model: CausalLM,
-    destinations: dict[str, Destination],
+    wanted: _Destinations,
     files: list[Path],
     dtype: torch.dtype,
     progress: Progress,
 ) -> int:
     """Copies each tensor to its destination, and finishes the schemes. Returns the bytes read, in the files' types.
 
-    Empties `destinations`, which would keep the plain matrices alive next to their packed copies.
+    Empties the destinations, which would keep the plain matrices alive next to their packed copies.
     """
+    destinations = wanted.by_name
     num_bytes_read = 0
     total = sum(destination.tensor.numel() for destination in destinations.values()) * dtype.itemsize
     done = 0
@@ -74,12 +98,23 @@ def _fill(
         for path in files:
             with safe_open(path, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
-                    destination = destinations.pop(name, None)
-                    if destination is None:
-                        continue
-                    part = destination.part
-                    stored = _part(tensors.get_slice(name), part) if part else tensors.get_tensor(name)
-                    num_bytes_read += stored.nbytes
+                    if name in wanted.quantised:
+                        stored = tensors.get_tensor(name)
+                        num_bytes_read += stored.nbytes
+                        complete = wanted.quantised.add(name, _numbers(stored))
+                        if complete is None:
+                            continue
+                        name = f"{complete[0]}.weight"
+                        destination = destinations.pop(name)
+                        stored = _part(torch.from_numpy(complete[1]), destination.part)
+                    else:
+                        found = destinations.pop(name, None)
+                        if found is None:
+                            continue
+                        destination = found
+                        part = destination.part
+                        stored = _part(tensors.get_slice(name), part) if part else tensors.get_tensor(name)
+                        num_bytes_read += stored.nbytes
                     destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
                     packer.read(name)
                     done += destination.tensor.numel() * dtype.itemsize
@@ -88,9 +123,18 @@ def _fill(
 
 
 def _part(stored: Any, part: TensorPart) -> torch.Tensor:
-    """Returns a part of a tensor of the file."""
+    """Returns a part of a tensor of the file, or of one in memory; () means all of it."""
+    if not part:
+        return cast("torch.Tensor", stored[:])
     pieces: list[torch.Tensor] = [stored[slices] for slices in slices_of(part)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _numbers(stored: torch.Tensor) -> npt.NDArray[Any]:
+    """Returns a tensor as numpy's array: the bits of float8, other floats in float32."""
+    if stored.dtype is torch.float8_e4m3fn:
+        return stored.view(torch.uint8).numpy()
+    return (stored.float() if stored.is_floating_point() else stored).numpy()
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:

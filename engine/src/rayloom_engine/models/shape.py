@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayloom_engine.errors import ModelError, shown, word
+from rayloom_engine.errors import ModelError, shown
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
 from rayloom_engine.models.checkpoint.limits import (
     MAX_EOS_IDS,
@@ -29,6 +29,8 @@ from rayloom_engine.models.families import (
     read_rope_of,
     read_traits,
 )
+from rayloom_engine.models.quantised.read_scheme import FIELD, read_scheme
+from rayloom_engine.models.quantised.scheme import CheckpointScheme
 from rayloom_engine.models.rope.parameters import RopeParameters, longest_context
 from rayloom_engine.models.traits import LLAMA, Traits
 
@@ -60,6 +62,7 @@ class ModelShape:
     checkpoint_dtype: str  # one of DTYPES
     eos_token_ids: tuple[int, ...]
     traits: Traits = LLAMA
+    scheme: CheckpointScheme | None = None  # how the checkpoint's weights are quantised; None: they are dense
 
     @property
     def sliding_window(self) -> int | None:
@@ -161,13 +164,6 @@ def read_shape(folder: Path) -> ModelShape:
 def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     architecture = architecture_of(config)
     family = FAMILIES[architecture]
-    if quantization := config.mapping("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
-        raise ModelError(
-            f"{config.path}: the checkpoint is quantised ({word(method)}); "
-            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
-            "Unsupported",
-        )
 
     # Check the sizes before using them: a shape stores one window per layer.
     num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
@@ -177,13 +173,14 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     max_position_embeddings = config.count("max_position_embeddings", default=2048)
     rope = read_rope_of(config, family, head_dim, max_position_embeddings)
     traits = read_traits(config, family, hidden_size, head_dim, max_position_embeddings)
+    intermediate_size = config.count("intermediate_size", at_most=MAX_SIZE)
     has_attention_bias = family.reads_attention_bias and config.flag("attention_bias")
 
     return ModelShape(
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
-        intermediate_size=config.count("intermediate_size", at_most=MAX_SIZE),
+        intermediate_size=intermediate_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -202,7 +199,22 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         checkpoint_dtype=_checkpoint_dtype(config),
         eos_token_ids=_eos_token_ids(folder, config, vocab_size),
         traits=traits,
+        scheme=_scheme(config, hidden_size, intermediate_size, (num_heads * head_dim, num_kv_heads * head_dim)),
     )
+
+
+def _scheme(
+    config: ConfigJson, hidden_size: int, intermediate_size: int, head_sizes: tuple[int, int]
+) -> CheckpointScheme | None:
+    """Returns how the checkpoint is quantised; None for dense weights.
+
+    `head_sizes`: those of all query heads and of all key/value heads.
+    """
+    if not config.mapping(FIELD):
+        return None
+    query_size, kv_size = head_sizes
+    inputs = {"hidden_size": hidden_size, "the query heads' size": query_size, "intermediate_size": intermediate_size}
+    return read_scheme(config, inputs, {**inputs, "the key/value heads' size": kv_size})
 
 
 def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple[int, int, int]:

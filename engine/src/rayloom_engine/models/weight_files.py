@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
+from rayloom_engine.models.quantised.reader import StoredTensor
 from rayloom_engine.models.shape import ModelShape
 
 _INDEX = "model.safetensors.index.json"
 _MAX_NAMES = 5  # names in one message
-_FLOAT_TYPES = ("BF16", "F16", "F32")  # types that weights may have in a file, by safetensors' names
 
 
 def checked_files(folder: Path, shape: ModelShape) -> list[Path]:
@@ -27,8 +27,16 @@ def checked_files(folder: Path, shape: ModelShape) -> list[Path]:
     """
     with refuses_broken(folder):
         files = _weight_files(folder)
-        _check(files, checkpoint_sizes(shape), shape)
+        _check(files, checkpoint_tensors(shape), shape)
     return files
+
+
+def checkpoint_tensors(shape: ModelShape) -> dict[str, StoredTensor]:
+    """Returns name -> header of every tensor that the model's checkpoint must have."""
+    sizes = checkpoint_sizes(shape)
+    if shape.scheme is None:
+        return {name: StoredTensor(size) for name, size in sizes.items()}
+    return shape.scheme.tensors(sizes)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -65,7 +73,7 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
     return sorted(set(weight_map.values()))
 
 
-def _check(files: list[Path], wanted: Mapping[str, tuple[int, ...]], shape: ModelShape) -> None:
+def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> None:
     """Compares the tensors' names, sizes and types in the files' headers with what the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
@@ -74,13 +82,13 @@ def _check(files: list[Path], wanted: Mapping[str, tuple[int, ...]], shape: Mode
         try:
             with safe_open(path, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
-                    sizes = wanted.get(name)
-                    if sizes is None:
+                    stored = wanted.get(name)
+                    if stored is None:
                         left_over += [] if _is_derived(name, shape) else [name]
                         continue
                     header = tensors.get_slice(name)
                     found.add(name)
-                    wrong += _mistakes(name, header.get_shape(), header.get_dtype(), sizes)
+                    wrong += _mistakes(name, header.get_shape(), header.get_dtype(), stored)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
     missing = [name for name in wanted if name not in found]
@@ -95,22 +103,24 @@ def _check(files: list[Path], wanted: Mapping[str, tuple[int, ...]], shape: Mode
         )
 
 
-def _mistakes(name: str, size: list[int], file_dtype: str, wanted: tuple[int, ...]) -> list[str]:
+def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor) -> list[str]:
     """Returns the first difference between a tensor of the file and what the model needs, as a sentence.
 
     Empty if they match.
     """
-    if size != list(wanted):
-        return [f"{word(name)} is {size}, should be {list(wanted)}"]
-    if file_dtype not in _FLOAT_TYPES:
-        return [f"{word(name)} has type {file_dtype}, works: {', '.join(_FLOAT_TYPES)}"]
+    if (size or [1]) != list(wanted.sizes):  # a tensor of one number may lack dimensions
+        return [f"{word(name)} is {size}, should be {list(wanted.sizes)}"]
+    if file_dtype not in wanted.types:
+        return [f"{word(name)} has type {file_dtype}, works: {', '.join(wanted.types)}"]
     return []
 
 
 def _is_derived(name: str, shape: ModelShape) -> bool:
     """Returns whether a tensor that the model does not load may still be in a checkpoint: the copy of a tied head,
-    rotary tables.
+    rotary tables, scales of activations.
     """
+    if shape.scheme is not None and name.endswith(shape.scheme.left_out):
+        return True
     return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
 
 

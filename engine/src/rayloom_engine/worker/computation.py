@@ -101,6 +101,10 @@ class LoadedPart(Protocol):
         """Type of the KV cache, and of the weights unless they are quantised."""
 
     @property
+    def quantization(self) -> str:
+        """Form of the weights in memory: none, int8, or the checkpoint's scheme."""
+
+    @property
     def compute_dtype(self) -> str:
         """Type in which activations are multiplied."""
 

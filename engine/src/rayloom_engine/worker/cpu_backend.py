@@ -78,8 +78,8 @@ def choose_cpu_library(
 
 
 def check_quantization(quantization: Quantization, device: str, chosen: LibraryChoice) -> None:
-    """Raises ConfigError if the weights are to be quantised and the library does not compute the model."""
-    if quantization == "none" or chosen.library is not None:
+    """Raises ConfigError if the weights are to be int8 and the library does not compute the model."""
+    if quantization != "int8" or chosen.library is not None:
         return
     if device != "cpu":
         raise ConfigError(

@@ -103,6 +103,10 @@ class LibraryPart:
         return self.model.dtype
 
     @property
+    def quantization(self) -> str:
+        return self.model.quantization
+
+    @property
     def compute_dtype(self) -> str:
         return self.model.library.operand_dtype(self.model.dtype)
 

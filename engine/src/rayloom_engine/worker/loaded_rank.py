@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rayloom_engine.config import Quantization
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.memory import GIB, KvPlan
 from rayloom_engine.parallel.shard import Shard
@@ -25,7 +24,6 @@ class LoadedRank:
         self,
         *,
         loaded: LoadedPart,
-        quantization: Quantization,
         kv: KvPlan,
         num_step_tokens: int,
         forms: Forms | None = None,
@@ -36,7 +34,7 @@ class LoadedRank:
         self.num_step_tokens = num_step_tokens
         self.device_type = loaded.device_type
         self.dtype = loaded.dtype
-        self.quantization = quantization
+        self.quantization = loaded.quantization
         self.compute_dtype = loaded.compute_dtype
         self.hidden_dtype = loaded.hidden_dtype
         self.arithmetic = loaded.arithmetic

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayloom_engine.common.process import without_garbage_collection
-from rayloom_engine.config import INT8_GROUP, EngineConfig
+from rayloom_engine.config import INT8_GROUP, EngineConfig, Quantization
 from rayloom_engine.kernels.backend import parse_backend
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import cache_folder
@@ -47,6 +47,8 @@ def load_part(
     wanted = dataclasses.replace(wanted, shape=wanted.shape.for_context(longest))
     device = choose_device(config.device, _has_cuda)
     dtype = choose_weight_type(config.dtype, wanted.shape.checkpoint_dtype)
+    if device == "cpu" and config.dtype == "auto" and dtype == "float16" and wanted.shape.scheme is not None:
+        dtype = "bfloat16"  # the type of what is not quantised; the C library has no float16
     backend = parse_backend(environ.get(_KERNELS_VARIABLE, ""))
     chosen = LibraryChoice(None)
     if device == "cpu":
@@ -54,7 +56,7 @@ def load_part(
             shape=wanted.shape,
             num_shards=wanted.part.shard.count,
             dtype=dtype,
-            cut_unit=INT8_GROUP if config.quantization == "int8" else 1,
+            cut_unit=_cut_unit(wanted.shape, config.quantization),
         )
         cache = cache_folder(environ)
         chosen = choose_cpu_library(on_cpu, backend, num_threads=num_threads, cache=cache, environ=environ)
@@ -79,10 +81,22 @@ def load_part(
             "CPU library is not used, because %s",
             chosen.problem,
         )
+    if wanted.shape.scheme is not None:
+        logger.warning(
+            "the checkpoint's quantised weights (%s) become %s, because only the CPU library multiplies by them",
+            wanted.shape.scheme.label,
+            types.compute_dtype,
+        )
     kernels = make_kernels(device, types, backend, num_threads)
     logger.info("%s", kernels.description)
     limits = DecodeLimits(max_num_seqs=config.max_num_seqs, max_context_len=longest) if device == "cuda" else None
     return load_torch_part(wanted, kernels, types, limits, progress)
+
+
+def _cut_unit(shape: ModelShape, quantization: Quantization) -> int:
+    if quantization == "auto":
+        return 1 if shape.scheme is None else shape.scheme.cut_unit
+    return INT8_GROUP if quantization == "int8" else 1
 
 
 def _has_cuda() -> bool:

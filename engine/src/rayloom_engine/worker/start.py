@@ -19,7 +19,7 @@ from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
-from rayloom_engine.models.int8_shape import check_int8
+from rayloom_engine.models.int8_shape import check_groups, check_int8
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.models.shard_counts import check_shards
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -46,7 +46,8 @@ def find_model(
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
-    resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
+    keeps_blocks = config.quantization == "auto"
+    resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shape = read_shape(resolved.path)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:
@@ -57,6 +58,8 @@ def find_model(
     check_shards(shape, config.tensor_parallel_size)
     if config.quantization == "int8":
         check_int8(shape, config.dtype, config.tensor_parallel_size)
+    elif config.quantization == "auto" and shape.scheme is not None:
+        check_groups(shape, config.tensor_parallel_size)
     return resolved, shape
 
 
@@ -126,7 +129,6 @@ def load_rank(
     logger.info("%s", kv.explanation)
     return LoadedRank(
         loaded=loaded,
-        quantization=config.quantization,
         kv=kv,
         num_step_tokens=num_step_tokens,
         forms=forms,

@@ -140,6 +140,10 @@ class TorchPart:
         return self.model.kernels.target.device.type
 
     @property
+    def quantization(self) -> str:
+        return "none"
+
+    @property
     def hidden_dtype(self) -> str:
         return _name(self.model.hidden_dtype)
 

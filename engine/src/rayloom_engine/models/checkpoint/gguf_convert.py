@@ -1,4 +1,4 @@
-"""Converts a GGUF file into a Hugging Face folder with dequantised weights, config and tokenizer."""
+"""Converts a GGUF file into a Hugging Face folder with weights, config and tokenizer."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ _ROPE_DIVISORS = "rope_freqs.weight"
 _PIECE_VALUES = 8 * 1024 * 1024  # values dequantised in one call (32 MiB of float32)
 
 
-def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -> None:
+def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress, *, keeps_blocks: bool = False) -> None:
     """Writes config.json, generation_config.json, the tokenizer and model.safetensors into `folder`, which must exist.
 
-    Quantised weights become bfloat16; float32, float16 and bfloat16 keep their type. The conversion needs only a few
-    pieces of 32 MiB in memory. Raises ModelError for a broken or unsupported file before it writes any weight.
+    Quantised weights become bfloat16, or with `keeps_blocks` stay as they are: tensors of bytes, which
+    models/quantised/gguf_blocks.py reads. float32, float16 and bfloat16 keep their type. The conversion needs only a
+    few pieces of 32 MiB in memory, or one matrix of q or k. Raises ModelError for a broken or unsupported file before
+    it writes any weight.
     """
     with refuses_broken(source):
-        config, fields, tensors = write_config(source, folder)
+        config, fields, tensors = write_config(source, folder, keeps_blocks=keeps_blocks)
         dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].kind)
         names = {name: _hugging_face_name(name, source) for name in tensors}
         for tensor in tensors.values():
@@ -56,19 +58,28 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress) -
         write_tokenizer(fields, folder)
 
     specs = [
-        TensorSpec(name=names[name], shape=tuple(reversed(tensor.sizes)))  # GGUF's first size is the fastest-varying
+        TensorSpec(name=names[name], shape=tensor.data.shape, is_bytes=True)
+        if keeps_blocks and _is_quantised(tensor)
+        else TensorSpec(name=names[name], shape=tuple(reversed(tensor.sizes)))  # GGUF's first size varies fastest
         for name, tensor in tensors.items()
     ]
     with (folder / "model.safetensors").open("wb") as file, SafetensorsWriter(file, specs, dtype) as writer:
         progress("convert", 0, writer.num_bytes, "bytes")
         for tensor in tensors.values():
-            for piece in _pieces(tensor, source, _interleaved_heads(tensor.name, config), config["head_dim"]):
+            is_interleaved = _interleaved_heads(tensor.name, config)
+            if keeps_blocks and _is_quantised(tensor):
+                writer.write_bytes(_half_split(tensor.data, config["head_dim"]) if is_interleaved else tensor.data)
+                progress("convert", writer.num_written, writer.num_bytes, "bytes")
+                continue
+            for piece in _pieces(tensor, source, is_interleaved, config["head_dim"]):
                 writer.write(piece)
                 progress("convert", writer.num_written, writer.num_bytes, "bytes")
 
 
-def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], ConfigJson, dict[str, GgufTensor]]:
-    """Writes config.json and generation_config.json into `folder`.
+def write_config(
+    source: Path, folder: Path, *, keeps_blocks: bool = False
+) -> tuple[dict[str, Any], ConfigJson, dict[str, GgufTensor]]:
+    """Writes config.json and generation_config.json into `folder`. `keeps_blocks`: as in `convert_gguf`.
 
     Returns the config, the GGUF file's own fields, and its tensors by name. Raises ModelError as `convert_gguf` does.
     """
@@ -90,10 +101,31 @@ def write_config(source: Path, folder: Path) -> tuple[dict[str, Any], ConfigJson
     divisors = None if divisors_tensor is None else _divisors(divisors_tensor, source)
     dtype = _stored_dtype(tensors["blk.0.attn_q.weight"].kind)
     config = hugging_face_config(fields, tensors.keys(), vocab_size, dtype, divisors)
+    if keeps_blocks:
+        config |= _quantization_config(tensors, source)
     documents = (("config.json", config), ("generation_config.json", generation_config(fields, vocab_size)))
     for file_name, document in documents:
         (folder / file_name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return config, fields, tensors
+
+
+def _quantization_config(tensors: dict[str, GgufTensor], source: Path) -> dict[str, Any]:
+    """Returns the field that models/quantised/read_scheme.py reads; nothing if no matrix is quantised."""
+    kinds = {
+        _hugging_face_name(name, source).removesuffix(".weight"): tensor.kind
+        for name, tensor in tensors.items()
+        if _is_quantised(tensor)
+    }
+    if not kinds:
+        return {}
+    blocks = {kind.name: list(gguf.GGML_QUANT_SIZES[kind]) for kind in set(kinds.values())}
+    names = {name: kind.name for name, kind in kinds.items()}
+    return {"quantization_config": {"quant_method": "gguf", "blocks": blocks, "kinds": names}}
+
+
+def _is_quantised(tensor: GgufTensor) -> bool:
+    kinds = gguf.GGMLQuantizationType
+    return len(tensor.sizes) == 2 and tensor.kind not in (kinds.F64, kinds.F32, kinds.F16, kinds.BF16)
 
 
 def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -21,25 +21,29 @@ _ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
+    """`is_bytes`: the tensor has bytes (U8) instead of numbers of the file's type."""
+
     name: str
     shape: tuple[int, ...]
+    is_bytes: bool = False
 
 
 class SafetensorsWriter:
     """Use as a context manager. Takes the tensors' values in the order of `specs`, row-major, in pieces of any size."""
 
     def __init__(self, file: IO[bytes], specs: Sequence[TensorSpec], dtype: str) -> None:
-        """`dtype`: one of DTYPE_NAMES, for all tensors."""
+        """`dtype`: one of DTYPE_NAMES, for all tensors except those of bytes."""
         self._file = file
         self._dtype = dtype
-        self.num_bytes = sum(math.prod(spec.shape) for spec in specs) * _ELEMENT_BYTES[dtype]
         self.num_written = 0
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
         for spec in specs:
-            end = offset + math.prod(spec.shape) * _ELEMENT_BYTES[dtype]
-            header[spec.name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(spec.shape), "data_offsets": [offset, end]}
+            end = offset + math.prod(spec.shape) * (1 if spec.is_bytes else _ELEMENT_BYTES[dtype])
+            stored = "U8" if spec.is_bytes else DTYPE_NAMES[dtype]
+            header[spec.name] = {"dtype": stored, "shape": list(spec.shape), "data_offsets": [offset, end]}
             offset = end
+        self.num_bytes = offset
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # pad, because the data must start at a multiple of 8
         file.write(len(text).to_bytes(8, "little") + text)
@@ -52,6 +56,11 @@ class SafetensorsWriter:
             data = np.ascontiguousarray(values.astype(self._dtype, copy=False))
         self._file.write(data.data)
         self.num_written += data.nbytes
+
+    def write_bytes(self, values: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        """Appends bytes of a tensor of bytes."""
+        self._file.write(np.ascontiguousarray(values).data)
+        self.num_written += values.nbytes
 
     def __enter__(self) -> SafetensorsWriter:
         return self

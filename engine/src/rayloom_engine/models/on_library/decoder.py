@@ -43,6 +43,7 @@ class LibraryDecoder:
         self.shape = shape
         self.part = part
         self.library = form.library
+        self.quantization = form.label
         self.dtype: ElementType = form.dtype  # of keys and values, and of the weights unless they are quantised
         self._weights = LibraryWeights(weights, shape)
         self.weight_bytes = self._weights.num_bytes

@@ -5,10 +5,10 @@ A rank reads only the tensors of its stage and shard. The loader for torch is mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayloom_engine.cpu_library.arrays import ELEMENTS, copy_elements
+from rayloom_engine.cpu_library.arrays import copy_elements
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder_spec import decoder_spec
 from rayloom_engine.models.on_library.decoder import LibraryDecoder
@@ -44,6 +44,7 @@ def load_decoder(
     """
     files = checked_files(folder, shape)
     part = part or whole_part(shape.num_layers)
+    form = replace(form, scheme=shape.scheme)
     weights = PlainWeights(decoder_spec(shape, part, form.cut_unit), form)
     num_bytes_read = _fill(weights, files, progress)
     return LoadedDecoder(decoder=LibraryDecoder(shape, part, weights), num_bytes_read=num_bytes_read)
@@ -55,9 +56,8 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
     Empties the destinations, which would keep the plain matrices alive next to their packed copies.
     """
     destinations = weights.destinations
-    element_bytes = ELEMENTS[weights.form.dtype].itemsize
     num_bytes_read = 0
-    total = sum(destination.array.size for destination in destinations.values()) * element_bytes
+    total = sum(destination.array.nbytes for destination in destinations.values())
     done = 0
     progress("load", done, total, "bytes")
     with WeightPacker(weights.matrices) as packer:
@@ -69,7 +69,7 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
                     continue
                 stored = tensors.read(name, destination.part)
                 num_bytes_read += stored.nbytes
-                copy_elements(destination.array, stored)
+                copy_elements(destination.array, stored.reshape(destination.array.shape))
                 done += destination.array.nbytes
                 del destination, stored  # the packer frees the matrix
                 packer.read(name)

@@ -1,6 +1,7 @@
 """Matrix: one matrix of a rank, plain while the checkpoint is read, then packed for the C library.
 
-A packed matrix is dense, or int8: a byte for each weight, a float32 scale for each output, from a dense checkpoint.
+A packed matrix is dense, or grouped as the checkpoint's quantised weights are (cpu_library/grouped.py), or int8: a byte
+for each weight, a float32 scale for each output, made from dense weights.
 
     weight[n, k] = scale[n] * w[n, k],  w from -127 to 127,  scale[n] = max over k of |weight[n, k]| / 127
 
@@ -12,16 +13,21 @@ Legend: N outputs, K inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.config import INT8_GROUP, Quantization
-from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, widened
-from rayloom_engine.cpu_library.library import CpuLibrary, linear_of
+from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, copy_elements, widened
+from rayloom_engine.cpu_library.grouped import GroupedForm, MatrixVectors, RowPart, stacked
+from rayloom_engine.cpu_library.library import CpuLibrary, grouped_linear_of, linear_of
 from rayloom_engine.cpu_library.structures import LinearStruct
-from rayloom_engine.layers.linear_spec import LinearSpec, TensorPart
+from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows, TensorPart
+from rayloom_engine.models.checkpoint.config_json import refuses_broken
+from rayloom_engine.models.quantised.reader import MatrixReader
+from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
 _SCALE_BYTES = 4  # of each output of an int8 matrix
 
@@ -39,33 +45,78 @@ class ArrayDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How a library stores weights. `dtype`: dense weights, vectors and biases are rounded to it."""
+    """How a library stores weights. `dtype`: dense weights, vectors and biases are rounded to it.
+
+    `scheme`: how the checkpoint is quantised. With the setting auto, its matrices stay so. Otherwise they become dense,
+    and then int8 if the setting says so.
+    """
 
     library: CpuLibrary
     dtype: ElementType
     quantization: Quantization = "none"
+    scheme: CheckpointScheme | None = None
+
+    @property
+    def kept_scheme(self) -> CheckpointScheme | None:
+        """The checkpoint's scheme, if matrices keep it."""
+        return self.scheme if self.quantization == "auto" else None
 
     @property
     def cut_unit(self) -> int:
         """Tensor parallelism cuts inputs and outputs at multiples of this number."""
-        return 1 if self.quantization == "none" else INT8_GROUP
+        if self.kept_scheme is not None:
+            return self.kept_scheme.cut_unit
+        return INT8_GROUP if self.quantization == "int8" else 1
+
+    @property
+    def label(self) -> str:
+        """Names the quantisation of the weights in memory, for the status: none, int8, or the checkpoint's scheme."""
+        if self.quantization == "int8":
+            return "int8"
+        return "none" if self.kept_scheme is None else self.kept_scheme.label
 
     @property
     def description(self) -> str:
         """Describes the types of weights, activations and sums, for the log."""
         compute_dtype = self.library.operand_dtype(self.dtype)
-        if self.quantization == "int8":
+        if self.label != "none":
             return (
-                f"int8 weights, activations multiplied in int8 in groups of {INT8_GROUP}, all else in {compute_dtype} "
-                f"or float32, KV cache in {self.dtype}"
+                f"{self.label} weights, activations multiplied in int8 in groups of {INT8_GROUP}, all else in "
+                f"{compute_dtype} or float32, KV cache in {self.dtype}"
             )
         return f"{self.dtype} weights, activations multiplied in {compute_dtype}, sums in float32"
 
 
-class Matrix:
-    """The plain matrix exists until `finish`, the packed one from then on."""
+@dataclass(slots=True)
+class _StoredMatrix:
+    """The tensors of a quantised matrix of the checkpoint, which belong into some rows of the packed one."""
 
-    __slots__ = ("_bias_N", "_format", "_packed_NK", "_plain_NK", "_scales_N", "_spec", "_wide_bias_N")
+    place: StackedRows
+    reader: MatrixReader
+    tensors: dict[str, Array]
+
+    @property
+    def part(self) -> tuple[RowPart, slice]:
+        """The rows and columns of the checkpoint's matrix that this rank holds."""
+        rows, columns = (*self.place.weight_part, slice(None), slice(None))[:2]
+        assert isinstance(columns, slice), "only the rows have several slices"
+        return np.r_[rows] if isinstance(rows, tuple) else rows, columns
+
+
+class Matrix:
+    """The tensors of the checkpoint, or the plain matrix, exist until `finish`, the packed matrix from then on."""
+
+    __slots__ = (
+        "_bias_N",
+        "_format",
+        "_grouped_form",
+        "_packed_NK",
+        "_plain_NK",
+        "_scales_N",
+        "_spec",
+        "_stored",
+        "_wide_bias_N",
+    )
 
     def __init__(self, spec: LinearSpec, form: WeightFormat) -> None:
         is_int8 = form.quantization == "int8"
@@ -73,7 +124,11 @@ class Matrix:
         elements = ELEMENTS[form.dtype]
         self._spec = spec
         self._format = form
-        self._plain_NK: Array | None = np.empty((spec.num_outputs, spec.num_inputs), dtype=elements)
+        self._grouped_form: GroupedForm | None = None if form.kept_scheme is None else form.kept_scheme.form(spec)
+        self._stored = [] if form.scheme is None else list(_stored_matrices(spec, form.scheme))
+        self._plain_NK: Array | None = None
+        if len(self._stored) < len(spec.outputs):
+            self._plain_NK = np.empty((spec.num_outputs, spec.num_inputs), dtype=elements)
         self._bias_N: Array | None = np.empty(spec.num_outputs, dtype=elements) if spec.has_bias else None
         self._packed_NK: Array | None = None
         self._scales_N: npt.NDArray[np.float32] | None = None
@@ -81,29 +136,46 @@ class Matrix:
 
     def destinations(self) -> dict[str, ArrayDestination]:
         """Returns tensor name in the checkpoint -> where to copy it. Call it before `finish`."""
-        assert self._plain_NK is not None, "finish was called"
+        assert self._packed_NK is None, "finish was called"
+        stored = {each.place.name: each.tensors for each in self._stored}
         found: dict[str, ArrayDestination] = {}
         for name, rows, weight_part, bias_part in self._spec.stacked():
-            found[f"{name}.weight"] = ArrayDestination(self._plain_NK[rows], weight_part)
+            if name in stored:
+                found.update((f"{name}.{suffix}", ArrayDestination(array)) for suffix, array in stored[name].items())
+            else:
+                assert self._plain_NK is not None, name
+                found[f"{name}.weight"] = ArrayDestination(self._plain_NK[rows], weight_part)
             if self._bias_N is not None:
                 found[f"{name}.bias"] = ArrayDestination(self._bias_N[rows], bias_part)
         return found
 
     def finish(self) -> None:
-        """Packs the matrix and frees the plain one. Called once, when all tensors are copied."""
-        assert self._plain_NK is not None, "finish was called before"
+        """Packs the matrix and frees what was read. Called once, when all tensors are copied.
+
+        Raises ModelError for a quantised matrix whose tensors contradict each other.
+        """
+        assert self._packed_NK is None, "finish was called before"
         library = self._format.library
-        if self._format.quantization == "int8":
-            self._packed_NK, self._scales_N = library.pack_int8(self._plain_NK)
+        if self._grouped_form is not None:
+            self._pack_grouped()
         else:
-            self._packed_NK = library.pack(self._plain_NK)
+            plain_NK = self._dense()
+            if self._format.quantization == "int8":
+                self._packed_NK, self._scales_N = library.pack_int8(plain_NK)
+            else:
+                self._packed_NK = library.pack(plain_NK)
         self._plain_NK = None
+        self._stored = []
         self._wide_bias_N = None if self._bias_N is None else widened(self._bias_N)
 
     @property
     def structure(self) -> LinearStruct:
         """The matrix for the library, as long as this object lives. Available after `finish`."""
         assert self._packed_NK is not None, "finish was not called"
+        if self._grouped_form is not None:
+            shape = (self._spec.num_outputs, self._spec.num_inputs)
+            vectors = MatrixVectors(self._wide_bias_N, self._scales_N)
+            return grouped_linear_of(self._packed_NK, self._grouped_form, shape, vectors)
         return linear_of(self._packed_NK, self._wide_bias_N, self._scales_N)
 
     @property
@@ -111,6 +183,41 @@ class Matrix:
         """Bytes of the packed weights, scales and biases, without the padding of the layout."""
         spec = self._spec
         bias_bytes = 0 if self._bias_N is None else self._bias_N.nbytes
+        if self._grouped_form is not None:
+            return self._grouped_form.num_bytes(spec.num_outputs, spec.num_inputs) + bias_bytes
         if self._format.quantization == "int8":
             return spec.num_outputs * (spec.num_inputs + _SCALE_BYTES) + bias_bytes
         return spec.num_outputs * spec.num_inputs * ELEMENTS[self._format.dtype].itemsize + bias_bytes
+
+    def _pack_grouped(self) -> None:
+        parts = []
+        for each in self._stored:
+            with refuses_broken(each.place.name):
+                parts.append(each.reader.packed(each.tensors).part(*each.part))
+            each.tensors = {}
+        weights = stacked(parts)
+        self._packed_NK = self._format.library.pack_grouped(weights)
+        self._scales_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
+
+    def _dense(self) -> Array:
+        """Returns the plain matrix, with the weights of the checkpoint's quantised matrices."""
+        if self._plain_NK is None:
+            shape = (self._spec.num_outputs, self._spec.num_inputs)
+            self._plain_NK = np.empty(shape, dtype=ELEMENTS[self._format.dtype])
+        for each in self._stored:
+            with refuses_broken(each.place.name):
+                copy_elements(self._plain_NK[each.place.rows], each.reader.plain(each.tensors)[each.part])
+            each.tensors = {}
+        return self._plain_NK
+
+
+def _stored_matrices(spec: LinearSpec, scheme: CheckpointScheme) -> Iterator[_StoredMatrix]:
+    """Returns the quantised ones of the matrices that are stacked, with memory for their tensors."""
+    for place in spec.stacked():
+        reader = scheme.reader(place.name)
+        if reader is not None:
+            headers = reader.tensors(spec.outputs[place.name].size, spec.inputs.size)
+            tensors: dict[str, Array] = {
+                suffix: np.empty(header.sizes, dtype=header.held) for suffix, header in headers.items()
+            }
+            yield _StoredMatrix(place, reader, tensors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,15 @@ from rayloom_engine.layers.linear_spec import TensorPart, slices_of
 
 _SIZE_BYTES = 8
 _METADATA = "__metadata__"
-_ELEMENTS = {"BF16": ELEMENTS["bfloat16"], "F16": np.dtype(np.float16), "F32": ELEMENTS["float32"]}
+_ELEMENTS: dict[str, np.dtype[Any]] = {
+    "BF16": ELEMENTS["bfloat16"],
+    "F16": np.dtype(np.float16),
+    "F32": ELEMENTS["float32"],
+    "F8_E4M3": np.dtype(np.uint8),  # the bits
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+}
 
 
 class _Tensor(msgspec.Struct, frozen=True):
@@ -50,7 +59,7 @@ class TensorFile:
     def read(self, name: str, part: TensorPart = ()) -> Array:
         """Returns the slices `part` of a tensor, () for all of it. Its bytes are read when the array is.
 
-        The tensor's type is BF16, F16 or F32.
+        The tensor's type is one of those in _ELEMENTS.
         """
         tensor = self._tensors[name]
         array = np.frombuffer(

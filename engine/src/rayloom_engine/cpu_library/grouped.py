@@ -1,0 +1,110 @@
+"""Grouped weights: small integers of which some neighbouring inputs of an output share a scale. csrc/cpu/grouped.h
+multiplies by them.
+
+Legend: N outputs, K inputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.cpu_library.structures import GroupsStruct
+
+GROUP_SIZES = (128, 64, 32)  # that the library has kernels for
+_HALF_BYTES = 2
+_FACTOR_BYTES = 4
+
+RowPart = slice | npt.NDArray[np.intp]  # rows, or their numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedForm:
+    """How grouped weights are stored. Two matrices of one form can be stacked.
+
+    `zero`: the integer that stands for the weight 0, before an offset is added.
+    """
+
+    bits: int  # 4 or 8
+    group_size: int  # one of GROUP_SIZES
+    zero: int
+    has_offsets: bool = False
+    has_factors: bool = False
+
+    def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
+        """Returns the bytes of a matrix, without the padding of the layout. Inputs are a multiple of the group size."""
+        group_bytes = self.group_size * self.bits // 8 + _HALF_BYTES * (1 + self.has_offsets)
+        row_bytes = num_inputs // self.group_size * group_bytes + _FACTOR_BYTES * self.has_factors
+        return num_outputs * row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedWeights:
+    """A matrix [N, K] of grouped weights.
+
+    weight[n, k] = factors[n] * (scales[n, g] * (integers[n, k] - zero) + offsets[n, g]),  g = k // group_size
+    """
+
+    form: GroupedForm
+    integers_NK: npt.NDArray[np.uint8]  # below 2 ** bits
+    scales_NG: npt.NDArray[np.float16]
+    offsets_NG: npt.NDArray[np.float16] | None = None
+    factors_N: npt.NDArray[np.float32] | None = None
+
+    def plain(self) -> npt.NDArray[np.float32]:
+        """Returns the weights as float32 [N, K]."""
+        form = self.form
+        num_outputs = len(self.integers_NK)
+        integers_NGk = self.integers_NK.reshape(num_outputs, -1, form.group_size).astype(np.float32)
+        plain_NGk = (integers_NGk - np.float32(form.zero)) * self.scales_NG.astype(np.float32)[:, :, None]
+        if self.offsets_NG is not None:
+            plain_NGk += self.offsets_NG.astype(np.float32)[:, :, None]
+        if self.factors_N is not None:
+            plain_NGk *= self.factors_N[:, None, None]
+        return plain_NGk.reshape(num_outputs, -1)
+
+    def part(self, rows: RowPart, columns: slice) -> GroupedWeights:
+        """Returns some rows and columns. Columns are cut between groups."""
+        size = self.form.group_size
+        first, end, _ = columns.indices(self.integers_NK.shape[1])
+        assert first % size == 0 and end % size == 0, (columns, size)
+        groups = slice(first // size, end // size)
+        return GroupedWeights(
+            form=self.form,
+            integers_NK=self.integers_NK[rows, columns],
+            scales_NG=self.scales_NG[rows, groups],
+            offsets_NG=None if self.offsets_NG is None else self.offsets_NG[rows, groups],
+            factors_N=None if self.factors_N is None else self.factors_N[rows],
+        )
+
+
+class MatrixVectors(NamedTuple):
+    """The float32 vectors [N] of a packed matrix."""
+
+    bias_N: npt.NDArray[np.float32] | None
+    scales_N: npt.NDArray[np.float32] | None = None  # the factors of grouped weights
+
+
+def stacked(parts: list[GroupedWeights]) -> GroupedWeights:
+    """Returns the rows of all parts, which have one form."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    assert all(part.form == first.form for part in parts), [part.form for part in parts]
+    offsets = [part.offsets_NG for part in parts if part.offsets_NG is not None]
+    factors = [part.factors_N for part in parts if part.factors_N is not None]
+    return GroupedWeights(
+        form=first.form,
+        integers_NK=np.concatenate([part.integers_NK for part in parts]),
+        scales_NG=np.concatenate([part.scales_NG for part in parts]),
+        offsets_NG=np.concatenate(offsets) if offsets else None,
+        factors_N=np.concatenate(factors) if factors else None,
+    )
+
+
+def groups_of(form: GroupedForm) -> GroupsStruct:
+    """Returns the form for the library."""
+    return GroupsStruct(bits=form.bits, size=form.group_size, zero=form.zero, has_offsets=form.has_offsets)

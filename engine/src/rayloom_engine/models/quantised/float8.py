@@ -1,0 +1,69 @@
+"""fp8 checkpoints: weights of the type float8_e4m3fn, times scales of the matrix, of an output, or of a block.
+
+The C library multiplies by integers. So each 32 weights become integers of 8 bits with a scale of their own: their step
+is 1/127 of the largest, and fp8's own step near the largest is 1/14 of it. `plain` gives the exact weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rayloom_engine.cpu_library.arrays import Array
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights
+from rayloom_engine.models.quantised.reader import StoredTensor, rounded_to_bytes, rounded_to_bytes_form
+
+
+def _e4m3_values() -> npt.NDArray[np.float32]:
+    """Returns the value of each byte: a sign, 4 bits of exponent with a bias of 7, 3 bits of fraction; no infinity."""
+    bits = np.arange(128)
+    exponent, fraction = bits >> 3, bits & 7
+    values = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
+    values[127] = np.nan
+    both: npt.NDArray[np.float32] = np.concatenate([values, -values]).astype(np.float32)
+    return both
+
+
+E4M3 = _e4m3_values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Float8Reader:
+    """Implements MatrixReader. `block`: rows and columns that share a scale; None where `scale_sizes` says it."""
+
+    scale: str  # suffix of the scales' tensor
+    kind: str  # "tensor", "channel" or "block"
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def unit(self) -> int:
+        return 32
+
+    def tensors(self, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        sizes: tuple[int, ...] = (1,)
+        if self.kind == "channel":
+            sizes = (num_outputs, 1)
+        elif self.kind == "block":
+            sizes = (-(-num_outputs // self.block[0]), -(-num_inputs // self.block[1]))
+        return {
+            "weight": StoredTensor((num_outputs, num_inputs), ("F8_E4M3",)),
+            self.scale: StoredTensor(sizes),
+        }
+
+    def form(self, num_inputs: int) -> GroupedForm:
+        return rounded_to_bytes_form()
+
+    def packed(self, tensors: Mapping[str, Array]) -> GroupedWeights:
+        return rounded_to_bytes(self.plain(tensors))
+
+    def plain(self, tensors: Mapping[str, Array]) -> npt.NDArray[np.float32]:
+        plain_NK: npt.NDArray[np.float32] = E4M3[tensors["weight"]]
+        scales = tensors[self.scale]
+        if self.kind == "block":
+            scales = scales.repeat(self.block[0], axis=0).repeat(self.block[1], axis=1)
+            scales = scales[: plain_NK.shape[0], : plain_NK.shape[1]]
+        plain_NK *= scales
+        return plain_NK

@@ -1,0 +1,68 @@
+"""CheckpointScheme: which matrices of a checkpoint are quantised, and how. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from rayloom_engine.cpu_library.grouped import GroupedForm
+from rayloom_engine.layers.linear_spec import LinearSpec
+from rayloom_engine.models.quantised.reader import MatrixReader, StoredTensor
+
+_IN_LAYERS = "model.layers."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointScheme:
+    """How the matrices of a checkpoint are quantised.
+
+    `linear`: the reader of all matrices in the layers, except those whose name a pattern in `skipped` matches. None if
+    `by_name` has a reader for each quantised matrix. `left_out`: suffixes of tensors that are not needed. `cut_unit`:
+    tensor parallelism cuts inputs and outputs at multiples of this number.
+    """
+
+    label: str  # for the status and the log, such as awq-int4-g128
+    cut_unit: int
+    linear: MatrixReader | None = None
+    skipped: tuple[str, ...] = ()
+    by_name: Mapping[str, MatrixReader] = field(default_factory=dict, hash=False)
+    left_out: tuple[str, ...] = ()
+
+    def reader(self, name: str) -> MatrixReader | None:
+        """Returns the reader of a matrix, such as model.layers.0.mlp.up_proj; None if its weights are dense."""
+        if self.linear is None or name in self.by_name:
+            return self.by_name.get(name)
+        is_skipped = not name.startswith(_IN_LAYERS) or any(fnmatchcase(name, pattern) for pattern in self.skipped)
+        return None if is_skipped else self.linear
+
+    def form(self, spec: LinearSpec) -> GroupedForm | None:
+        """Returns the form in which the C library holds a matrix; None if it is dense.
+
+        Stacked matrices have one form. If the checkpoint's differ, the stacked matrix is dense.
+        """
+        readers = [self.reader(name) for name in spec.outputs]
+        forms = {None if reader is None else reader.form(spec.inputs.size) for reader in readers}
+        return forms.pop() if len(forms) == 1 else None
+
+    def tensors(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
+        """Returns name -> header of every tensor that the checkpoint must have. `sizes`: those of dense weights."""
+        found: dict[str, StoredTensor] = {}
+        for name, size in sizes.items():
+            stem, _, suffix = name.rpartition(".")
+            reader = self.reader(stem) if suffix == "weight" and len(size) == 2 else None
+            if reader is None:
+                found[name] = StoredTensor(size)
+            else:
+                stored = reader.tensors(size[0], size[1])
+                found.update((f"{stem}.{part}", header) for part, header in stored.items())
+        return found
+
+
+def matrix_amounts(spec: LinearSpec, scheme: CheckpointScheme | None) -> tuple[int, int]:
+    """Returns the numbers in the weights' type and the bytes of packed weights that a matrix takes in the C library."""
+    biases = spec.num_outputs * spec.has_bias
+    form = None if scheme is None else scheme.form(spec)
+    if form is None:
+        return spec.num_outputs * spec.num_inputs + biases, 0
+    return biases, form.num_bytes(spec.num_outputs, spec.num_inputs)

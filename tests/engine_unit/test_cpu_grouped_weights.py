@@ -1,0 +1,150 @@
+"""Grouped weights in the C library: products, rows, and results that do not depend on the batch.
+
+test_quantised_models.py tests checkpoints whose weights have this form.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, MatrixVectors, stacked
+from rayloom_engine.cpu_library.library import CpuLibrary, grouped_linear_of
+from rt_library import ISAS, open_library, to_numpy, to_torch, type_name
+
+DTYPES = (torch.float32, torch.bfloat16)
+FORMS = [(bits, size, has_offsets) for bits in (4, 8) for size in (32, 64, 128) for has_offsets in (False, True)]
+NUM_INPUTS = 384
+_X_GROUP = 32  # inputs that share a scale of the activations
+
+
+def random_weights(num_outputs: int, bits: int, size: int, has_offsets: bool) -> GroupedWeights:
+    """Those with offsets have factors, too."""
+    random = np.random.default_rng(bits * size + has_offsets)
+    num_groups = NUM_INPUTS // size
+    integers = random.integers(0, 1 << bits, (num_outputs, NUM_INPUTS), dtype=np.uint8)
+    integers[0] = (1 << bits) - 1  # the largest sums
+    scales = (random.random((num_outputs, num_groups)) / (1 << bits)).astype(np.float16)
+    scales[-1, -1] = 3e-7  # below the normal numbers of float16
+    return GroupedWeights(
+        form=GroupedForm(
+            bits=bits, group_size=size, zero=1 << bits - 1, has_offsets=has_offsets, has_factors=has_offsets
+        ),
+        integers_NK=integers,
+        scales_NG=scales,
+        offsets_NG=random.standard_normal((num_outputs, num_groups)).astype(np.float16) if has_offsets else None,
+        factors_N=random.random(num_outputs).astype(np.float32) if has_offsets else None,
+    )
+
+
+def dequantised(weights: GroupedWeights) -> npt.NDArray[np.float64]:
+    form = weights.form
+    scales = weights.scales_NG.astype(np.float64).repeat(form.group_size, axis=1)
+    plain = scales * (weights.integers_NK.astype(np.float64) - form.zero)
+    if weights.offsets_NG is not None:
+        plain += weights.offsets_NG.astype(np.float64).repeat(form.group_size, axis=1)
+    if weights.factors_N is not None:
+        plain *= weights.factors_N.astype(np.float64)[:, None]
+    return plain
+
+
+def quantised_rows(x: torch.Tensor) -> npt.NDArray[np.float64]:
+    """The activations as products see them: integers up to 127 times the scale of their 32 neighbours."""
+    grouped = x.float().reshape(len(x), -1, _X_GROUP)
+    largest = grouped.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
+    integers = (grouped * inverse).round()
+    return (integers.double() * (largest / 127).double()).reshape(x.shape).numpy()
+
+
+def multiply(library: CpuLibrary, weights: GroupedWeights, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    packed = library.pack_grouped(weights)
+    vectors = MatrixVectors(None if bias is None else bias.numpy(), weights.factors_N)
+    linear = grouped_linear_of(packed, weights.form, weights.integers_NK.shape, vectors)
+    operand = x.to(getattr(torch, library.operand_dtype(type_name(x.dtype))))
+    return to_torch(library.multiply(type_name(x.dtype), linear, to_numpy(operand)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "size", "has_offsets"), FORMS)
+def test_a_product_is_that_of_exact_sums_of_integers(
+    bits: int, size: int, has_offsets: bool, dtype: torch.dtype, isa: str
+) -> None:
+    torch.manual_seed(0)
+    library = open_library(isa)
+    for num_outputs, has_bias in ((16, False), (72, True), (250, True)):
+        weights = random_weights(num_outputs, bits, size, has_offsets)
+        bias = torch.randn(num_outputs) if has_bias else None
+        for num_rows in (1, 2, 7, 65):
+            x = torch.randn(num_rows, NUM_INPUTS).to(dtype)
+            x[0, :_X_GROUP] = 0
+            x[-1, _X_GROUP:] = -1  # -127, times the largest weights
+            expected = quantised_rows(x) @ dequantised(weights).T
+            if bias is not None:
+                expected += bias.numpy()
+            ours = multiply(library, weights, x, bias).numpy()
+            np.testing.assert_allclose(ours, expected, atol=1e-4, rtol=2e-6)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("bits", "size", "has_offsets"), FORMS)
+def test_a_row_of_a_product_does_not_depend_on_the_others(bits: int, size: int, has_offsets: bool, isa: str) -> None:
+    torch.manual_seed(0)
+    library = open_library(isa)
+    weights = random_weights(200, bits, size, has_offsets)
+    x = torch.randn(33, NUM_INPUTS).bfloat16()
+    alone = torch.cat([multiply(library, weights, row, None) for row in x.split(1)])
+    for first, end in ((0, 33), (5, 8), (20, 32)):
+        assert torch.equal(multiply(library, weights, x[first:end], None), alone[first:end])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("bits", "size", "has_offsets"), FORMS)
+def test_rows_of_a_grouped_matrix_can_be_looked_up(bits: int, size: int, has_offsets: bool, isa: str) -> None:
+    library = open_library(isa)
+    weights = random_weights(37, bits, size, has_offsets)
+    packed = library.pack_grouped(weights)
+    vectors = MatrixVectors(None, weights.factors_N)
+    matrix = grouped_linear_of(packed, weights.form, weights.integers_NK.shape, vectors)
+    rows = library.embed("bfloat16", matrix, np.array([36, 0, -1, 17]))
+    plain = dequantised(weights)
+    expected = np.stack([plain[36], plain[0], np.zeros(NUM_INPUTS), plain[17]])
+    np.testing.assert_allclose(rows, expected, atol=1e-6, rtol=3e-7)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_value_that_is_not_finite_reaches_the_product(bits: int, isa: str) -> None:
+    library = open_library(isa)
+    weights = random_weights(40, bits, 64, True)
+    x = torch.randn(2, NUM_INPUTS)
+    x[1, 100] = float("inf")
+    weights.scales_NG[3, 2] = np.nan
+    ours = multiply(library, weights, x, None)
+    assert ours[1].isnan().all()
+    assert ours[0].isnan().nonzero().flatten().tolist() == [3]
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_parts_of_a_matrix_are_cut_between_groups_and_stacked(has_offsets: bool) -> None:
+    weights = random_weights(40, 4, 64, has_offsets)
+    plain = dequantised(weights)
+    np.testing.assert_allclose(weights.plain(), plain, atol=1e-6)
+    parts = [weights.part(slice(first, end), slice(64, 256)) for first, end in ((0, 8), (24, 40))]
+    expected = np.concatenate([plain[:8, 64:256], plain[24:, 64:256]])
+    np.testing.assert_allclose(stacked(parts).plain(), expected, atol=1e-6)
+    with pytest.raises(AssertionError):
+        weights.part(slice(None), slice(32, 256))
+
+
+@pytest.mark.skipif(not ISAS, reason="there is no C library")
+@pytest.mark.parametrize(("bits", "size", "has_offsets"), FORMS)
+def test_a_matrix_takes_the_bytes_of_its_form(bits: int, size: int, has_offsets: bool) -> None:
+    weights = random_weights(48, bits, size, has_offsets)
+    halves = 2 * 48 * (NUM_INPUTS // size) * (1 + has_offsets)
+    expected = 48 * NUM_INPUTS * bits // 8 + halves
+    assert open_library(ISAS[0]).pack_grouped(weights).nbytes == expected
+    assert weights.form.num_bytes(48, NUM_INPUTS) == expected + 4 * 48 * has_offsets
