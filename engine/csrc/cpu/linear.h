@@ -91,8 +91,11 @@ struct AddOutput : StoreOutput {
     }
 };
 
+// silu(gate) * up, with silu(g) = g / (1 + exp(-g)).
+RL_INLINE F16 gated(F16 gate, F16 up) { return gate / (splat(1.0f) + exp(zero() - gate)) * up; }
+
 // Stores silu(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second half the
-// same blocks of up. silu(g) = g / (1 + exp(-g)).
+// same blocks of up.
 struct GateOutput {
     static constexpr int columns_per_block = 2;
     static constexpr int narrow_columns = 2;
@@ -115,9 +118,8 @@ struct GateOutput {
                 const int64_t block = tile.block + c;
                 F16 gate = with_bias(task, block, tile.sum(r, c));
                 F16 up = with_bias(task, width / 16 + block, tile.sum(r, half + c));
-                F16 silu = gate / (splat(1.0f) + exp(zero() - gate));
                 typename Operand::X* out = (typename Operand::X*)task.gated + (tile.row + r) * width + block * 16;
-                Operand::store_x(out, silu * up);
+                Operand::store_x(out, gated(gate, up));
             }
         }
     }
@@ -201,6 +203,20 @@ static void add_linear(const LinearTask& task, int64_t first, int64_t end) {
 template <class Operand>
 static void gate_linear(const LinearTask& task, int64_t first, int64_t end) {
     linear_blocks<Operand, GateOutput>(task, first, end);
+}
+
+template <class Operand>
+static void scale(const float* values, float factor, int64_t count, void* x) {
+    for (int64_t i = 0; i < count; i += 16) {
+        Operand::store_x((typename Operand::X*)x + i, splat(factor) * load(values + i));
+    }
+}
+
+template <class Operand>
+static void gate(const float* gate_up, int64_t width, int64_t first, int64_t end, void* out) {
+    for (int64_t i = first * 16; i < end * 16; i += 16) {
+        Operand::store_x((typename Operand::X*)out + i, gated(load(gate_up + i), load(gate_up + width + i)));
+    }
 }
 
 // Packs W [num_outputs][num_inputs].
