@@ -12,7 +12,15 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Origin, Sequence
-from rayloom_engine.core.step import NewSlot, PromptLogprobs, SampledToken, StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.core.step import (
+    BrokenAdapter,
+    NewSlot,
+    PromptLogprobs,
+    SampledToken,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 BLOCK_SIZE = 4
 VOCAB = 50
@@ -80,11 +88,15 @@ class SimulatedRank:
         self._keys = keys or {}
         self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}  # (block, offset) -> key, ids up to it
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
+        self._adapters: dict[int, bytes] = {}  # adapter slot -> digest
+        self.broken_adapters: set[bytes] = set()  # digests of adapters that cannot be loaded
         self._unsent: dict[int, deque[int]] = {}  # slot -> ids that it sampled and that no plan has sent
         self.num_computed_tokens = 0
         self.num_placeholders = 0
 
     def run(self, plan: StepPlan) -> StepResult:
+        for load in plan.adapter_loads:
+            self._adapters[load.slot] = b"" if load.adapter.digest in self.broken_adapters else load.adapter.digest
         for slot in plan.freed_slots:
             del self._slots[slot]
             del self._unsent[slot]
@@ -117,9 +129,13 @@ class SimulatedRank:
             assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
             for position in range(step.start, step.start + step.num_tokens):
                 self._content[self._place(table, position)] = self._key(new), tuple(ids[: position + 1])
-        sampled, parts, corrupt, postponed = [], [], [], []
+        sampled, parts, corrupt, postponed, broken = [], [], [], [], []
         for step in plan.slots:
             new, ids, table = self._slots[step.slot]
+            if new.adapter_slot >= 0 and not self._adapters[new.adapter_slot]:
+                broken.append(BrokenAdapter(new.adapter_slot, (step.slot,), "broken"))
+                continue
+            assert new.adapter_slot < 0 or self._adapters[new.adapter_slot] == new.params.adapter_digest
             end = step.start + step.num_tokens
             seen_from = 0 if self._window is None else max(0, step.start + 1 - self._window)
             for position in range(seen_from, end):
@@ -151,6 +167,7 @@ class SimulatedRank:
             sampled=tuple(sampled),
             prompt_logprobs=tuple(parts),
             corrupt_slots=tuple(corrupt),
+            broken_adapters=tuple(broken),
             postponed_slots=tuple(postponed),
             waiting_slots=tuple(self._slots_that_wait()),
         )
@@ -166,11 +183,13 @@ class SimulatedRank:
         """Empties all slots. `keeps_memory`: True if the rank's process survives, so that blocks keep their content."""
         self._slots = {}
         self._unsent = {}
+        self._adapters = {}
         if not keeps_memory:
             self._content = {}
 
     def _key(self, new: NewSlot) -> bytes:
-        return self._keys.get(new.request_id, b"")
+        in_slot = b"" if new.adapter_slot < 0 else self._adapters[new.adapter_slot]
+        return self._keys.get(new.request_id, b"") + b"/" + in_slot
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self._block_size], position % self._block_size

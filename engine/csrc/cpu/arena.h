@@ -45,7 +45,7 @@ public:
     }
 
 private:
-    static constexpr int kMaxExtra = 32;
+    static constexpr int kMaxExtra = 64;
 
     void map(int64_t bytes) {
         void* start = mmap(nullptr, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

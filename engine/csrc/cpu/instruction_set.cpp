@@ -27,6 +27,8 @@ constexpr Kernels table() {
         embed_int8,
         quantise_row<Operand>,
         quantised_row_bytes,
+        scale<Operand>,
+        gate<Operand>,
         rms_norm<Operand>,
         add_row,
         rotate_and_write<Operand>,

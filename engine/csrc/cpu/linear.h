@@ -214,6 +214,20 @@ static void gate_linear(const LinearTask& task, int64_t first, int64_t end) {
     linear_blocks<Operand, GateOutput>(task, first, end);
 }
 
+template <class Operand>
+static void scale(const float* values, float factor, int64_t count, void* x) {
+    for (int64_t i = 0; i < count; i += 16) {
+        Operand::store_x((typename Operand::X*)x + i, splat(factor) * load(values + i));
+    }
+}
+
+template <class Operand>
+static void gate(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation, void* out) {
+    for (int64_t i = first * 16; i < end * 16; i += 16) {
+        Operand::store_x((typename Operand::X*)out + i, activated(load(gate_up + i), activation) * load(gate_up + width + i));
+    }
+}
+
 // Packs W [num_outputs][num_inputs].
 template <class Operand>
 static void pack_weight(const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs) {

@@ -54,6 +54,26 @@ typedef struct {
     int32_t window;  // positions that a token sees, itself included; 0: all
 } rl_layer;
 
+// A low-rank update of outputs of a matrix: y += scale * B (A x), with A [rank][num_inputs] and B [num_outputs][rank]
+// packed by rl_pack_weight. rank: a multiple of 16, at most 256. num_outputs: a multiple of 16. a NULL: no update.
+typedef struct {
+    const void* a;
+    const void* b;
+    float scale;
+    int32_t rank;
+} rl_update;
+
+// The updates of an adapter in one layer.
+typedef struct {
+    rl_update q;
+    rl_update k;
+    rl_update v;
+    rl_update out;
+    rl_update gate;
+    rl_update up;
+    rl_update down;
+} rl_adapter_layer;
+
 typedef struct {
     int32_t dtype;
     int32_t num_layers;
@@ -89,6 +109,8 @@ typedef struct {
     float* residual;                // [T][D] the residual stream, which is updated in place
     const int64_t* wanted_rows;     // [num_wanted] ascending rows of T, or NULL: all
     int32_t num_wanted;
+    const rl_adapter_layer* const* adapters;  // the layers [num_layers] of each adapter, or NULL: no token has one
+    const int32_t* adapter_of_token;          // [T] index into adapters, or -1; read if there are adapters
 } rl_batch;
 
 // Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, the i-th

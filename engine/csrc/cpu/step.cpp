@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapters.h"
 #include "arena.h"
 #include "attention_plan.h"
 #include "kernels.h"
@@ -18,9 +19,9 @@
 
 namespace {
 
-// Number of phases of the attention of a layer: norm, product (2 phases), rotation, choice of rows, attention (2),
-// product (2), sum with the residual stream.
-constexpr int kMaxPhases = 10;
+// Number of phases of the attention of a layer: norm, product (3 phases), rotation, choice of rows, attention (2),
+// product (3), sum with the residual stream.
+constexpr int kMaxPhases = 12;
 
 // Everything that the threads of a step share.
 struct Step {
@@ -41,6 +42,8 @@ struct Step {
     void* gated;                     // [T][I], operand
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
     void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
+    const AdapterRuns* adapters;     // null: no row has one
+    float* gate_up;                  // [T][2 I], if there are adapters
     const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };
 
@@ -101,8 +104,38 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
     });
 }
 
-// Multiplies the operand x by a matrix, in phases `phase` and `phase` + 1.
-void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear, const void* x, float* out) {
+// Adds the updates of adapters to a product. The product of the gate is then gated, too.
+void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
+    const int layer = half / 2;
+    const int64_t stride = is_gate ? 2 * (int64_t)step.model->intermediate : num_outputs(updated);
+    const int64_t num_blocks = (is_gate ? stride / 2 : stride) / 16;
+    const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
+    phase.run(ceil_div(num_blocks, size), [&](int64_t piece) {
+        const int64_t first = piece * size;
+        const int64_t end = std::min(first + size, num_blocks);
+        step.adapters->add(updated, layer, first, end, out, stride);
+        if (!is_gate) {
+            return;
+        }
+        step.adapters->add(updated, layer, num_blocks + first, num_blocks + end, out, stride);
+        for (int64_t row = 0; row < step.batch->num_tokens; row++) {
+            char* gated = (char*)step.gated + row * step.model->intermediate * step.kernels->operand_bytes;
+            step.kernels->gate(out + row * stride, step.model->intermediate, first, end,
+                               step.model->activation, gated);
+        }
+    });
+}
+
+// Multiplies the operand x by a matrix, and adds the updates of adapters, in phases `phase` to `phase` + 2.
+void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear,
+              const UpdatedMatrix& updated, const void* x, float* out) {
+    const void* operand = x;
+    const AdapterRuns* adapters = step.adapters;
+    const bool is_gate = output == Output::kGate;
+    if (is_gate && adapters != nullptr) {
+        output = Output::kStore;
+        out = step.gate_up;
+    }
     if (is_quantised(linear)) {
         quantise(step, Phase(step, half, phase), linear, x);
         x = step.quantised;
@@ -113,10 +146,19 @@ void multiply(const Step& step, int half, int phase, Output output, const rl_lin
     const LinearKernel kernel = linear_kernel(linear_kernels(*step.kernels, linear), output);
     const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
     const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
-    Phase(step, half, phase + 1).run(ceil_div(num_blocks, size), [&](int64_t piece) {
+    const int64_t num_pieces = ceil_div(num_blocks, size);
+    const int64_t num_reductions = adapters == nullptr ? 0 : adapters->num_pieces(updated);
+    Phase(step, half, phase + 1).run(num_pieces + num_reductions, [&](int64_t piece) {
+        if (piece >= num_pieces) {
+            adapters->reduce(updated, half / 2, operand, linear.num_inputs, piece - num_pieces);
+            return;
+        }
         const int64_t end = (piece + 1) * size;
         kernel(task, piece * size, end < num_blocks ? end : num_blocks);
     });
+    if (adapters != nullptr) {
+        add_updates(step, half, Phase(step, half, phase + 2), is_gate, updated, out);
+    }
 }
 
 // residual += residual_scale * update, with the norm of the half's output if it has one.
@@ -133,16 +175,16 @@ void add_update(const Step& step, Phase phase, const float* output_norm) {
     });
 }
 
-// Adds the product to the residual stream, or stores it for a sum over ranks. Uses phases `phase` to `phase` + 2.
-void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear, const float* output_norm,
-                            const void* x) {
+// Adds the product to the residual stream, or stores it for a sum over ranks. Uses phases `phase` to `phase` + 3.
+void multiply_into_residual(const Step& step, int half, int phase, const rl_linear& linear,
+                            const UpdatedMatrix& updated, const float* output_norm, const void* x) {
     if (step.partial != nullptr && half + 1 == step.end_half) {
-        multiply(step, half, phase, Output::kStore, linear, x, step.partial);
+        multiply(step, half, phase, Output::kStore, linear, updated, x, step.partial);
     } else if (step.update != nullptr) {
-        multiply(step, half, phase, Output::kStore, linear, x, step.update);
-        add_update(step, Phase(step, half, phase + 2), output_norm);
+        multiply(step, half, phase, Output::kStore, linear, updated, x, step.update);
+        add_update(step, Phase(step, half, phase + 3), output_norm);
     } else {
-        multiply(step, half, phase, Output::kAdd, linear, x, step.batch->residual);
+        multiply(step, half, phase, Output::kAdd, linear, updated, x, step.batch->residual);
     }
 }
 
@@ -266,18 +308,19 @@ void run_attention(const Step& step, int half, PhaseClock& clock) {
     void* pages = step.batch->pages[half / 2];
     normalise(step, Phase(step, half, 0), layer.attention_norm);
     clock.add_to(RL_PHASE_NORM);
-    multiply(step, half, 1, Output::kStore, layer.qkv, step.normed, step.qkv);
+    multiply(step, half, 1, Output::kStore, layer.qkv, updated_qkv(*step.model), step.normed, step.qkv);
     clock.add_to(RL_PHASE_QKV);
-    rotate(step, Phase(step, half, 3), layer, pages);
+    rotate(step, Phase(step, half, 4), layer, pages);
     clock.add_to(RL_PHASE_ROTARY);
     const bool is_narrowed = step.last != nullptr && is_last_layer(step, half);
     if (is_narrowed) {
-        choose_rows(step, Phase(step, half, 4));
+        choose_rows(step, Phase(step, half, 5));
     }
     const Step& rest = is_narrowed ? *step.last : step;
-    attend(rest, half, 5, layer, pages);
+    attend(rest, half, 6, layer, pages);
     clock.add_to(RL_PHASE_ATTENTION);
-    multiply_into_residual(rest, half, 7, layer.out, layer.attention_output_norm, rest.attended);
+    multiply_into_residual(rest, half, 8, layer.out, updated_out(*step.model), layer.attention_output_norm,
+                           rest.attended);
     clock.add_to(RL_PHASE_OUT);
 }
 
@@ -286,9 +329,9 @@ void run_mlp(const Step& whole, int half, PhaseClock& clock) {
     const rl_layer& layer = step.model->layers[half / 2];
     normalise(step, Phase(step, half, 0), layer.mlp_norm);
     clock.add_to(RL_PHASE_NORM);
-    multiply(step, half, 1, Output::kGate, layer.gate_up, step.normed, nullptr);
+    multiply(step, half, 1, Output::kGate, layer.gate_up, updated_gate_up(*step.model), step.normed, nullptr);
     clock.add_to(RL_PHASE_GATE_UP);
-    multiply_into_residual(step, half, 3, layer.down, layer.mlp_output_norm, step.gated);
+    multiply_into_residual(step, half, 4, layer.down, updated_down(*step.model), layer.mlp_output_norm, step.gated);
     clock.add_to(RL_PHASE_DOWN);
 }
 
@@ -335,6 +378,10 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     step.gated = arena.take<char>(tokens * model.intermediate * kernels.operand_bytes);
     step.update = has_updates(model) ? arena.take<float>(tokens * model.width) : nullptr;
     step.quantised = arena.take<char>(tokens * quantised_bytes);
+    if (batch.adapters != nullptr) {
+        step.gate_up = arena.take<float>(tokens * 2 * model.intermediate);
+        step.adapters = new (arena.take<AdapterRuns>(1)) AdapterRuns(batch, kernels, arena);
+    }
     return step;
 }
 

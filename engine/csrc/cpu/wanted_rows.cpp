@@ -7,12 +7,16 @@ rl_batch batch_of_wanted_rows(const rl_model& model, const rl_batch& batch, Aren
     int64_t* query_lens = arena.take<int64_t>(num_rows);
     int64_t* context_lens = arena.take<int64_t>(num_rows);
     int64_t* block_tables = arena.take<int64_t>(num_rows * batch.table_width);
+    int32_t* adapters = batch.adapters == nullptr ? nullptr : arena.take<int32_t>(num_rows);
     int64_t sequence = 0;
     int64_t end = batch.query_lens[0];  // row after the last token of the sequence
     for (int64_t index = 0; index < num_rows; index++) {
         const int64_t row = batch.wanted_rows[index];
         while (row >= end) {
             end += batch.query_lens[++sequence];
+        }
+        if (adapters != nullptr) {
+            adapters[index] = batch.adapter_of_token[row];
         }
         query_lens[index] = 1;
         context_lens[index] = batch.context_lens[sequence] - (end - row - 1);
@@ -27,6 +31,8 @@ rl_batch batch_of_wanted_rows(const rl_model& model, const rl_batch& batch, Aren
     wanted.block_tables = block_tables;
     wanted.table_width = batch.table_width;
     wanted.pages = batch.pages;
+    wanted.adapters = batch.adapters;
+    wanted.adapter_of_token = adapters;
     wanted.residual = arena.take<float>(num_rows * model.width);
     return wanted;
 }

@@ -158,6 +158,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             num_kept_blocks=sizes.num_kept_blocks,
             depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and one ahead
             num_ahead=num_ahead,
+            max_loras=config.max_loras if config.takes_adapters else 0,
             window=shape.attention_span,
         ),
         epoch,

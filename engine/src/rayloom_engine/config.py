@@ -58,6 +58,26 @@ class EngineConfig(BaseModel):
         " fits.",
     )
 
+    adapters: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="LoRA adapters as NAME=PATH: folders in PEFT's format. Requests name one in `model`. Only on CPU.",
+    )
+    max_loras: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="Adapters in memory at once; requests for others wait. No effect without adapters.",
+    )
+    max_lora_rank: int = Field(
+        16, ge=1, le=256, description="Highest rank of an adapter. Memory is kept free for max_loras of this rank."
+    )
+    allow_runtime_lora_updating: bool = Field(
+        False,
+        description="Whoever may use the API may load and unload adapters by POST /v1/load_lora_adapter and "
+        "/v1/unload_lora_adapter.",
+    )
+
     tensor_parallel_size: int = Field(
         1, ge=1, description="Ranks that share each layer; which numbers work depends on the model's heads."
     )
@@ -264,6 +284,18 @@ class EngineConfig(BaseModel):
             raise ValueError("remove the blanks around the model's name")
         return model
 
+    @field_validator("adapters")
+    @classmethod
+    def _adapters_have_names_and_paths(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
+        names = [given.partition("=")[0] for given in adapters]
+        for given in adapters:
+            name, _, path = given.partition("=")
+            if not name or not path:
+                raise ValueError(f"{given!r} is not NAME=PATH")
+            if names.count(name) > 1:
+                raise ValueError(f"the name {name!r} is given twice; give each adapter a name of its own")
+        return adapters
+
     @field_validator("ray_resources_per_rank")
     @classmethod
     def _ray_can_count(cls, amounts: dict[str, float] | None) -> dict[str, float] | None:
@@ -275,6 +307,11 @@ class EngineConfig(BaseModel):
     @property
     def world_size(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def takes_adapters(self) -> bool:
+        """True if the engine may get a request with an adapter."""
+        return bool(self.adapters) or self.allow_runtime_lora_updating
 
     @property
     def parallelism(self) -> str:

@@ -19,6 +19,7 @@ _SERVING_ONLY = (
     *("root_path", "metrics_prefix", "ui", "front_host", "front_port", "front_key_file"),
     *("front_tls_cert_file", "front_tls_key_file", "front_tls_ca_file", "front_tls_mode"),
 )
+_ALIASES = {"adapters": ("--lora",)}  # field -> further names of its flag
 # Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",
@@ -92,6 +93,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
         return
     group.add_argument(
         flag,
+        *_ALIASES.get(name, ()),
         dest=name,
         type=_Number(kind, f"without {flag}: {text.rpartition('Default: ')[2]}") if kind in (int, float) else kind,
         choices=choices,

@@ -20,15 +20,18 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     return hashlib.blake2b(lengths + parent + extra + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def next_block_hash(hashes: Sequence[bytes], token_ids: Sequence[int], cache_key: bytes) -> bytes:
+def next_block_hash(
+    hashes: Sequence[bytes], token_ids: Sequence[int], cache_key: bytes, adapter_digest: bytes = b""
+) -> bytes:
     """Returns the hash of the block that follows the blocks with these hashes.
 
-    `token_ids`: of this block alone. `cache_key`: only sequences with equal keys share blocks. It is part of the first
-    block's hash and so of all hashes.
+    `token_ids`: of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`: of the
+    adapter with which the block is computed, empty without one. Both are parts of the first block's hash and so of all
+    hashes.
     """
     if hashes:
         return block_hash(hashes[-1], token_ids, b"")
-    return block_hash(b"", token_ids, encode_extra([("salt", cache_key)]))
+    return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest)]))
 
 
 def prompt_hashes(token_ids: Sequence[int], block_size: int, cache_key: bytes) -> list[bytes]:

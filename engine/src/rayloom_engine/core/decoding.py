@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from rayloom_engine.core.adapter import Adapter
+
 
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of the reasoning's tokens, and how the model writes the reasoning's beginning and end."""
@@ -50,9 +52,16 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
     logprob_token_ids: tuple[int, ...] = ()
 
+    adapter: Adapter | None = None  # changes the model for this sequence
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def adapter_digest(self) -> bytes:
+        """Digest of the adapter; empty without one."""
+        return b"" if self.adapter is None else self.adapter.digest
 
     @property
     def has_mask(self) -> bool:

@@ -28,6 +28,9 @@ With `num_ahead` > 0, a plan may compute a token that is still being sampled: a 
 The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
 result ends the sequence, the results of its later plans are dropped.
 
+A sequence with a LoRA adapter runs only while the adapter is in one of the ranks' adapter slots (adapter_slots.py). If
+all slots are used by other adapters, it waits, and other sequences overtake it within a bound.
+
 A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
 computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
 """
@@ -110,6 +113,8 @@ class Scheduler:
             raise RequestError(
                 f"{sequence.num_tokens} tokens leave no room to generate; at most {longest - 1}", "prompt"
             )
+        if sequence.params.adapter is not None and not self._running.adapters.num_slots:
+            raise RequestError("this engine holds no adapters; set max_loras to at least 1", "model")
         if sequence.request_id in self._sequences:
             raise RequestError(f"the id {sequence.request_id!r} is in use by an unfinished request", "request_id")
         if not is_resume:
@@ -172,6 +177,7 @@ class Scheduler:
             return None
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
+        builder.adapter_loads = self._running.adapters.take_loads()
         plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
         self._running.planned(builder.num_tokens)
         self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
@@ -217,6 +223,7 @@ class Scheduler:
                 outputs.append(
                     SequenceOutput(sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message)
                 )
+        outputs += self._end_without_adapter(result, sequences)
         for slot in result.postponed_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
                 sequences[slot].postpone()
@@ -257,6 +264,27 @@ class Scheduler:
             self._finish(sequence)
         self.counters.num_corrupt += len(ended)
         return [SequenceOutput(sequence_id=sequence.request_id, finish_reason=CORRUPT) for sequence in ended]
+
+    def _end_without_adapter(self, result: StepResult, sequences: dict[int, Sequence]) -> list[SequenceOutput]:
+        """Ends sequences whose adapter could not be loaded.
+
+        Their KV blocks hold the values of the plain model, so all of them leave the prefix index.
+        """
+        outputs = []
+        for broken in result.broken_adapters:
+            for slot in broken.slots:
+                sequence = sequences[slot]
+                self.pool.forget(sequence.known_hashes)
+                if sequence.params.adapter is not None:
+                    self._running.adapters.could_not_load(sequence.params.adapter)
+                if sequence.state is not SequenceState.FINISHED:
+                    self._finish(sequence)
+                    outputs.append(
+                        SequenceOutput(
+                            sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message
+                        )
+                    )
+        return outputs
 
     def forget_ranks(self) -> None:
         """Drops slots, blocks and plans in flight because the ranks have lost them. Running sequences wait again.

@@ -19,6 +19,7 @@ class SchedulerConfig:
     num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: none
     depth: int = 1  # limit of plans in flight
     num_ahead: int = 0  # limit of plans that compute tokens of a sequence which are still being sampled
+    max_loras: int = 0  # adapters that the ranks hold at once
     window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
 
     def __post_init__(self) -> None:

@@ -87,6 +87,7 @@ class Sequence:
         # blocks that the sequence filled before a preemption, and may reuse
         self.own_blocks: frozenset[int] = frozenset()
         self.slot: int | None = None  # row in the ranks' table while RUNNING
+        self.adapter_slot = -1  # adapter slot on the ranks while RUNNING; -1: none
         self.num_sent_blocks = 0  # entries of block_ids that the ranks have; 0 = the ranks do not have the sequence
         self.num_sent_tokens = 0  # tokens that the ranks have: entries of token_ids, and placeholders
         self.num_registered_blocks = 0  # full blocks offered to the prefix index
@@ -159,12 +160,13 @@ class Sequence:
         while len(self._hashes) < num_blocks:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
-            self._hashes.append(next_block_hash(self._hashes, token_ids, self.cache_key))
+            digest = self.params.adapter_digest
+            self._hashes.append(next_block_hash(self._hashes, token_ids, self.cache_key, digest))
         return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
-        """Copies the prompt's block hashes that `other` has computed, if both have the same prompt and cache key."""
-        if not self._hashes and self.cache_key == other.cache_key and self.has_prompt_of(other):
+        """Copies the prompt's block hashes that `other` has computed, if equal prompts have equal hashes in both."""
+        if not self._hashes and self.shares_cache_with(other) and self.has_prompt_of(other):
             self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
     def forget_blocks(self) -> None:
@@ -182,6 +184,10 @@ class Sequence:
         """Takes back the newest token's computation, because no token was sampled from it."""
         assert self.num_computed == len(self.token_ids)
         self.num_computed -= 1
+
+    def shares_cache_with(self, other: Sequence) -> bool:
+        """True if equal tokens of both sequences give equal KV blocks, and both may use the same blocks."""
+        return self.cache_key == other.cache_key and self.params.adapter_digest == other.params.adapter_digest
 
     def has_prompt_of(self, other: Sequence) -> bool:
         return self.prompt_ids is other.prompt_ids or self.prompt_ids == other.prompt_ids
@@ -213,6 +219,7 @@ class Sequence:
             num_shared_blocks=num_known_blocks,
             block_table=tuple(self.block_ids[num_known_blocks:]),
             has_grammar_of_prompt=has_known_grammar,
+            adapter_slot=self.adapter_slot,
             params=params,
             eos_token_ids=self.eos_token_ids,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.decoding import DecodingParams
 
 
@@ -28,6 +29,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
     num_shared_blocks: int = 0  # number of entries of the block table of `prompt_of` that precede block_table
     has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
+    adapter_slot: int = -1  # slot of the adapter that changes the model for this sequence; -1: none
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos
 
@@ -49,11 +51,13 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The orders of the core to every rank for one step.
 
-    A rank frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in this order.
+    A rank loads adapters, frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in
+    this order.
     """
 
     step_id: int
     epoch: int  # a rank refuses a plan whose epoch is not its own
+    adapter_loads: tuple[AdapterLoad, ...] = ()
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
     cleared_blocks: tuple[int, ...] = ()  # blocks to fill with zeros, because they may hold a NaN of an earlier owner
@@ -91,6 +95,14 @@ class BrokenForm(msgspec.Struct, frozen=True):
     message: str
 
 
+class BrokenAdapter(msgspec.Struct, frozen=True):
+    """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that have it."""
+
+    adapter_slot: int
+    slots: tuple[int, ...]  # of these sequences in the plan; their KV blocks hold the values of the plain model
+    message: str
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True):
     """Logprobs of the prompt tokens at positions start, start + 1, ... Position 0 has no logprobs."""
 
@@ -108,6 +120,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()
+    broken_adapters: tuple[BrokenAdapter, ...] = ()  # adapters that could not be loaded; see BrokenAdapter
     postponed_slots: tuple[int, ...] = ()  # slots of the plan whose mask is not ready; no token is sampled for them
     waiting_slots: tuple[int, ...] = ()  # slots that were postponed and whose grammar is not built yet
     forward_s: float = 0.0  # seconds that the model's forward pass took

@@ -108,14 +108,15 @@ class CpuLibrary:
         """Returns the type of the activations that are multiplied by weights of this type."""
         return "float32" if self._operand_bytes[dtype] == 4 else dtype
 
-    def pack(self, weight: Array) -> Array:
+    def pack(self, weight: Array, memory: PackedMemory | None = None) -> Array:
         """Returns a copy of the matrix in the layout of the products.
 
-        Shape and type (float32 or bfloat16) are the same; the content is opaque.
+        Shape and type (float32 or bfloat16) are the same; the content is opaque. `memory`: where the copy lies; None:
+        among the weights of the model.
         """
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
-        packed = self._memory.empty(num_elements, weight.dtype)
+        packed = (memory or self._memory).empty(num_elements, weight.dtype)
         with self._chosen:
             self._functions.rl_pack_weight(
                 _CODES[element_type(weight)], address(weight), address(packed), num_outputs, num_inputs

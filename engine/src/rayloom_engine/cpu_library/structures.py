@@ -45,6 +45,23 @@ class LayerStruct(Structure):
     )
 
 
+class UpdateStruct(Structure):
+    """rl_update: a low-rank update of a matrix; no update if `a` is None."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("scale", c_float),
+        ("rank", c_int32),
+    )
+
+
+class AdapterLayerStruct(Structure):
+    """rl_adapter_layer: the updates of an adapter in one layer."""
+
+    _fields_ = tuple((name, UpdateStruct) for name in ("q", "k", "v", "out", "gate", "up", "down"))
+
+
 class DecoderStruct(Structure):
     """rl_model: the layers of a stage, without embedding, final norm and head."""
 
@@ -86,6 +103,8 @@ class BatchStruct(Structure):
         ("residual", c_void_p),
         ("wanted_rows", c_void_p),
         ("num_wanted", c_int32),
+        ("adapters", c_void_p),
+        ("adapter_of_token", c_void_p),
     )
 
 

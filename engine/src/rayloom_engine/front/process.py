@@ -79,7 +79,7 @@ def main() -> int:
             config,
             {"core": CoreAddress(args.core_address, token, f"front-{secrets.token_hex(8)}")},
             api_url=url_of(api_socket),
-            start=FrontStart(args.start, args.server_started),
+            start=FrontStart(args.start, args.server_started, args.run_dir / "adapters.json"),
         )
         mark = drain_mark(args.run_dir)
         drain_age_s = age_of_drain(mark)

@@ -31,10 +31,18 @@ from rayloom_engine.front.document.answers import (
     VersionAnswer,
 )
 from rayloom_engine.front.document.api_route import ApiRoute
-from rayloom_engine.front.document.statuses import OF_GENERATION, OF_MODEL_REQUESTS
+from rayloom_engine.front.document.statuses import OF_BODIES, OF_GENERATION, OF_MODEL_REQUESTS
+from rayloom_engine.front.openai.adapters import load_adapter, unload_adapter
 from rayloom_engine.front.openai.chat.endpoint import chat_completions
 from rayloom_engine.front.openai.completions import completions
-from rayloom_engine.front.openai.fields.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from rayloom_engine.front.openai.fields.wire import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from rayloom_engine.front.openai.models import get_model, list_models
 from rayloom_engine.front.openai.tokens import detokenize, tokenize, tokenizer_info
 from rayloom_engine.front.operations.health import engine_version, health, load, metrics, ready
@@ -134,7 +142,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/v1/models",
         handler=list_models,
         tag="Models",
-        summary="The served model: its name, `root` (a hub's id or a path) and `max_model_len`",
+        summary="The served model, with `root` (a hub's id or a path) and `max_model_len`, and its LoRA adapters",
         answer=ModelList,
         needs_key=True,
     ),
@@ -143,10 +151,34 @@ ROUTES: tuple[ApiRoute, ...] = (
         path="/v1/models/{model:path}",
         handler=get_model,
         tag="Models",
-        summary="The same for a name; 404 for any name but the served model's",
+        summary="The same for a name; 404 for any name but those of the served model and its LoRA adapters",
         answer=ModelCard,
         statuses=frozenset((404,)),
         needs_key=True,
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/load_lora_adapter",
+        handler=load_adapter,
+        tag="Models",
+        summary="Loads a LoRA adapter; 403 unless `allow_runtime_lora_updating` is set",
+        request=LoadAdapterRequest,
+        text="text/plain",
+        statuses=OF_BODIES | {403, 404},
+        needs_key=True,
+        examples={"folder": {"lora_name": "sql", "lora_path": "/adapters/sql"}},
+    ),
+    ApiRoute(
+        method="POST",
+        path="/v1/unload_lora_adapter",
+        handler=unload_adapter,
+        tag="Models",
+        summary="Unloads a LoRA adapter; requests that have it finish; 403 unless `allow_runtime_lora_updating` is set",
+        request=UnloadAdapterRequest,
+        text="text/plain",
+        statuses=OF_BODIES | {403, 404},
+        needs_key=True,
+        examples={"name": {"lora_name": "sql"}},
     ),
     ApiRoute(
         method="POST",

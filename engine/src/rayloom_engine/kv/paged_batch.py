@@ -19,3 +19,4 @@ class PagedBatch:
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: npt.NDArray[np.int64]  # padded with 0
     slot_mapping_T: npt.NDArray[np.int64]  # per token: block id * block size + offset
+    adapters_T: npt.NDArray[np.int32] | None = None  # per token: adapter slot, or -1; None: no token has an adapter

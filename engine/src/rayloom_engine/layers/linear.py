@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from rayloom_engine.layers.schemes import WeightScheme
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+ProductT = TypeVar("ProductT", bound=Product)
 
 
 class Linear:
@@ -14,7 +20,13 @@ class Linear:
 
     def __init__(self, scheme: WeightScheme) -> None:
         self.scheme = scheme
-        self._apply = scheme.apply
+        self._apply: Product = scheme.apply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._apply(x)
+
+    def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
+        """Multiplies with make(product) from now on, and returns it. `product`: how the layer multiplies now."""
+        product = make(self._apply)
+        self._apply = product
+        return product

@@ -22,10 +22,13 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.layers.attention import Attention, AttentionStep
 from rayloom_engine.layers.linear import Linear
+from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.layers.schemes import WeightScheme
+from rayloom_engine.models.decoder_spec import DecoderSpec
 from rayloom_engine.models.rope.angles import RotaryAngles
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.torch_adapters import TorchAdapters
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 
@@ -100,7 +103,9 @@ def kv_layout_of(shape: ModelShape, part: ModelPart) -> KvLayout:
 class CausalLM:
     """Implements RankModel, for one stage of a decoder or a shard of it. Made by `models.loader.load_model`."""
 
-    def __init__(self, shape: ModelShape, part: ModelPart, kernels: KernelSet, weights: DecoderWeights) -> None:
+    def __init__(
+        self, shape: ModelShape, part: ModelPart, kernels: KernelSet, spec: DecoderSpec, weights: DecoderWeights
+    ) -> None:
         stage = part.stage
         has_ends = (weights.embedding_VD is not None, weights.final_norm_D is not None)
         assert has_ends == (stage.is_first, stage.is_last)
@@ -117,6 +122,7 @@ class CausalLM:
         # Rounded to the weights' type, as in training.
         scale = torch.tensor(shape.traits.embedding_scale, dtype=kernels.target.compute_dtype)
         self._embedding_scale = float(scale)
+        self.adapters = TorchAdapters(shape, _matrices(spec, weights), kernels.target.compute_dtype)
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -238,3 +244,9 @@ class CausalLM:
         elsewhere_T = (rows_T < 0) | (rows_T >= embedding_VD.shape[0])
         rows_TD = embedding_VD.index_select(0, rows_T.masked_fill_(elsewhere_T, 0))
         return group.all_reduce(rows_TD.masked_fill_(elsewhere_T[:, None], 0))
+
+
+def _matrices(spec: DecoderSpec, weights: DecoderWeights) -> list[tuple[LinearSpec, Linear]]:
+    """Returns the matrices of all layers."""
+    pairs = zip(spec.layers, weights.layers, strict=True)
+    return [pair for each, layer in pairs for pair in zip(each.linears, layer.linears, strict=True)]

@@ -34,8 +34,8 @@ def empty_model(
     if schemes is None:
         schemes = DenseSchemes(kernels.linear, kernels.target.compute_dtype, kernels.target.device)
     builder = _Builder(shape=shape, kernels=kernels, schemes=schemes)
-    weights = builder.weights(decoder_spec(shape, part, schemes.cut_unit))
-    return CausalLM(shape, part, kernels, weights), builder.destinations
+    spec = decoder_spec(shape, part, schemes.cut_unit)
+    return CausalLM(shape, part, kernels, spec, builder.weights(spec)), builder.destinations
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,12 +25,17 @@ class InputBatch:
     attention: PagedBatch
 
 
-def build_batch(steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_size: int) -> InputBatch:
+def build_batch(
+    steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_size: int, *, has_adapters: bool = False
+) -> InputBatch:
     """Builds the batch of one step. Decodes come first, because attention computes them together.
 
-    `tables`: the block tables of the slots. The sequences with one token take a fixed number of numpy calls together,
-    each longer chunk takes two more.
+    `tables`: the block tables of the slots. `has_adapters`: a slot may have an adapter; then decodes with the same
+    adapter are neighbours, and so are chunks, because they share products. The sequences with one token take a fixed
+    number of numpy calls together, each longer chunk takes two more.
     """
+    if has_adapters:
+        steps = sorted(steps, key=_adapter_slot)
     singles = [item for item in steps if item[0].num_tokens == 1]
     chunks = [item for item in steps if item[0].num_tokens > 1] if len(singles) < len(steps) else []
     ordered = [*singles, *chunks]
@@ -62,5 +67,16 @@ def build_batch(steps: list[tuple[SlotStep, Slot]], tables: BlockTables, block_s
             context_lens=tuple(context_lens_S.tolist()),
             block_tables_SB=tables.rows(slots_S, num_blocks_S),
             slot_mapping_T=tables.places(slots_T, positions_T, block_size),
+            adapters_T=_adapters(ordered, query_lens) if has_adapters else None,
         ),
     )
+
+
+def _adapter_slot(item: tuple[SlotStep, Slot]) -> int:
+    return item[1].adapter_slot
+
+
+def _adapters(ordered: list[tuple[SlotStep, Slot]], query_lens: list[int]) -> npt.NDArray[np.int32] | None:
+    """Returns the adapter slot of each token; None if no token has an adapter."""
+    adapters = [slot.adapter_slot for _, slot in ordered]
+    return np.repeat(np.array(adapters, dtype=np.int32), query_lens) if max(adapters) >= 0 else None

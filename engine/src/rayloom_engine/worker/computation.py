@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.shape import ModelShape
@@ -36,6 +37,9 @@ class RankComputation(Protocol[ArrayT]):
 
     def clear_blocks(self, block_ids: tuple[int, ...]) -> None:
         """Fills KV blocks with zeros in all layers."""
+
+    def load_adapter(self, load: AdapterLoad) -> None:
+        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; the slot is empty then."""
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole KV blocks in all layers; each pair is (from, to). No block may be in both places."""

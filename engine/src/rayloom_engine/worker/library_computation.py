@@ -45,6 +45,7 @@ class LibraryComputation:
         self.num_blocks = cache.num_blocks
         self.clear_blocks = cache.clear_blocks
         self.copy_blocks = cache.copy_blocks
+        self.load_adapter = decoder.load_adapter
         self.logits = decoder.logits
         self.sample = self._sampler.__call__
         self.describe = self._sampler.describe

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import (
+    BrokenAdapter,
     PromptLogprobs,
     SampledToken,
     SlotStep,
@@ -19,7 +21,7 @@ from rayloom_engine.core.step import (
     StepResult,
     TokenLogprobs,
 )
-from rayloom_engine.errors import CorruptRank
+from rayloom_engine.errors import CorruptRank, ModelError
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.stage_link import StageLink
@@ -66,6 +68,7 @@ class Runner(Generic[ArrayT]):
         self._group: TensorGroup[ArrayT] = group or OneRank()
         self._slots = SlotTable(epoch, forms if self.answers else None)
         self._masks = Masks(self._slots.forms, shape.vocab_size)
+        self._broken_adapters: dict[int, str] = {}  # adapter slot -> why its adapter could not be loaded
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens. If this rank `answers`, chooses the next token of every slot that samples.
@@ -80,12 +83,14 @@ class Runner(Generic[ArrayT]):
     def _run(self, plan: StepPlan) -> StepResult:
         steps = self._slots.apply(plan)
         self._masks.forget(plan.freed_slots)
+        for load in plan.adapter_loads:
+            self._load_adapter(load)
         if plan.cleared_blocks:
             self._computation.clear_blocks(plan.cleared_blocks)
         if plan.block_copies:
             self._computation.copy_blocks(plan.block_copies)
         started = time.perf_counter()
-        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE)
+        batch = build_batch(steps, self._slots.block_tables, BLOCK_SIZE, has_adapters=self._slots.has_adapters)
         stage = self.part.stage
         received_TD: ArrayT | None = None
         if self._link is not None and not stage.is_first:
@@ -112,7 +117,9 @@ class Runner(Generic[ArrayT]):
                 # Set the masks after the call that starts the head, because a GPU computes the logits meanwhile.
                 masks = self._masks.set(steps_N, is_whole_step=len(rows) == len(batch.steps))
                 sampled = self._sample(logits_NV, steps_N, corrupt)
+        broken_adapters = self._with_broken_adapters(steps)
         without_token = corrupt | masks.postponed | masks.broken.keys()
+        without_token.update(*(broken.slots for broken in broken_adapters))
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
@@ -122,6 +129,7 @@ class Runner(Generic[ArrayT]):
             ),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
+            broken_adapters=broken_adapters,
             broken_forms=tuple(form for slot, form in sorted(masks.broken.items()) if slot not in corrupt),
             postponed_slots=tuple(sorted(masks.postponed - corrupt)),
             waiting_slots=self._masks.waiting_slots(),
@@ -134,6 +142,27 @@ class Runner(Generic[ArrayT]):
         """Empties every slot. No sequence refers to the content of the KV cache any more."""
         self._slots = SlotTable(self._slots.epoch, self._slots.forms)
         self._masks = Masks(self._slots.forms, self._vocab_size)
+
+    def _load_adapter(self, load: AdapterLoad) -> None:
+        """Loads an adapter into its slot. Only the rank that answers can report that this failed.
+
+        Raises RuntimeError on other ranks.
+        """
+        self._broken_adapters.pop(load.slot, None)
+        try:
+            self._computation.load_adapter(load)
+        except ModelError as error:
+            if not self.answers:
+                raise RuntimeError(f"an adapter cannot be loaded: {error}") from error
+            self._broken_adapters[load.slot] = str(error)
+
+    def _with_broken_adapters(self, steps: list[tuple[SlotStep, Slot]]) -> tuple[BrokenAdapter, ...]:
+        """Returns the adapters that could not be loaded and that sequences of this step have."""
+        return tuple(
+            BrokenAdapter(number, tuple(step.slot for step, slot in steps if slot.adapter_slot == number), message)
+            for number, message in self._broken_adapters.items()
+            if any(slot.adapter_slot == number for _, slot in steps)
+        )
 
     def _logits(self, hidden_ND: ArrayT) -> ArrayT | None:
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""

@@ -19,6 +19,7 @@ class Slot:
     """A sequence on a rank. `token_ids[:num_tokens]` is valid. Its KV blocks are in `SlotTable.block_tables`."""
 
     __slots__ = (
+        "adapter_slot",
         "allowed",
         "eos_token_ids",
         "form",
@@ -40,6 +41,7 @@ class Slot:
     def __init__(self, new: NewSlot, known: Slot | None = None, forms: Forms | None = None) -> None:
         """`known`: the slot that `new.prompt_of` names. `forms`: None on a rank that does not sample."""
         self.request_id = new.request_id
+        self.adapter_slot = new.adapter_slot
         self.params: DecodingParams = new.params
         if new.has_grammar_of_prompt:
             assert known is not None
@@ -129,6 +131,12 @@ class SlotTable:
         self.forms = forms
         self.block_tables = BlockTables()
         self._slots: dict[int, Slot] = {}
+        self._with_adapter: set[int] = set()
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if a slot has an adapter."""
+        return bool(self._with_adapter)
 
     def apply(self, plan: StepPlan) -> list[tuple[SlotStep, Slot]]:
         """Applies the plan and returns the slots that compute in this step, in plan order.
@@ -138,6 +146,7 @@ class SlotTable:
         assert plan.epoch == self.epoch, f"plan of epoch {plan.epoch} on a rank of epoch {self.epoch}"
         for number in plan.freed_slots:
             del self._slots[number]
+            self._with_adapter.discard(number)
         for new in plan.new_slots:
             assert new.slot not in self._slots, f"slot {new.slot} is taken"
             self._add(new)
@@ -154,6 +163,8 @@ class SlotTable:
         return steps
 
     def _add(self, new: NewSlot) -> None:
+        if new.adapter_slot >= 0:
+            self._with_adapter.add(new.slot)
         if new.prompt_of is None:
             self._slots[new.slot] = Slot(new, forms=self.forms)
             self.block_tables.begin(new.slot, new.block_table)

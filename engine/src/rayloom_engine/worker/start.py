@@ -17,6 +17,7 @@ from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
+from rayloom_engine.models.adapters.memory import adapter_bytes, adapter_step_bytes
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_groups, check_int8
@@ -155,13 +156,31 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     )
     num_sharing = ranks_on_host * config.engines_on_host
     free_bytes = loaded.free_bytes()
+    step_bytes = loaded.step_bytes(num_step_tokens, config.max_num_seqs) + _adapters_bytes(
+        config, loaded, num_step_tokens
+    )
     memory = RankMemory(
         free_bytes=free_bytes // num_sharing if is_cpu else free_bytes,
         is_cpu=is_cpu,
-        step_bytes=loaded.step_bytes(num_step_tokens, config.max_num_seqs),
+        step_bytes=step_bytes,
         ranks_on_host=num_sharing,
     )
     return plan_kv_memory(demand, memory)
+
+
+def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int) -> int:
+    """Returns the bytes that adapters may take. Raises ConfigError if the rank cannot compute them."""
+    if not config.takes_adapters:
+        return 0
+    if loaded.device_type != "cpu":
+        raise ConfigError(
+            f"adapters: LoRA adapters work on CPU only, and this rank computes on {loaded.device_type}; remove "
+            "adapters and allow_runtime_lora_updating, or merge an adapter into the model"
+        )
+    element_bytes = loaded.kv_element_bytes  # the type of dense weights
+    one = adapter_bytes(loaded.shape, loaded.part, config.max_lora_rank, element_bytes)
+    of_step = adapter_step_bytes(loaded.shape, loaded.part.shard.count, operand_bytes=4, num_tokens=num_step_tokens)
+    return config.max_loras * one + of_step
 
 
 def warm_up(runner: Runner[Any], epoch: int) -> None:

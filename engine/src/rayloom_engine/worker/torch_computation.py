@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.errors import ModelError
 from rayloom_engine.kernels.attention import AttentionBatch, reads_on_device
 from rayloom_engine.kernels.backend import Backend
 from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
@@ -63,6 +65,7 @@ class TorchComputation:
         self._device = model.kernels.target.device
         model.warm_up(cache)
         self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
+        self._adapters = getattr(model, "adapters", None)  # None: a kind of model that adapters cannot update
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
         if limits is not None and is_whole and reads_on_device(model.kernels.target, cache.pages[0]):
@@ -74,6 +77,11 @@ class TorchComputation:
     def step(self) -> AbstractContextManager[object]:
         return torch.inference_mode()  # small calls take a fifth less time than with no_grad
 
+    def load_adapter(self, load: AdapterLoad) -> None:
+        if self._adapters is None:
+            raise ModelError(f"{load.adapter.path}: a {type(self._model).__name__} takes no adapters", "Unsupported")
+        self._adapters.load(load.slot, load.adapter)
+
     def forward(
         self,
         batch: InputBatch,
@@ -83,6 +91,8 @@ class TorchComputation:
     ) -> torch.Tensor:
         if self.graphs is not None and received_TD is None and self.graphs.fits(batch.attention):
             return self.graphs.forward(batch)
+        if self._adapters is not None:
+            self._adapters.begin_step(batch.attention.adapters_T)
         device = self._device
         inputs = torch.from_numpy(batch.token_ids_T).to(device) if received_TD is None else received_TD
         attention = AttentionBatch(

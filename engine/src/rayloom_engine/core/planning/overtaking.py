@@ -2,6 +2,9 @@
 
 A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens
 as the waiting one. After that, no sequence behind it is admitted before it.
+
+A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
+`max_overtakers` with one. After that, no sequence with an adapter is admitted before it, so a slot becomes unused.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ class Line:
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
         self._held: list[Sequence] = []
+        self._held_for_adapter: list[Sequence] = []
 
     @property
     def is_closed(self) -> bool:
@@ -26,17 +30,28 @@ class Line:
 
     def may_pass(self, sequence: Sequence) -> bool:
         """True if `sequence` may overtake all held sequences."""
+        if sequence.params.adapter is not None:
+            most = self._max_overtakers
+            if any(held.num_overtakers >= most for held in self._held_for_adapter):
+                return False
         return all(sequence.num_tokens <= self._allowance(held) for held in self._held)
 
     def hold(self, sequence: Sequence) -> None:
         """Adds a sequence that is not admitted in this step: it found no room, or may not overtake a held sequence."""
         self._held.append(sequence)
 
+    def hold_for_adapter(self, sequence: Sequence) -> None:
+        """Adds a sequence that is not admitted in this step because all adapter slots are in use."""
+        self._held_for_adapter.append(sequence)
+
     def passed(self, sequence: Sequence) -> None:
         """Counts the admission of `sequence` against every held sequence, which it has overtaken."""
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens
+        if sequence.params.adapter is not None:
+            for held in self._held_for_adapter:
+                held.num_overtakers += 1
 
     def _allowance(self, held: Sequence) -> int:
         """Returns the limit for the tokens of the next sequence that overtakes `held`."""

@@ -6,6 +6,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
+from rayloom_engine.core.adapter_slots import AdapterSlots
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState, order_of
@@ -17,6 +18,7 @@ class RunningSequences:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks, num_kept=config.num_kept_blocks)
+        self.adapters = AdapterSlots(config.max_loras)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
         self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
@@ -57,8 +59,9 @@ class RunningSequences:
         return ranked
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a free slot to the sequence. Its blocks must be allocated already."""
+        """Gives a free slot to the sequence. Its blocks must be allocated already, and its adapter must have room."""
         sequence.state = SequenceState.RUNNING
+        sequence.adapter_slot = self.adapters.use(sequence.params.adapter)
         sequence.slot = self._free_slots.pop()
         sequence.num_overtakers = 0
         sequence.num_overtaking_tokens = 0
@@ -76,6 +79,7 @@ class RunningSequences:
         if sequence.num_sent_blocks:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
+        self.adapters.leave(sequence.params.adapter)
         sequence.slot = None
         # These include blocks that the sliding window has released. When the sequence runs again, it does not need
         # them, or finds them in the prefix index.
@@ -94,6 +98,7 @@ class RunningSequences:
             sequence.slot = None
             sequence.own_blocks = frozenset()
             sequence.forget_blocks()
+        self.adapters.forget_all()
         self._sequences = []
         self._num_of_tenant = Counter()
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
@@ -208,4 +213,5 @@ class RunningSequences:
             assert sequence.first_block <= first_seen_block(
                 sequence.num_computed, self._config.window, self._config.block_size
             ), f"{sequence.request_id}: a block that is still seen was given back"
+        self.adapters.check_integrity(s.params.adapter for s in self._sequences)
         self.pool.check_integrity(s.held_block_ids for s in self._sequences)

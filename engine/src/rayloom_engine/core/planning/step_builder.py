@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
@@ -24,6 +25,7 @@ class StepBuilder:
     leaves_last_tokens: bool = False
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
+    adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
     # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
     is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
@@ -118,6 +120,7 @@ class StepBuilder:
         return StepPlan(
             step_id=step_id,
             epoch=epoch,
+            adapter_loads=self.adapter_loads,
             freed_slots=freed_slots,
             new_slots=tuple(new_slots),
             cleared_blocks=cleared_blocks,

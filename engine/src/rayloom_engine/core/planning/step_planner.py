@@ -130,6 +130,8 @@ class StepPlanner:
         num_free = self._running.pool.num_free
         for sequence in islice(self._waiting, self._running.num_free_slots):
             num_free -= self._config.most_blocks(sequence.num_tokens)
+            if not self._running.adapters.has_room(sequence.params.adapter):
+                continue
             if num_free >= 0 and sequence.fork_of is None:  # a fork shares the prompt of its leader
                 yield sequence
 
@@ -228,6 +230,9 @@ class StepPlanner:
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
             return  # the leader computes the prompt; the sequence joins in a later step
+        if not self._running.adapters.has_room(sequence.params.adapter):
+            line.hold_for_adapter(sequence)
+            return
         most = min(max_tokens, builder.room_for(sequence.tenant))
         if most == 0:
             return
@@ -301,7 +306,7 @@ class StepPlanner:
         leader = self._sequences.get(sequence.fork_of)
         if leader is None or leader.state is not SequenceState.RUNNING or leader.order > sequence.order:
             return None
-        is_alike = (leader.tenant, leader.cache_key) == (sequence.tenant, sequence.cache_key)
+        is_alike = leader.tenant == sequence.tenant and leader.shares_cache_with(sequence)
         # With a sliding window, a leader that is far ahead may have released blocks that the fork needs.
         first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None

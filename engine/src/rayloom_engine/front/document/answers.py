@@ -223,8 +223,10 @@ class ModelCard(AnswerModel):
     object: Literal["model"]
     created: int
     owned_by: str
-    root: str = Field(description="A hub id or a path, from which clients load the tokenizer.")
-    parent: None
+    root: str = Field(
+        description="A hub id or a path, from which clients load the tokenizer; of a LoRA adapter, its folder."
+    )
+    parent: str | None = Field(description="Of a LoRA adapter: the name of the served model; else null.")
     max_model_len: int | None = Field(description="Most tokens of prompt and answer; null before the load.")
 
 

@@ -166,7 +166,11 @@ class BeamSearch(Generation):
         ]
         most = max(max(each.settings.num_alternatives, each.settings.num_top or 0) for each in self._searches)
         params = DecodingParams(
-            max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=min(most, self._text.model.vocab_size)
+            max_tokens=1,
+            temperature=0.0,
+            ignore_eos=True,
+            logprobs=min(most, self._text.model.vocab_size),
+            adapter=self._caller.adapter,
         )
         sequences = [
             ClientSequence(

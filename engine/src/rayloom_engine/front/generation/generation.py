@@ -242,6 +242,7 @@ class Generation:
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
                         bad_words=bad_words,
+                        adapter=self._caller.adapter,
                         # Only the first choice of a prompt computes the prompt's logprobs; the others share them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
                     ),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from rayloom_engine.core.adapter import Adapter
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
@@ -17,6 +19,7 @@ class Caller:
     tenant: str = ""  # empty if the server has one key or none
     priority: int = 0  # compared among the tenant's requests; the lowest runs first
     cache_key: bytes = b""  # only requests with equal keys share cached prefixes; at most 64 bytes
+    adapter: Adapter | None = None  # the LoRA adapter that the request names as its model
 
 
 def owner_of_key(key: bytes, num_keys: int) -> str:

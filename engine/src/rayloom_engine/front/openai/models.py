@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/NAME: the served model."""
+"""GET /v1/models and /v1/models/NAME: the served model and its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayloom_engine.front.openai.fields.request_reading import check_model
+from rayloom_engine.front.openai.fields.request_reading import find_adapter
+from rayloom_engine.front.operations.adapters import ServedAdapter
 from rayloom_engine.front.operations.service import Service
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [model_card(request.app.state.service)]})
+    service: Service = request.app.state.service
+    adapters = [adapter_card(service, entry) for entry in service.adapters.entries]
+    return JSONResponse({"object": "list", "data": [model_card(service), *adapters]})
 
 
 async def get_model(request: Request) -> Response:
-    check_model(request.app.state.service, request.path_params["model"])
-    return JSONResponse(model_card(request.app.state.service))
+    service: Service = request.app.state.service
+    entry = find_adapter(service, request.path_params["model"])
+    return JSONResponse(model_card(service) if entry is None else adapter_card(service, entry))
 
 
 def model_card(service: Service) -> dict[str, Any]:
@@ -34,6 +38,12 @@ def model_card(service: Service) -> dict[str, Any]:
         "parent": None,
         "max_model_len": None if model is None else model.max_model_len,
     }
+
+
+def adapter_card(service: Service, entry: ServedAdapter) -> dict[str, Any]:
+    """Returns the entry of a LoRA adapter in the list of models, as vLLM writes it."""
+    base = model_card(service)
+    return {**base, "id": entry.name, "created": entry.created, "root": entry.adapter.path, "parent": base["id"]}
 
 
 def model_root(model: str) -> str:

@@ -19,6 +19,7 @@ from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.model_text import ModelText, TextFiles
+from rayloom_engine.front.operations.adapters import AdapterList
 from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
 from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.form_checks import FormChecks
@@ -50,6 +51,7 @@ class FrontStart:
 
     number: int = 1  # counted from 1; higher numbers are restarts
     server_started: float | None = None  # Unix time of the first front's start; None: this is the first
+    adapters_file: Path | None = None  # keeps the list of adapters for later fronts
 
 
 class Service:
@@ -72,6 +74,7 @@ class Service:
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
         self.form_checks = FormChecks()
+        self.adapters = AdapterList(config, start.adapters_file)
         self.metrics = Metrics(
             config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
         )
@@ -190,7 +193,9 @@ class Service:
 
     async def _load_files(self, folder: Path) -> None:
         try:
-            self._use_files(await TextFiles.load(folder, self.config))
+            files = await TextFiles.load(folder, self.config)
+            await self.adapters.start(folder)
+            self._use_files(files)
         except (ModelError, OSError) as error:
             logger.error("%s", error)
             self._give_up(str(error))

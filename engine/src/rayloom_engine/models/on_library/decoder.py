@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, address, rounded
 from rayloom_engine.cpu_library.structures import BatchStruct, LinearStruct
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.kv.paged_batch import PagedBatch
+from rayloom_engine.models.on_library.adapters import LibraryAdapters
 from rayloom_engine.models.on_library.rotary_table import RotaryTable
 from rayloom_engine.models.on_library.weights import LibraryWeights, PlainWeights
 from rayloom_engine.models.shape import ModelShape
@@ -47,6 +49,7 @@ class LibraryDecoder:
         self.dtype: ElementType = form.dtype  # of keys and values, and of the weights unless they are quantised
         self._weights = LibraryWeights(weights, shape)
         self.weight_bytes = self._weights.num_bytes
+        self._adapters = LibraryAdapters(shape, part, form)
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         window_rope = shape.traits.window_rope
         self._window_rotary = None if window_rope is None else RotaryTable(window_rope, shape.head_dim)
@@ -69,6 +72,10 @@ class LibraryDecoder:
     def progress(self) -> int:
         """Half layers that `forward` has computed so far. Any thread may read it while `forward` runs."""
         return self._progress.value
+
+    def load_adapter(self, load: AdapterLoad) -> None:
+        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; the slot is empty then."""
+        self._adapters.load(load.slot, load.adapter)
 
     def forward(
         self,
@@ -131,6 +138,8 @@ class LibraryDecoder:
         context_lens = (ctypes.c_int64 * num_sequences)(*batch.context_lens)
         block_tables_SB = np.ascontiguousarray(batch.block_tables_SB)
         pages = self._addresses_of(cache)
+        adapters_T = batch.adapters_T
+        adapters = None if adapters_T is None else self._adapters.table(int(adapters_T.max()) + 1)
         # The arrays live at least as long as this call of the function.
         step = BatchStruct(
             num_tokens=residual_TD.shape[0],
@@ -148,6 +157,8 @@ class LibraryDecoder:
             residual=address(residual_TD),
             wanted_rows=None if wanted_N is None else wanted_N.ctypes.data,  # it may be empty
             num_wanted=0 if wanted_N is None else len(wanted_N),
+            adapters=None if adapters is None else ctypes.addressof(adapters),
+            adapter_of_token=None if adapters_T is None else address(adapters_T),
         )
         decoder = self._weights.decoder
         if self.part.shard.count == 1:

@@ -12,8 +12,10 @@ from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fields.parsing import parse_request
 from rayloom_engine.front.openai.fields.wire import Wire
+from rayloom_engine.front.operations.adapters import ServedAdapter
 from rayloom_engine.front.operations.service import Service
 
+_MOST_NAMES = 10  # names in one message
 _Wire = TypeVar("_Wire", bound=Wire)
 
 
@@ -27,18 +29,29 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
     text = service.model_text()
     wire = parse_request(kind, await read_json(request, service.config.max_body_bytes))
     # a gateway has replaced the alias by the model's name
-    if wire.model is None or wire.model != getattr(request.state, "alias", None):
-        check_model(service, wire.model)
+    is_alias = wire.model is not None and wire.model == getattr(request.state, "alias", None)
+    found = None if is_alias else find_adapter(service, wire.model)
+    request.state.adapter = None if found is None else found.adapter
     return service, text, wire
 
 
-def check_model(service: Service, model: str | None) -> None:
-    """Raises ApiError 404 unless `model` is the served model or is not given."""
+def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
+    """Returns the LoRA adapter with the name `model`; None if that is the served model, or not given.
+
+    Raises ApiError 404 for any other name.
+    """
     name = service.config.api_model_name
-    if model is not None and model != name:
+    if model is None or model == name:
+        return None
+    found = service.adapters.get(model)
+    if found is None:
+        names = [name, *(entry.name for entry in service.adapters.entries)]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         raise ApiError(
             404,
-            f"the model {shown(model)} does not exist; this server has {shown(name)}",
+            f"the model {shown(model)} does not exist; this server has {', '.join(map(shown, names[:_MOST_NAMES]))}"
+            f"{more}",
             param="model",
             code="model_not_found",
         )
+    return found

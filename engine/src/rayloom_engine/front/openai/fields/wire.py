@@ -199,6 +199,21 @@ class CompletionRequest(GenerationRequest):
         return self._sampling(defaults, **settings)
 
 
+class LoadAdapterRequest(Wire):
+    """A LoRA adapter to load."""
+
+    lora_name: str = Field(description="The name that requests put into `model`.")
+    lora_path: str = Field(description="A folder with adapter_config.json and adapter_model.safetensors.")
+    load_inplace: bool | None = Field(None, description="Replace an adapter of the same name.")
+
+
+class UnloadAdapterRequest(Wire):
+    """A LoRA adapter to unload."""
+
+    lora_name: str = Field(description="Its name.")
+    lora_int_id: int | None = Field(None, description="Accepted without effect.")
+
+
 class TokenizeRequest(TemplateFields, Wire):
     """Either `prompt` or `messages`."""
 

@@ -1,0 +1,129 @@
+"""AdapterList: the LoRA adapters that requests can name in `model`.
+
+The front owns the list: a sequence carries its adapter, so neither the core nor a rank has to know names. The list is
+kept in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
+sequences that have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.core.adapter import Adapter
+from rayloom_engine.errors import ModelError, shown
+from rayloom_engine.front.http.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+_MOST_ADAPTERS = 1024
+_MOST_NAME = 256  # characters
+
+
+class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the list."""
+
+    name: str
+    adapter: Adapter
+    rank: int  # the highest rank of its updates
+    created: int  # Unix time
+
+
+class AdapterList:
+    """The adapters by name."""
+
+    def __init__(self, config: EngineConfig, file: Path | None = None) -> None:
+        """`file`: keeps the list; None: the list is not kept."""
+        self._config = config
+        self._file = file
+        self._entries: dict[str, ServedAdapter] = {}
+        self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
+
+    @property
+    def entries(self) -> list[ServedAdapter]:
+        return list(self._entries.values())
+
+    def get(self, name: str) -> ServedAdapter | None:
+        return self._entries.get(name)
+
+    async def start(self, folder: Path) -> None:
+        """Takes the list of the front before, or loads the adapters of the configuration. `folder`: of the model.
+
+        Raises ModelError.
+        """
+        if self._file is not None and self._file.exists():
+            entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
+            self._entries = {entry.name: entry for entry in entries}
+            return
+        for given in self._config.adapters:
+            name, _, path = given.partition("=")
+            await self._add(name, path, folder)
+        if self._entries:
+            await asyncio.to_thread(self._keep)
+
+    async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
+        """Adds an adapter. Raises ApiError.
+
+        `in_place`: it replaces one of the same name; requests in flight keep theirs.
+        """
+        async with self._is_changing:
+            if name in self._entries and not in_place:
+                raise ApiError(
+                    400,
+                    f"the adapter {shown(name)} is loaded already; unload it first, or set load_inplace",
+                    param="lora_name",
+                    code="adapter_exists",
+                )
+            try:
+                await self._add(name, path, folder)
+            except ModelError as error:
+                is_absent = error.fault == "NotFound"
+                raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
+            await asyncio.to_thread(self._keep)
+
+    async def unload(self, name: str) -> None:
+        """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
+        async with self._is_changing:
+            if name not in self._entries:
+                loaded = ", ".join(map(shown, self._entries)) or "none"
+                raise ApiError(
+                    404,
+                    f"no adapter has the name {shown(name)}; loaded: {loaded}",
+                    param="lora_name",
+                    code="adapter_not_found",
+                )
+            del self._entries[name]
+            await asyncio.to_thread(self._keep)
+            logger.info("adapter %s unloaded", shown(name))
+
+    async def _add(self, name: str, path: str, folder: Path) -> None:
+        if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
+            raise ModelError(f"{shown(name)} is no name of an adapter; works: 1 to {_MOST_NAME} printable characters")
+        if name == self._config.api_model_name:
+            raise ModelError(f"the adapter {shown(name)} has the name of the model; give it another name")
+        if len(self._entries) >= _MOST_ADAPTERS and name not in self._entries:
+            raise ModelError(f"there are {_MOST_ADAPTERS} adapters already, which is the most; unload one first")
+        entry = await asyncio.to_thread(self._read, name, path, folder)
+        self._entries[name] = entry
+        logger.info("adapter %s loaded from %s, rank %d", shown(name), entry.adapter.path, entry.rank)
+
+    def _read(self, name: str, path: str, folder: Path) -> ServedAdapter:
+        # Imported late, because few servers have adapters.
+        from rayloom_engine.models.adapters.peft_folder import adapter_of, read_peft_folder
+        from rayloom_engine.models.shape import read_shape
+
+        place = Path(path.removeprefix("file://")).expanduser().absolute()
+        found = read_peft_folder(place, read_shape(folder), self._config.max_lora_rank)
+        return ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
+
+    def _keep(self) -> None:
+        if self._file is None:
+            return
+        draft = self._file.with_suffix(".new")
+        draft.write_bytes(msgspec.json.encode(self.entries))
+        draft.replace(self._file)  # in one operation, so that a kill cannot leave half a file to the next front

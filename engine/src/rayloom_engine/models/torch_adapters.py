@@ -1,0 +1,128 @@
+"""TorchAdapters: the LoRA adapters of a rank on torch, and the products that they update.
+
+A matrix of the rank that stacks several of the checkpoint's (q, k, v; gate, up) has an update for each of them. A is
+cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
+
+Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the rank's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import safe_open
+
+from rayloom_engine.core.adapter import Adapter
+from rayloom_engine.errors import ModelError
+from rayloom_engine.layers.linear import Linear
+from rayloom_engine.layers.linear_spec import LinearSpec
+from rayloom_engine.models.adapters.peft_folder import PeftFolder, adapter_of, read_peft_folder
+from rayloom_engine.models.shape import ModelShape
+
+
+class Update(NamedTuple):
+    """y[:, rows] += scale * (x A^T) B^T"""
+
+    rows: slice
+    a_rK: torch.Tensor
+    b_Nr: torch.Tensor
+    scale: float
+
+
+class Run(NamedTuple):
+    """Neighbouring tokens of a step with the same adapter."""
+
+    slot: int
+    tokens: slice
+
+
+@dataclass(slots=True)
+class StepRuns:
+    """The runs of the present step, which all products of a model read."""
+
+    runs: list[Run] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class UpdatedProduct:
+    """A product with the updates of the adapters in the slots."""
+
+    multiply: Callable[[torch.Tensor], torch.Tensor]
+    step: StepRuns
+    updates: dict[int, list[Update]] = field(default_factory=dict)  # slot -> the updates of this matrix
+
+    def __call__(self, x_TK: torch.Tensor) -> torch.Tensor:
+        y_TN = self.multiply(x_TK)
+        for run in self.step.runs:
+            for update in self.updates.get(run.slot, ()):
+                reduced_Tr = (x_TK[run.tokens] @ update.a_rK.T) * update.scale
+                y_TN[run.tokens, update.rows] += reduced_Tr @ update.b_Nr.T
+        return y_TN
+
+
+class TorchAdapters:
+    """The adapters of a rank by adapter slot. The first one that is loaded replaces the products of the layers."""
+
+    def __init__(self, shape: ModelShape, layers: Iterable[tuple[LinearSpec, Linear]], dtype: torch.dtype) -> None:
+        """`layers`: the matrices that adapters may update. `dtype`: of activations."""
+        self._shape = shape
+        self._dtype = dtype
+        self._matrices = tuple(layers)
+        self._step = StepRuns()
+        self._products: list[UpdatedProduct] = []
+        self._digests: dict[int, bytes] = {}
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        """Puts an adapter into a slot. One that another slot has is not read again.
+
+        Raises ModelError if its files cannot be used, or are not those of the digest; the slot is empty then.
+        """
+        if not self._products:
+            self._products = [linear.replace_product(self._updated) for _, linear in self._matrices]
+        known = next((number for number, digest in self._digests.items() if digest == adapter.digest), None)
+        updates = self._read(adapter) if known is None else [p.updates.get(known, []) for p in self._products]
+        self._digests[slot] = adapter.digest
+        for product, of_matrix in zip(self._products, updates, strict=True):
+            product.updates[slot] = of_matrix
+
+    def begin_step(self, adapters_T: npt.NDArray[np.int32] | None) -> None:
+        """Sets the adapter slots of the next step's tokens; -1: no adapter."""
+        self._step.runs = [] if adapters_T is None else runs_of(adapters_T)
+
+    def _updated(self, multiply: Callable[[torch.Tensor], torch.Tensor]) -> UpdatedProduct:
+        return UpdatedProduct(multiply, self._step)
+
+    def _read(self, adapter: Adapter) -> list[list[Update]]:
+        """Returns the updates of each matrix."""
+        path = Path(adapter.path)
+        if adapter_of(path).digest != adapter.digest:
+            raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
+        folder = read_peft_folder(path, self._shape)
+        with safe_open(folder.weights, framework="pt") as file:
+            names = [name for update in folder.updates.values() for name in (update.a, update.b)]
+            tensors = {name: file.get_tensor(name).to(self._dtype) for name in names}
+        return [self._updates(spec, folder, tensors) for spec, _ in self._matrices]
+
+    def _updates(self, spec: LinearSpec, folder: PeftFolder, tensors: Mapping[str, torch.Tensor]) -> list[Update]:
+        found = []
+        for stacked in spec.stacked():
+            update = folder.updates.get(stacked.name)
+            if update is not None:
+                a_rK = tensors[update.a][:, spec.inputs.slice]
+                b_Nr = tensors[update.b][stacked.bias_part]
+                found.append(Update(stacked.rows, a_rK, b_Nr, update.scale))
+        return found
+
+
+def runs_of(adapters_T: npt.NDArray[np.int32]) -> list[Run]:
+    """Returns the runs of a step, without the tokens that have no adapter."""
+    borders = [0, *(np.flatnonzero(np.diff(adapters_T)) + 1).tolist(), len(adapters_T)]
+    runs = [Run(int(adapters_T[start]), slice(start, end)) for start, end in pairwise(borders)]
+    return [run for run in runs if run.slot >= 0]
