@@ -1,6 +1,7 @@
 """The architectures that the engine computes natively, as a table of what their config.json means. Pure.
 
-A family needs no code of its own: `DecoderFamily` says how its configuration is read, `Traits` how its decoder is composed.
+A family needs no code of its own: `DecoderFamily` says how its configuration is read, `Traits` how its decoder is
+composed.
 """
 
 from __future__ import annotations
