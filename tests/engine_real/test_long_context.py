@@ -20,12 +20,13 @@ import pytest
 import torch
 
 from rayloom_engine.models.checkpoint.source import resolve_config
-from rt_server import RunningServer, Stream, running_server
+from rt_server import RunningServer, Stream, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 NUM_STREAMS = 2
 STREAM_TOKENS = 200
 BLOCK = 16
+LONG_ANSWER = 600
 SPARE_BLOCKS = 2 * NUM_STREAMS * -(-STREAM_TOKENS // BLOCK)
 YARN = {"rope_type": "yarn", "rope_theta": 100_000.0, "factor": 16.0, "original_max_position_embeddings": 8192}
 
@@ -69,14 +70,12 @@ def ask(server: RunningServer, prompt: list[int], max_tokens: int) -> dict[str, 
 def ask_beside_streams(
     server: RunningServer, prompt: list[int], max_tokens: int, stream_tokens: int
 ) -> tuple[dict[str, Any], list[float]]:
-    """The answer, and the gaps between tokens of streams that ran all the while, in seconds."""
+    """The answer, and the gaps between tokens of streams that ran before it and all the while, in seconds."""
     answers: list[dict[str, Any]] = []
     streams: list[Stream] = []
-    started = threading.Barrier(NUM_STREAMS + 1)
     body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": stream_tokens, "temperature": 0, "ignore_eos": True}
 
     def stream_on() -> None:
-        started.wait()
         while not answers:
             streams.append(stream := Stream())
             stream.run(server.api_url, body)
@@ -84,7 +83,9 @@ def ask_beside_streams(
     threads = [threading.Thread(target=stream_on) for _ in range(NUM_STREAMS)]
     for thread in threads:
         thread.start()
-    started.wait()
+    wait_until(
+        lambda: sum(bool(stream.times) for stream in streams) == NUM_STREAMS, 60.0, lambda: "streams do not start"
+    )
     answers.append(ask(server, prompt, max_tokens))
     for thread in threads:
         thread.join()
@@ -123,15 +124,22 @@ def test_a_long_prompt_is_answered_beside_streams_from_the_cache_and_after_a_pre
     folder = MODELS[model](tmp_path)
     prompt = random.Random(1).choices(range(4, 200), k=num_tokens)
     num_blocks = -(-num_tokens // BLOCK) + SPARE_BLOCKS
-    settings = ("--max-model-len", str(num_tokens + 100), "--num-kv-blocks", str(num_blocks), "--hang-seconds", "2")
+    settings = (
+        "--max-model-len",
+        str(num_tokens + LONG_ANSWER),
+        "--num-kv-blocks",
+        str(num_blocks),
+        "--hang-seconds",
+        "2",
+    )
     with running_server(
         tmp_path, "--model", str(folder), "--served-model-name", "m", "--dtype", "float32", *settings
     ) as server:
         answer, gaps = ask_beside_streams(server, prompt, max_tokens=4, stream_tokens=STREAM_TOKENS)
         again = ask(server, prompt, max_tokens=4)
         calm = preemptions(server)
-        # The pool is too small for these streams beside the prompt, which came last.
-        late, _ = ask_beside_streams(server, prompt, max_tokens=60, stream_tokens=4 * STREAM_TOKENS)
+        # The pool is too small for these streams beside the long answer, which came last.
+        late, _ = ask_beside_streams(server, prompt, LONG_ANSWER, stream_tokens=LONG_ANSWER)
         assert preemptions(server) > calm == 0
         status = server.status()
 

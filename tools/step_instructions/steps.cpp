@@ -76,7 +76,19 @@ int run(const Library& library, bool is_int8, int num_sequences, int num_tokens,
         layer.gate_up = make_linear(library, 2 * kIntermediate, kWidth, is_int8);
         layer.down = make_linear(library, kWidth, kIntermediate, is_int8);
     }
-    const rl_model model = {RL_BFLOAT16, kLayers, kWidth, kHeads, kKvHeads, kHeadDim, kIntermediate, 1e-5f, layers.data()};
+    rl_model model = {};
+    model.dtype = RL_BFLOAT16;
+    model.num_layers = kLayers;
+    model.width = kWidth;
+    model.num_heads = kHeads;
+    model.num_kv_heads = kKvHeads;
+    model.head_dim = model.rotary_dim = kHeadDim;
+    model.intermediate = kIntermediate;
+    model.activation = RL_SILU;
+    model.rms_norm_eps = 1e-5f;
+    model.residual_scale = 1.0f;
+    model.score_scale = 0.17677670f;  // 1 / sqrt(kHeadDim)
+    model.layers = layers.data();
     const int blocks = (context + kBlock - 1) / kBlock;
     const int total = num_sequences * num_tokens;
     std::vector<int64_t> query_lens(num_sequences, num_tokens), context_lens(num_sequences, context), tables, slots;
@@ -97,7 +109,8 @@ int run(const Library& library, bool is_int8, int num_sequences, int num_tokens,
     }
     std::vector<float> residual((size_t)total * kWidth);
     const rl_batch batch = {total, num_sequences, query_lens.data(), context_lens.data(), tables.data(), blocks,
-                            slots.data(), cosines.data(), sines.data(), addresses.data(), residual.data(), nullptr, 0};
+                            slots.data(), cosines.data(), sines.data(), cosines.data(), sines.data(),
+                            addresses.data(), residual.data(), nullptr, 0};
     volatile int64_t progress = 0;
     for (int step = 0; step < count; step++) {
         for (float& value : residual) {
