@@ -136,8 +136,8 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
 
 
 def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
-    # 2048 - 384 - 168 MiB less 269,030,016 bytes of weights are 1,299,639,680; half of it holds 1762 blocks.
-    assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1762 * 16
+    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200; half of it holds 1996 blocks.
+    assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1996 * 16
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+    # none or int8: ranks count as if all weights were dense. Not part of the hash unless it is none.
+    quantization: str | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
@@ -62,6 +64,11 @@ class Question:
         return self.per_node is None
 
     @property
+    def keeps_quantised(self) -> bool:
+        """True if ranks keep the checkpoint's quantised weights. With accelerators weights are dense."""
+        return self.is_cpu and self.quantization in (None, "auto")
+
+    @property
     def most_seqs(self) -> int:
         return self.max_num_seqs or MAX_NUM_SEQS
 
@@ -76,5 +83,6 @@ class Question:
         shape = self.shape.model_dump(exclude_defaults=True)
         # `asdict` would copy deeply, which is slow, and each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
+        document["quantization"] = "none" if self.quantization == "none" else None
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

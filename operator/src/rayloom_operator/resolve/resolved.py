@@ -204,6 +204,7 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
         max_model_len=spec.model.max_model_len,
         num_requests=spec.sizing.min_concurrent_requests,
         max_num_seqs=args.max_num_seqs,
+        quantization=args.quantization,
         num_step_tokens=args.max_num_batched_tokens,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_kv_blocks=args.num_kv_blocks,
