@@ -140,6 +140,16 @@ def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
     assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1996 * 16
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8", "dense"])
+def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization):
+    # 1,299,639,680 bytes are left beside 269,030,016 bytes of weights.
+    asked = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1, quantization=quantization)
+    assert size(asked).kv_tokens == 1762 * 16
+    kept = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)
+    assert size(kept).kv_tokens == 1996 * 16
+    assert (asked.inputs == kept.inputs) is (quantization != "none")
+
+
 @pytest.mark.parametrize(
     ("per_node", "tensor", "pipeline", "pods_and_nodes"),
     [

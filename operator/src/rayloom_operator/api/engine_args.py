@@ -19,7 +19,8 @@ class EngineArgs(Part):
     quantization: Literal["auto", "none", "int8"] | None = Field(
         None,
         description="Form of the weights in memory. auto, the default: the checkpoint's; quantised weights stay so on "
-        "CPU, those of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the checkpoint at the start; only on CPU.",
+        "CPU, those of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the "
+        "checkpoint at the start; only on CPU.",
     )
     async_scheduling: bool | None = Field(
         None,
