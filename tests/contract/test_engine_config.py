@@ -90,6 +90,7 @@ def test_every_field_of_a_full_manifest_arrives():
     assert parse_config(document) == EngineConfig(
         model="hf://Qwen/Qwen3-8B",
         revision="v2",
+        quantization="none",
         served_model_name="qwen3-8b",
         dtype="float16",
         max_model_len=4096,

@@ -87,7 +87,9 @@ def costs_of(folder: Path, element_bytes: int, num_ranks: int = 1) -> int:
     """Bytes of the weights of the largest rank of a stage, by the costs that `inspect` gives."""
     costs = model_costs(read_shape(folder), (1, num_ranks) if num_ranks > 1 else (1,))
     parts = [costs.both, *(costs.kinds[ord(kind) - ord("a")].weights for kind in expanded(costs.layers))]
-    return sum(part.elements[-1] * element_bytes + (0 if part.bytes is None else part.bytes[-1]) for part in parts)
+    if read_shape(folder).scheme is None:
+        return sum(part.elements[-1] * element_bytes for part in parts)
+    return sum(part.kept_elements[-1] * element_bytes + part.kept_bytes[-1] for part in parts)
 
 
 def expanded(layers: str) -> Iterator[str]:
@@ -201,7 +203,7 @@ def test_matrices_that_are_not_quantised_stay_dense(tmp_path: Path) -> None:
     assert costs.layers == "aba"
     # 32 weights of 4 bits with scale and offset take 20 bytes, and a row's factor 4.
     down, of_others = 128 * (256 // 32 * 20 + 4), (128 + 2 * 256) * (128 // 32 * 20 + 4)
-    assert [kind.weights.bytes for kind in costs.kinds] == [(of_others + down,), (of_others,)]
+    assert [kind.weights.kept_bytes for kind in costs.kinds] == [(of_others + down,), (of_others,)]
 
 
 @needs_library
@@ -278,5 +280,5 @@ def test_inspect_names_the_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[
     quantised_checkpoint(tiny_checkpoint(tmp_path / "dense", **SIZES), "awq", tmp_path / "quantised")
     assert run(["inspect", str(tmp_path / "quantised")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["shape"]["quantization"] == "awq-int4-g32"
+    assert found["quantization"] == "awq-int4-g32"
     assert found["weight_bytes"]["bfloat16"] == costs_of(tmp_path / "quantised", 2)

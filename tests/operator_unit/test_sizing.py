@@ -136,8 +136,18 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
 
 
 def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
-    # 2048 - 384 - 168 MiB less 269,030,016 bytes of weights are 1,299,639,680; half of it holds 1762 blocks.
-    assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1762 * 16
+    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200; half of it holds 1996 blocks.
+    assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1996 * 16
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "dense"])
+def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization):
+    # 1,299,639,680 bytes are left beside 269,030,016 bytes of weights.
+    asked = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1, quantization=quantization)
+    assert size(asked).kv_tokens == 1762 * 16
+    kept = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)
+    assert size(kept).kv_tokens == 1996 * 16
+    assert (asked.inputs == kept.inputs) is (quantization != "none")
 
 
 @pytest.mark.parametrize(

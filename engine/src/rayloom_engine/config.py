@@ -47,8 +47,9 @@ class EngineConfig(BaseModel):
     )
     quantization: Quantization = Field(
         "auto",
-        description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay so on CPU. none: "
-        "`dtype`. int8: one byte each, made from the checkpoint at the start; only on CPU.",
+        description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay so on CPU, those "
+        "of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the checkpoint at the "
+        "start; only on CPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
     max_model_len: int | None = Field(

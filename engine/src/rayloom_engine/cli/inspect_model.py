@@ -75,9 +75,8 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
     from rayloom_engine.models.quantised.amounts import weight_bytes
     from rayloom_engine.models.shape import DTYPE_BYTES
 
-    label = None if shape.scheme is None else shape.scheme.label
-    described = {**dataclasses.asdict(shape), "attention_span": shape.attention_span, "quantization": label}
-    del described["scheme"]  # the label says it in a word
+    described = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
+    del described["scheme"]  # `quantization` says it in a word
     return inspection.model_dump(mode="json", exclude_none=True) | {
         "source": resolved.source,
         "commit": resolved.commit,

@@ -10,11 +10,14 @@ largest parts, and is never too small.
     bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
 
 To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
-caches). `bytes` of a part are added as they are, whatever the type, for example for packed weights.
+caches). `bytes` of a part are added as they are, whatever the type. If the checkpoint is quantised, `elements` counts
+its weights as dense, and `kept_elements` and `kept_bytes` take the place of `elements` and `bytes` on a rank that keeps
+quantised weights.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 
@@ -37,6 +40,12 @@ class Amounts(_Document):
 
     elements: tuple[int, ...] = Field(description="Numbers in the type in which a rank computes.")
     bytes: tuple[int, ...] | None = Field(None, description="Bytes beside them, whatever that type is; none if absent.")
+    kept_elements: tuple[int, ...] | None = Field(
+        None, description="In place of `elements` on a rank that keeps the checkpoint's quantised weights."
+    )
+    kept_bytes: tuple[int, ...] | None = Field(
+        None, description="In place of `bytes` on a rank that keeps the checkpoint's quantised weights."
+    )
 
 
 class LayerKind(_Document):
@@ -84,14 +93,20 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
         # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
         # over ranks.
         pairs = [(amount_of(Shard(0, n)), amount_of(Shard(n - 1, n))) for n in tensor]
-        num_bytes = tuple(max(first[1], last[1]) for first, last in pairs)
-        return Amounts(
-            elements=tuple(max(first[0], last[0]) for first, last in pairs),
-            bytes=num_bytes if any(num_bytes) else None,
-        )
+        return Amounts(elements=tuple(max(first[0], last[0]) for first, last in pairs))
+
+    def weights(amount_of: Callable[[ModelShape, Shard], Amount]) -> Amounts:
+        found = most(lambda shard: amount_of(dense, shard))
+        if shape.scheme is None:
+            return found
+        pairs = [(amount_of(shape, Shard(0, n)), amount_of(shape, Shard(n - 1, n))) for n in tensor]
+        elements, num_bytes = (tuple(max(first[i], last[i]) for first, last in pairs) for i in (0, 1))
+        return found.model_copy(update={"kept_elements": elements, "kept_bytes": num_bytes})
 
     def ends(*, is_first: bool, is_last: bool) -> Amounts:
-        return most(lambda shard: ends_amount(shape, shard, is_first=is_first, is_last=is_last))
+        return weights(lambda of, shard: ends_amount(of, shard, is_first=is_first, is_last=is_last))
+
+    dense = dataclasses.replace(shape, scheme=None)
 
     # Layers with equal windows and equally stored matrices are of one kind.
     of_layers = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
@@ -100,7 +115,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
     def layer_kind(kind: tuple[int | None, Hashable]) -> LayerKind:
         index = of_layers.index(kind)
-        return LayerKind(weights=most(lambda shard: layer_amount(shape, index, shard)), kv=kv, window=kind[0])
+        return LayerKind(weights=weights(lambda of, shard: layer_amount(of, index, shard)), kv=kv, window=kind[0])
 
     return Costs(
         tensor=tuple(tensor),

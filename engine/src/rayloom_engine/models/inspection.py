@@ -58,9 +58,6 @@ class Shape(_InspectionPart):
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
-    quantization: str | None = Field(
-        None, description="How the checkpoint's weights are quantised; none when they are dense."
-    )
     attention_span: int | None = Field(
         None,
         description="Positions that a token sees in the layer with the widest window, itself included; "
@@ -81,6 +78,9 @@ class Inspection(_InspectionPart):
     shape: Shape | None = Field(None, description="The model's description.")
     num_parameters: int | None = Field(
         None, ge=1, le=MAX_PARAMETERS, description="Weights of the model; a matrix with two uses counts once."
+    )
+    quantization: str | None = Field(
+        None, description="How the checkpoint's weights are quantised; absent if they are dense."
     )
     costs: Costs | None = Field(None, description="The memory that the model takes, in parts to add.")
     error: Fault | None = Field(None, description="Why the model cannot be served.")
@@ -110,8 +110,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     If the costs for all numbers of ranks are too long, the largest numbers are left out. This happens only with more
     than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
     """
-    label = None if shape.scheme is None else shape.scheme.label
-    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span, "quantization": label}
+    known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
     counts = aligned_counts(shape, shard_counts(shape))
     while True:
@@ -119,6 +118,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
             commit=resolved.commit,
             shape=described,
             num_parameters=shape.num_parameters,
+            quantization=None if shape.scheme is None else shape.scheme.label,
             costs=model_costs(shape, counts),
         )
         if len(found.text().encode()) <= MAX_FACTS_BYTES or len(counts) == 1:

@@ -47,7 +47,8 @@ def find_model(
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
-    keeps_blocks = config.quantization == "auto"
+    # A GGUF file has no type beside its quantised ones. So a given type is the type of all of its weights.
+    keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shape = read_shape(resolved.path)
     longest = config.max_model_len

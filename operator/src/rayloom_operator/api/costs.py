@@ -46,8 +46,23 @@ class Amounts(CostsPart):
         "quantised weights; absent if there are none. The engine does not set this field yet.",
     )
 
-    def bytes_at(self, index: int, element_bytes: int) -> int:
-        """Returns the bytes on each rank for the tensor size `Costs.tensor[index]`, with `element_bytes` per number."""
+    kept_elements: Counts | None = Field(
+        None,
+        description="In place of `elements` on a rank that keeps the checkpoint's quantised weights; absent if the "
+        "weights are dense.",
+    )
+    kept_bytes: Counts | None = Field(
+        None, description="In place of `bytes` on a rank that keeps the checkpoint's quantised weights."
+    )
+
+    def bytes_at(self, index: int, element_bytes: int, *, keeps_quantised: bool = False) -> int:
+        """Returns the bytes on each rank for the tensor size `Costs.tensor[index]`, with `element_bytes` per number.
+
+        `keeps_quantised`: whether a rank keeps the checkpoint's quantised weights.
+        """
+        if keeps_quantised and self.kept_elements is not None:
+            kept = 0 if self.kept_bytes is None else self.kept_bytes[index]
+            return self.kept_elements[index] * element_bytes + kept
         return self.elements[index] * element_bytes + (self.packed[index] if self.packed is not None else 0)
 
 
@@ -125,7 +140,8 @@ class Costs(CostsPart):
             raise ValueError(f"layers: {self.num_layers} are more than {MAX_LAYERS}")
         of_kinds = [each for kind in self.kinds for each in (kind.weights, kind.kv)]
         for each in (self.embedding, self.head, self.both, self.step.token, *of_kinds):
-            if {len(each.elements), len(each.packed or each.elements)} != {len(self.tensor)}:
+            lists = (each.elements, each.packed, each.kept_elements, each.kept_bytes)
+            if {len(numbers) for numbers in lists if numbers is not None} != {len(self.tensor)}:
                 raise ValueError("each list must have one number for each number in `tensor`")
         self._check_size()
         return self

@@ -16,10 +16,11 @@ class EngineArgs(Part):
         None,
         description="Device of the ranks. auto, the default: in a cluster, cuda with `accelerator`, and cpu without.",
     )
-    quantization: Literal["none", "int8"] | None = Field(
+    quantization: Literal["auto", "none", "int8"] | None = Field(
         None,
-        description="Form of the weights in memory. int8: one byte each, made from the checkpoint at the start; only "
-        "on CPU. none, the default: their type.",
+        description="Form of the weights in memory. auto, the default: the checkpoint's; quantised weights stay so on "
+        "CPU, those of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the "
+        "checkpoint at the start; only on CPU.",
     )
     async_scheduling: bool | None = Field(
         None,

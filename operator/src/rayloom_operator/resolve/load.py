@@ -56,7 +56,8 @@ class Scale:
         costs = question.parts
         self._question = question
         self._tensor = tensor
-        self._cut = Cut(costs, tensor, ELEMENT_BYTES[question.dtype])
+        element_bytes = ELEMENT_BYTES[question.dtype]
+        self._cut = Cut(costs, tensor, element_bytes, keeps_quantised=question.keeps_quantised)
         self._num_layers = costs.num_layers
         self._head_layers = costs.head_layers
         self._known: dict[Stages, Load] = {}

@@ -14,6 +14,7 @@ from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 MAX_NUM_SEQS = 64
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
+DENSE = "dense"  # of `Question.quantization`: no setting, but the engine makes all weights dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+    # none, int8 or DENSE: ranks count as if all weights were dense. Only none is part of the hash.
+    quantization: str | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
@@ -62,6 +65,11 @@ class Question:
         return self.per_node is None
 
     @property
+    def keeps_quantised(self) -> bool:
+        """True if ranks keep the checkpoint's quantised weights. With accelerators weights are dense."""
+        return self.is_cpu and self.quantization in (None, "auto")
+
+    @property
     def most_seqs(self) -> int:
         return self.max_num_seqs or MAX_NUM_SEQS
 
@@ -76,5 +84,6 @@ class Question:
         shape = self.shape.model_dump(exclude_defaults=True)
         # `asdict` would copy deeply, which is slow, and each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
+        document["quantization"] = "none" if self.quantization == "none" else None
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

@@ -65,13 +65,19 @@ class Layers:
 class Cut:
     """Computes the memory of a model's ranks for one tensor parallel size and any number of stages."""
 
-    def __init__(self, costs: Costs, tensor: int, element_bytes: int) -> None:
-        """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights and KV cache."""
+    def __init__(self, costs: Costs, tensor: int, element_bytes: int, *, keeps_quantised: bool = False) -> None:
+        """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights and KV cache.
+
+        `keeps_quantised`: whether ranks keep the checkpoint's quantised weights.
+        """
         index = costs.tensor.index(tensor)
-        self._embedding = costs.embedding.bytes_at(index, element_bytes)
-        self._head = costs.head.bytes_at(index, element_bytes)
-        self._both = costs.both.bytes_at(index, element_bytes)
-        self._weights = Layers(costs, [kind.weights.bytes_at(index, element_bytes) for kind in costs.kinds])
+        self._embedding = costs.embedding.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
+        self._head = costs.head.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
+        self._both = costs.both.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
+        of_kinds = [
+            kind.weights.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised) for kind in costs.kinds
+        ]
+        self._weights = Layers(costs, of_kinds)
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
 
     def ranks(self, stages: Stages) -> frozenset[RankMemory]:

@@ -14,7 +14,7 @@ from rayloom_operator.api.sizing import Accelerator
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import SizingStatus, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
-from rayloom_operator.resolve.question import Question
+from rayloom_operator.resolve.question import DENSE, Question
 from rayloom_operator.resolve.sizing import places, size
 
 _NO_COSTS = (
@@ -204,7 +204,16 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
         max_model_len=spec.model.max_model_len,
         num_requests=spec.sizing.min_concurrent_requests,
         max_num_seqs=args.max_num_seqs,
+        quantization=_quantization(service),
         num_step_tokens=args.max_num_batched_tokens,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_kv_blocks=args.num_kv_blocks,
     )
+
+
+def _quantization(service: LLMService) -> str | None:
+    """Returns the setting as far as it counts for memory: a GGUF file with a given dtype has dense weights."""
+    model = service.spec.model
+    is_gguf = model.is_gguf or model.source_kind == "builtin"
+    given = service.spec.engine.args.quantization
+    return DENSE if is_gguf and model.dtype != "auto" and given in (None, "auto") else given

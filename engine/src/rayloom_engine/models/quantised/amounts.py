@@ -54,9 +54,12 @@ def weight_bytes(shape: ModelShape, element_bytes: int) -> int:
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
-    """Returns the bytes of the weights as a folder of safetensors holds them, as the shape's type and scheme say."""
+    """Returns the bytes of the weights as a folder of safetensors holds them, as the shape's type and scheme say.
+
+    Those of a GGUF file count as dense, because the setting `dtype` makes its conversion dense.
+    """
     element_bytes = DTYPE_BYTES[shape.checkpoint_dtype]
-    if shape.scheme is None:
+    if shape.scheme is None or shape.scheme.by_name:
         return shape.weight_bytes(element_bytes)
     headers = shape.scheme.tensors(checkpoint_sizes(shape)).values()
     return sum(
