@@ -13,6 +13,7 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
+from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.errors import ModelError
 from rayloom_engine.models.checkpoint.progress import Progress
@@ -156,10 +157,20 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and one ahead
             num_ahead=num_ahead,
             window=shape.attention_span,
+            speculation=speculation_of(config),
         ),
         epoch,
     )
     return Engine(scheduler, executor, clock=time.monotonic, work=stage_work(shape, config.pipeline_parallel_size))
+
+
+def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
+    """Returns the settings of speculation; None if it is off."""
+    if config.speculation == "off":
+        return None
+    return SpeculationConfig(
+        num_tokens=config.num_speculative_tokens, min_ngram=config.ngram_min, max_ngram=config.ngram_max
+    )
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:

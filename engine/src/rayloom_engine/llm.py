@@ -271,6 +271,8 @@ class LLM:
                         raise CorruptLogits(CORRUPT_LOGITS)
                     if output.finish_reason == BROKEN_FORM:
                         raise RequestError(output.message, "structured_outputs")
+                    if output.sequence_id not in unfinished:
+                        continue  # tokens of the same step, after a stop string
                     if choices[output.sequence_id].add(output):
                         # a stop string ended the choice, which the engine does not notice
                         if output.finish_reason is None:

@@ -28,13 +28,17 @@ With `num_ahead` > 0, a plan may compute a token that is still being sampled: a 
 The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
 result ends the sequence, the results of its later plans are dropped.
 
+With `speculation`, a step of decodes also computes drafts: guesses of the tokens that follow the newest ones. The ranks
+sample at every position of a draft, and the result has the tokens up to the first wrong guess, and one more. Until then
+the draft is in flight (`Sequence.num_drafts`), and its tokens count neither as known nor as computed.
+
 A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
 computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 
@@ -49,6 +53,7 @@ from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.speculation.step_drafts import StepDrafts
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -69,6 +74,8 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
+
+        self._drafts = None if config.speculation is None else StepDrafts(config, config.speculation, self._running)
 
     @property
     def pool(self) -> BlockPool:
@@ -170,6 +177,8 @@ class Scheduler:
             builder = self._filled(costs)
         if not builder.num_tokens:
             return None
+        if self._drafts is not None and self._planner.only is None:
+            self._drafts.add(builder, costs)
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
         plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
@@ -229,22 +238,56 @@ class Scheduler:
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
+        self._end_drafts(plan, sequences, result)
+        for sampled in result.accepted:
+            sequence = sequences[sampled.slot]
+            if sequence.state is not SequenceState.FINISHED:
+                sequence.num_computed += 1
+                self._append(sequence, sampled, outputs)
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
-            if sequence.state is SequenceState.FINISHED:
-                continue  # the sequence was aborted meanwhile, or is corrupt
-            self._running.prove(sequence)
-            sequence.token_ids.append(sampled.token_id)
-            if self.config.num_ahead and sequence.num_placeholders:
-                self._running.learned(sequence)
-            reason = sequence.finish_reason(self.config.max_model_len)
-            outputs.append(_output(sequence, sampled, reason))
-            self.counters.generation_tokens += 1
-            if reason is not None:
-                if not is_probe(sequence.request_id):
-                    self.counters.note_output(sequence.num_generated)
-                self._finish(sequence)
+            if sequence.state is not SequenceState.FINISHED:  # it was not aborted meanwhile, and is not corrupt
+                self._append(sequence, sampled, outputs)
+        for slot in result.dirty_slots:
+            if sequences[slot].state is not SequenceState.FINISHED:
+                # Its blocks may hold a NaN, so they are cleared before anybody uses them again.
+                sequences[slot].has_dirty_drafts = True
+                self._planner.set_aside(sequences[slot])
         return outputs
+
+    def _append(self, sequence: Sequence, sampled: SampledToken, outputs: list[SequenceOutput]) -> None:
+        """Appends a sampled token to its sequence, and its output to `outputs`. The token may end the sequence."""
+        self._running.prove(sequence)
+        sequence.token_ids.append(sampled.token_id)
+        if sequence.num_computed >= len(sequence.token_ids):  # a placeholder, or an accepted draft token
+            self._running.learned(sequence)
+        reason = sequence.finish_reason(self.config.max_model_len)
+        outputs.append(_output(sequence, sampled, reason))
+        self.counters.generation_tokens += 1
+        if reason is not None:
+            if not is_probe(sequence.request_id):
+                self.counters.note_output(sequence.num_generated)
+            self._finish(sequence)
+
+    def _end_drafts(self, plan: StepPlan, sequences: dict[int, Sequence], result: StepResult) -> None:
+        """Counts the accepted tokens of the plan's drafts, which are in flight no longer.
+
+        A dirty draft stays in flight until its sequence is set aside, so that its blocks are not taken for proven.
+        """
+        if self._drafts is None:
+            return
+        num_accepted = Counter(sampled.slot for sampled in result.accepted)
+        for step in plan.slots:
+            sequence = sequences[step.slot]
+            if not step.draft_token_ids or sequence.state is SequenceState.FINISHED:
+                continue
+            self.counters.num_drafts += 1
+            self.counters.draft_tokens += len(step.draft_token_ids)
+            self.counters.accepted_tokens += num_accepted[step.slot]
+            if sequence.drafter is not None:
+                sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
+            if step.slot not in result.dirty_slots:
+                sequence.num_drafts = 0
 
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.

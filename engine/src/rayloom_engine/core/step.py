@@ -43,7 +43,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     # oldest first. Ids in new_token_ids that the rank has sampled, too, are no longer appended in this way.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    samples: bool = False  # the last computed position is the slot's last token: sample the next one
+    # Behind the slot's last token: the last tokens that the step computes. The rank samples at the position before each
+    # of them and at the last one, and accepts them up to the first that is not the sampled token.
+    draft_token_ids: tuple[int, ...] = ()
+    samples: bool = False  # the slot's last token is computed: sample the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,10 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     sampled: tuple[
         SampledToken, ...
     ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken or postponed ones
+    # The draft tokens that were accepted, those of a slot in order. A slot with a draft has one token in `sampled`, too,
+    # which follows them.
+    accepted: tuple[SampledToken, ...] = ()
+    dirty_slots: tuple[int, ...] = ()  # slots whose logits are not finite only after a draft token that was rejected
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()
