@@ -142,8 +142,10 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
     # Of several ranks, only one samples and can fill in placeholders. Without a rank process, the core computes the
     # plans itself, one after the other.
-    is_ahead = config.async_scheduling and config.world_size == 1 and not isinstance(executor, LocalExecutor)
-    num_ahead = int(is_ahead)
+    # A draft follows the newest token, whose id is not known ahead.
+    speculation = speculation_of(config)
+    has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
+    num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=sizes.num_blocks,
@@ -157,7 +159,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and one ahead
             num_ahead=num_ahead,
             window=shape.attention_span,
-            speculation=speculation_of(config),
+            speculation=speculation,
         ),
         epoch,
     )

@@ -114,12 +114,12 @@ class EngineConfig(BaseModel):
     async_scheduling: bool = Field(
         False,
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "
-        "step longer. No effect with several ranks, or with executor uni.",
+        "step longer. No effect with several ranks, with executor uni, or with speculation.",
     )
     speculation: Literal["off", "ngram"] = Field(
         "off",
         description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one step "
-        "while that saves time. The answers are the same. Not together with async_scheduling.",
+        "while that saves time. The answers are the same.",
     )
     num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most tokens that one guess has.")
     ngram_min: int = Field(
@@ -336,11 +336,6 @@ def parse_config(document: object) -> EngineConfig:
         raise ConfigError(
             f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "
             "use mp, ray or auto"
-        )
-    if config.speculation != "off" and config.async_scheduling:
-        raise ConfigError(
-            "EngineConfig: speculation: 'ngram' needs the ids that async_scheduling does not wait for; "
-            "set async_scheduling to false, or speculation to 'off'"
         )
     if config.ngram_min > config.ngram_max:
         raise ConfigError(

@@ -39,7 +39,7 @@ computed once more, in a step after the grammar is built. Until then the other s
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
@@ -53,6 +53,7 @@ from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.speculation.step_drafts import StepDrafts
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
@@ -61,7 +62,10 @@ from rayloom_engine.errors import QueueFull, RequestError
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
+    def __init__(
+        self, config: SchedulerConfig, epoch: int = 0, make_drafter: Callable[[], Drafter] | None = None
+    ) -> None:
+        """`make_drafter`: makes the drafter of a sequence, with `config.speculation`; None: that of n-grams."""
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -75,7 +79,7 @@ class Scheduler:
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
 
-        self._drafts = None if config.speculation is None else StepDrafts(config, config.speculation, self._running)
+        self._drafts = None if config.speculation is None else StepDrafts(config, self._running, make_drafter)
 
     @property
     def pool(self) -> BlockPool:
@@ -250,7 +254,8 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
-                # Its blocks may hold a NaN, so they are cleared before anybody uses them again.
+                # Its blocks may hold a NaN, so they are cleared before anybody uses them again. If the sequence gives a
+                # NaN without a draft, too, it ends as corrupt.
                 sequences[slot].has_dirty_drafts = True
                 self._planner.set_aside(sequences[slot])
         return outputs

@@ -107,11 +107,13 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     sampled: tuple[
         SampledToken, ...
-    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken or postponed ones
-    # The draft tokens that were accepted, those of a slot in order. A slot with a draft has one token in `sampled`, too,
-    # which follows them.
+    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones
+    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows
+    # them.
     accepted: tuple[SampledToken, ...] = ()
-    dirty_slots: tuple[int, ...] = ()  # slots whose logits are not finite only after a draft token that was rejected
+    # Slots with a draft and a row whose logits are not finite. The tokens before that row count. The slot is computed
+    # again without a draft, because the draft may be the cause.
+    dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()

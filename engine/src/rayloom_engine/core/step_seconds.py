@@ -80,7 +80,9 @@ class StepMeter:
         # seconds of a prompt's operation in each of the last steps
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)
         self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
-        self._draft_samples: deque[float] = deque(maxlen=_NUM_KEPT)  # seconds of a draft token in each of the last steps
+        self._draft_samples: deque[float] = deque(
+            maxlen=_NUM_KEPT
+        )  # seconds of a draft token in each of the last steps
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:

@@ -155,9 +155,7 @@ class Runner(Generic[ArrayT]):
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
         return self._group.gather(self._computation.logits(hidden_ND))
 
-    def _sample(
-        self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
-    ) -> _Sampled:
+    def _sample(self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]) -> _Sampled:
         """Returns the next tokens of each slot. Adds slots whose logits are not finite to `corrupt`.
 
         Raises CorruptRank if one of these slots belongs to a probe.
@@ -180,8 +178,9 @@ class Runner(Generic[ArrayT]):
             ]
             for token in tokens:
                 slot.note_sampled(token.token_id)
-            sampled.tokens[step.slot] = tokens[-1]
-            sampled.accepted += tokens[:-1]
+            if tokens:
+                sampled.tokens[step.slot] = tokens[-1]
+                sampled.accepted += tokens[:-1]
             if found.is_dirty:
                 sampled.dirty.append(step.slot)
         return sampled

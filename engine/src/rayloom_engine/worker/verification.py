@@ -20,24 +20,26 @@ Steps = Sequence[tuple[SlotStep, Slot]]
 class Verdict:
     """What the rows of one slot mean."""
 
-    num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens; 0 if it is corrupt
-    is_dirty: bool = False  # the logits of a later row are not finite
-
-    @property
-    def is_corrupt(self) -> bool:
-        """True if the slot's next token cannot be chosen: the logits of a row that counts are not finite."""
-        return self.num_tokens == 0
+    num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens
+    is_corrupt: bool = False  # the slot has no draft, and its logits are not finite
+    # The slot has a draft, and the logits of a row are not finite. Masked attention multiplies the KV of later rows by
+    # zero, and zero times NaN is NaN, so a wrong draft token may be the cause: the slot is computed again without one.
+    is_dirty: bool = False
 
 
 def verdict(draft: Sequence[int], token_ids: Sequence[int | None]) -> Verdict:
     """Returns which rows count. `token_ids`: the sampled token of each row; None if its logits are not finite."""
     assert len(token_ids) == len(draft) + 1, f"{len(token_ids)} rows for a draft of {len(draft)}"
+    if not draft:
+        return Verdict(0, is_corrupt=True) if token_ids[0] is None else Verdict(1)
+    num = 0
     for row, token_id in enumerate(token_ids):
         if token_id is None:
-            return Verdict(0)
-        if row == len(draft) or token_id != draft[row]:
-            return Verdict(row + 1, is_dirty=None in token_ids[row + 1 :])
-    raise AssertionError("the last row ends the draft")
+            break
+        num += 1
+        if row < len(draft) and token_id != draft[row]:
+            break
+    return Verdict(num, is_dirty=None in token_ids)
 
 
 def sampled_slots(steps: Steps) -> list[Slot]:

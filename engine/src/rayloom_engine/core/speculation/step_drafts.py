@@ -14,11 +14,13 @@ A step gets no drafts by one of these:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
-from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
+from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step_seconds import StepSeconds
 
 # Cost of a draft token in a step with one decode, as a share of the step, until it is measured.
@@ -30,10 +32,15 @@ _LEAST_COST = 0.01
 class StepDrafts:
     """Chooses drafts for the sequences of a step."""
 
-    def __init__(self, config: SchedulerConfig, settings: SpeculationConfig, running: RunningSequences) -> None:
+    def __init__(
+        self, config: SchedulerConfig, running: RunningSequences, make_drafter: Callable[[], Drafter] | None
+    ) -> None:
+        """`config` has `speculation`. `make_drafter`: see Scheduler."""
+        assert config.speculation is not None
         self._config = config
-        self._settings = settings
+        self._settings = config.speculation
         self._running = running
+        self._make_drafter = make_drafter
 
     def add(self, builder: StepBuilder, costs: StepSeconds | None) -> None:
         """Adds drafts to the sequences of a step that is complete otherwise, as far as budget and free blocks allow."""
@@ -58,8 +65,7 @@ class StepDrafts:
             if most <= 0:
                 continue
             if sequence.drafter is None:
-                num_expected = sequence.num_prompt_tokens + sequence.params.max_tokens
-                sequence.drafter = self.new_drafter(sequence, min(num_expected, self._config.max_model_len))
+                sequence.drafter = self._new_drafter(sequence)
             draft = sequence.drafter.draft(sequence.token_ids, cost, most)
             if draft and not self._running.try_extend(sequence, num_tokens + len(draft)):
                 draft = draft[: len(sequence.block_ids) * self._config.block_size - num_tokens]
@@ -67,9 +73,11 @@ class StepDrafts:
                 builder.add_draft(sequence, draft)
                 room -= len(draft)
 
-    def new_drafter(self, sequence: Sequence, num_expected: int) -> Drafter:
-        """Returns the drafter of a sequence that has none."""
-        return Drafter(self._settings, num_expected)
+    def _new_drafter(self, sequence: Sequence) -> Drafter:
+        if self._make_drafter is not None:
+            return self._make_drafter()
+        num_expected = sequence.num_prompt_tokens + sequence.params.max_tokens
+        return Drafter(self._settings, min(num_expected, self._config.max_model_len))
 
 
 def may_draft(sequence: Sequence) -> bool:
