@@ -24,7 +24,9 @@ def _naive(ids: Sequence[int], num: int, min_size: int, max_size: int) -> tuple[
     return ()
 
 
-@given(ids=LETTERS, parts=st.lists(st.integers(1, 9), min_size=1), sizes=st.tuples(st.integers(1, 4), st.integers(0, 4)))
+@given(
+    ids=LETTERS, parts=st.lists(st.integers(1, 9), min_size=1), sizes=st.tuples(st.integers(1, 4), st.integers(0, 4))
+)
 def test_a_draft_is_that_of_a_naive_search(ids, parts, sizes) -> None:
     min_size, max_size = sizes[0], sizes[0] + sizes[1]
     index = NgramIndex(min_size, max_size, max_candidates=1000)

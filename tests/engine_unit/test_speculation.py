@@ -29,7 +29,10 @@ NGRAMS = SpeculationConfig(num_tokens=3, min_ngram=2, max_ngram=3)
 def _scheduler(num_blocks: int = 11, *, is_right=(True,), num_tokens: int = 3, **other) -> Scheduler:
     settings = SpeculationConfig(num_tokens=num_tokens, min_ngram=2, max_ngram=3)
     return make_scheduler(
-        num_blocks, speculation=settings, make_drafter=lambda: GuessingDrafter(is_right), **{"depth": 1, **other}
+        num_blocks,
+        speculation=settings,
+        make_drafter=lambda: GuessingDrafter(is_right),
+        **{"max_num_seqs": 16, **other},
     )
 
 
