@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +68,7 @@ def test_each_trial_in_vain_doubles_the_pause() -> None:
         if num:
             trials.append(num_tokens)
             acceptance.note(num, 0)
-    assert [after - before for before, after in zip(trials, trials[1:], strict=False) if after - before > 1] == [
+    assert [after - before for before, after in pairwise(trials) if after - before > 1] == [
         33,
         65,
         129,

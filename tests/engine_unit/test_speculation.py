@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
+from rayloom_engine.core.planning.step_drafts import draft_cost
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
-from rayloom_engine.core.speculation.step_drafts import draft_cost
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.step_seconds import StepSeconds
 from rt_scheduler import (

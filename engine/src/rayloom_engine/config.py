@@ -118,8 +118,8 @@ class EngineConfig(BaseModel):
     )
     speculation: Literal["off", "ngram"] = Field(
         "off",
-        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one step "
-        "while that saves time. The answers are the same.",
+        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The answers are the same.",
     )
     num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most tokens that one guess has.")
     ngram_min: int = Field(

@@ -48,13 +48,13 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
+from rayloom_engine.core.planning.step_drafts import StepDrafts
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.speculation.drafter import Drafter
-from rayloom_engine.core.speculation.step_drafts import StepDrafts
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds

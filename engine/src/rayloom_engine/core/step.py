@@ -105,11 +105,9 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[
-        SampledToken, ...
-    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones
-    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows
-    # them.
+    # One for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones.
+    sampled: tuple[SampledToken, ...] = ()
+    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows them.
     accepted: tuple[SampledToken, ...] = ()
     # Slots with a draft and a row whose logits are not finite. The tokens before that row count. The slot is computed
     # again without a draft, because the draft may be the cause.

@@ -70,7 +70,7 @@ class StepMeter:
 
     def __init__(self, work: StepWork) -> None:
         self._work = work
-        # For each plan in flight: its number of decodes, the flops of its prompts, its draft tokens, whether it samples.
+        # For each plan in flight: its decodes, the flops of its prompts, its draft tokens, whether it samples a token.
         self._plans: deque[tuple[int, float, int, bool]] = deque()
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}

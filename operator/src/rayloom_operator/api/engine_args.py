@@ -43,8 +43,8 @@ class EngineArgs(Part):
     )
     speculation: Literal["off", "ngram"] | None = Field(
         None,
-        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one step "
-        "while that saves time. The answers are the same. off is the default.",
+        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The answers are the same. off is the default.",
     )
     num_speculative_tokens: int | None = Field(
         None, ge=1, le=64, description="Most tokens that one guess has; 7 by default."
