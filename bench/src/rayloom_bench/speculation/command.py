@@ -26,7 +26,7 @@ WORKLOADS = {"copy": ("copy", 0.0), "chat, greedy": ("chat", 0.0), "chat, temper
 
 
 @dataclass(slots=True)
-class Figures:
+class PairedFigures:
     """The measurements of one workload; lists have an entry for each request."""
 
     off_tok_s: list[float] = field(default_factory=list)  # tokens per second of CPU time
@@ -80,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(figures.num_different for figures in found.values()) else 0
 
 
-def _measure(off: LLM, ngram: LLM, chats: list[Messages], temperature: float, num_tokens: int) -> Figures:
-    figures = Figures()
+def _measure(off: LLM, ngram: LLM, chats: list[Messages], temperature: float, num_tokens: int) -> PairedFigures:
+    figures = PairedFigures()
     before = ngram.stats()
     for number, messages in enumerate(chats):
         params = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True)
@@ -105,7 +105,7 @@ def _answer(llm: LLM, messages: Messages, params: SamplingParams) -> tuple[tuple
     return answer.outputs[0].token_ids, time.process_time() - began
 
 
-def _table(found: dict[str, Figures]) -> str:
+def _table(found: dict[str, PairedFigures]) -> str:
     rows = [
         (
             name,

@@ -38,7 +38,7 @@ computed once more, in a step after the grammar is built. Until then the other s
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -242,7 +242,8 @@ class Scheduler:
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
-        self._end_drafts(plan, sequences, result)
+        if self._drafts is not None:
+            self._drafts.ended(plan, sequences, result, self.counters)
         for sampled in result.accepted:
             sequence = sequences[sampled.slot]
             if sequence.state is not SequenceState.FINISHED:
@@ -273,26 +274,6 @@ class Scheduler:
             if not is_probe(sequence.request_id):
                 self.counters.note_output(sequence.num_generated)
             self._finish(sequence)
-
-    def _end_drafts(self, plan: StepPlan, sequences: dict[int, Sequence], result: StepResult) -> None:
-        """Counts the accepted tokens of the plan's drafts, which are in flight no longer.
-
-        A dirty draft stays in flight until its sequence is set aside, so that its blocks are not taken for proven.
-        """
-        if self._drafts is None:
-            return
-        num_accepted = Counter(sampled.slot for sampled in result.accepted)
-        for step in plan.slots:
-            sequence = sequences[step.slot]
-            if not step.draft_token_ids or sequence.state is SequenceState.FINISHED:
-                continue
-            self.counters.num_drafts += 1
-            self.counters.draft_tokens += len(step.draft_token_ids)
-            self.counters.accepted_tokens += num_accepted[step.slot]
-            if sequence.drafter is not None:
-                sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
-            if step.slot not in result.dirty_slots:
-                sequence.num_drafts = 0
 
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.

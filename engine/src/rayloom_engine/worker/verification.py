@@ -18,7 +18,7 @@ Steps = Sequence[tuple[SlotStep, Slot]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the rows of one slot mean."""
+    """The meaning of the rows of one slot."""
 
     num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens
     is_corrupt: bool = False  # the slot has no draft, and its logits are not finite

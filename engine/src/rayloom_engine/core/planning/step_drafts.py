@@ -14,13 +14,16 @@ A step gets no drafts by one of these:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.sequence import Sequence, SequenceState
 from rayloom_engine.core.speculation.drafter import Drafter
+from rayloom_engine.core.stats import Counters
+from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
 
 # Cost of a draft token in a step with one decode, as a share of the step, until it is measured.
@@ -72,6 +75,24 @@ class StepDrafts:
             if draft:
                 builder.add_draft(sequence, draft)
                 room -= len(draft)
+
+    def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
+        """Counts the accepted tokens of the plan's drafts, which are in flight no longer. `sequences`: by slot.
+
+        A dirty draft stays in flight until its sequence is set aside, so that its blocks are not taken for proven.
+        """
+        num_accepted = Counter(sampled.slot for sampled in result.accepted)
+        for step in plan.slots:
+            sequence = sequences[step.slot]
+            if not step.draft_token_ids or sequence.state is SequenceState.FINISHED:
+                continue
+            counters.num_drafts += 1
+            counters.draft_tokens += len(step.draft_token_ids)
+            counters.accepted_tokens += num_accepted[step.slot]
+            if sequence.drafter is not None:
+                sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
+            if step.slot not in result.dirty_slots:
+                sequence.num_drafts = 0
 
     def _new_drafter(self, sequence: Sequence) -> Drafter:
         if self._make_drafter is not None:
