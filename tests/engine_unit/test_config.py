@@ -44,6 +44,7 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
             "'uni' has one rank, but tensor_parallel_size 2 x pipeline_parallel_size 3 needs 6; use mp, ray or auto",
         ),
         ({"heartbeat_seconds": 3, "hang_seconds": 5}, "3 is more than half of hang_seconds 5; lower it"),
+        ({"ngram_min": 6}, "ngram_min: 6 is more than ngram_max 5; lower it, or raise ngram_max"),
         ({"ray_resources_per_rank": {}}, "ray_resources_per_rank: .*at least 1 item"),
         ({"ray_resources_per_rank": {"CPU": 0}}, "ray_resources_per_rank.CPU: .*equal to 0.0001, given 0"),
         ({"ray_resources_per_rank": {"CPU": 1, "a": 0.00015}}, "steps of 0.0001; for a use 0.000[12], given"),

@@ -43,7 +43,7 @@ def test_counters_of_the_core_never_fall_over_a_restart() -> None:
 
 def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -> None:
     metrics = Metrics("m")
-    before_loss = SchedulerStats(num_steps=9, prefix_queries=70, prefix_hits=50, num_preemptions=2)
+    before_loss = SchedulerStats(num_steps=9, prefix_queries=70, prefix_hits=50, num_preemptions=2, draft_tokens=9)
     in_recovery = msgspec.structs.replace(NO_CORE, epoch=1, state="recovering", stats=before_loss)
     metrics.observe_core(in_recovery, core_pid=7)
     # The process is the same, so its counters continue in the epoch that it draws for the new ranks.
@@ -53,6 +53,7 @@ def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -
     assert 'rayloom:prefix_cache_hits_total{model_name="m"} 50.0\n' in text
     assert 'rayloom:prefix_cache_queries_total{model_name="m"} 75.0\n' in text
     assert 'rayloom:num_preemptions_total{model_name="m"} 2.0\n' in text
+    assert 'rayloom:spec_decode_num_draft_tokens_total{model_name="m"} 9.0\n' in text
 
 
 def test_requests_of_gateways_never_fall_over_a_restart_of_the_core() -> None:

@@ -47,6 +47,13 @@ def test_limits_of_tokens_reach_the_core(front: FrontUnderTest) -> None:
     assert (params.logprobs, params.logprob_token_ids) == (0, (67, 68))
 
 
+def test_a_request_may_switch_speculation_off(front: FrontUnderTest) -> None:
+    assert front.complete(speculation=False).status_code == 200
+    assert only_submit(front).params.speculation is False
+    refused = front.complete(speculation="no")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation")
+
+
 def test_a_routers_token_ids_replace_the_messages_as_the_prompt(front: FrontUnderTest) -> None:
     given = {"prompt_token_ids": [65, 66.0], "do_remote_prefill": True}
     answer = front.chat("unrelated", kv_transfer_params=given, return_token_ids=True).json()

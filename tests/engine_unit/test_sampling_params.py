@@ -41,6 +41,7 @@ def test_everything_is_carried_over() -> None:
         ignore_eos=True,
         logprobs=0,
         prompt_logprobs=2,
+        speculation=False,
     )
     assert decoding(params) == DecodingParams(
         max_tokens=8,
@@ -58,6 +59,7 @@ def test_everything_is_carried_over() -> None:
         ignore_eos=True,
         logprobs=0,
         prompt_logprobs=2,
+        speculation=False,
     )
 
 

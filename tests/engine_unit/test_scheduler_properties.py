@@ -10,6 +10,7 @@ these hold after every step, with one plan in flight or several, with placeholde
   may keep their memory
 - logprobs of a prompt are complete, each once
 - a sequence whose grammar is not built yet holds up no other, and gets its tokens afterwards
+- drafts, right or wrong, also those whose KV is NaN, change no token and leave nothing behind
 - a block that a later token sees is never given back, and with a window no sequence holds more than it needs
 """
 
@@ -23,8 +24,9 @@ from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.sequence import CORRUPT
+from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step_seconds import StepSeconds
-from rt_scheduler import POISON, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
+from rt_scheduler import POISON, GuessingDrafter, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
@@ -106,6 +108,8 @@ def _arrival(
     keeps_memory=False,
     token_s=None,
     num_kept=None,
+    guesses=None,
+    num_guesses=1,
 )
 # The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
 @example(
@@ -122,6 +126,8 @@ def _arrival(
     keeps_memory=False,
     token_s=None,
     num_kept=None,
+    guesses=None,
+    num_guesses=1,
 )
 # A sequence without a grammar is postponed behind a sliding window: its newest token still sees the same blocks.
 @example(
@@ -138,6 +144,8 @@ def _arrival(
     keeps_memory=False,
     token_s=None,
     num_kept=None,
+    guesses=None,
+    num_guesses=1,
 )
 # A result names a slot that waits, and its sequence was not postponed: it has no block for its next token yet.
 @example(
@@ -154,6 +162,8 @@ def _arrival(
     keeps_memory=False,
     token_s=None,
     num_kept=None,
+    guesses=None,
+    num_guesses=1,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -170,6 +180,8 @@ def _arrival(
     keeps_memory=st.booleans(),
     token_s=st.one_of(st.none(), st.sampled_from((0.01, 0.1, 10.0))),
     num_kept=st.one_of(st.none(), st.integers(1, 8)),
+    guesses=st.one_of(st.none(), st.lists(st.integers(0, 3).map(bool), min_size=1, max_size=7)),
+    num_guesses=st.integers(1, 9),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
     arrivals,
@@ -185,17 +197,22 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     keeps_memory,
     token_s,
     num_kept,
+    guesses,
+    num_guesses,
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
-    sizes["num_ahead"] = min(num_ahead, depth - 1)
+    sizes["num_ahead"] = 0 if guesses else min(num_ahead, depth - 1)
+    if guesses:  # True: the draft token at such a position is right
+        sizes["speculation"] = SpeculationConfig(num_tokens=num_guesses, min_ngram=1, max_ngram=1)
+        sizes["make_drafter"] = lambda: GuessingDrafter(guesses)
     scheduler = make_scheduler(num_blocks, **sizes)
     # Seconds of a prompt's token, where a decode takes 1 s; None: costs are not known, and nothing is limited by time.
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
     in_flight = deque()
     keys: dict[str, bytes] = {}
     build_steps: dict[str, int] = {}
-    rank = SimulatedRank(window=window, keys=keys, build_steps=build_steps)
+    rank = SimulatedRank(window=window, keys=keys, build_steps=build_steps, nan_in_drafts=num_guesses % 2 == 0)
     outputs = []
     prompts: dict[str, tuple[int, ...]] = {}  # prompts of the requests that want logprobs
     poisoned: set[str] = set()
@@ -268,7 +285,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         scheduler.check_integrity()
         for sequence in scheduler.unfinished():
             assert len(sequence.held_block_ids) <= scheduler.config.most_blocks(
-                sequence.num_tokens + scheduler.config.num_ahead
+                sequence.num_tokens + (num_guesses if guesses else scheduler.config.num_ahead)
             )
         step += 1
         assert step < 6000, "starved"

@@ -31,6 +31,8 @@ CORE = msgspec.structs.replace(
         running_tokens=52,
         max_running_tokens=53,
         mean_output_tokens=54.5,
+        draft_tokens=57,
+        accepted_tokens=56,
         prefill_tokens_per_s=55.5,
     ),
     ranks=(
@@ -145,6 +147,7 @@ def test_every_field_of_the_document() -> None:
             "prefill_tokens_per_second": 55.5,
             "decode_tokens_per_second": None,  # not measured yet
         },
+        "speculation": {"draft_tokens": 57, "accepted_tokens": 56},
         "recoveries": [
             {
                 "cause": "core_lost",

@@ -58,6 +58,21 @@ def test_the_step_of_more_decodes_than_were_measured_alone_is_not_blamed_on_the_
     assert costs.decode_s(11) == pytest.approx(2.0)
 
 
+def test_a_draft_token_costs_what_it_adds_to_the_step_of_its_decodes() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    for _ in range(9):
+        _run(meter, _plan(1), 1.0)
+    slot = SlotStep(slot=0, start=50, num_tokens=5, draft_token_ids=(1, 2, 3, 4), samples=True)
+    before = meter.costs()
+    assert before is not None and before.draft_token_s is None
+    _run(meter, StepPlan(step_id=1, epoch=1, slots=(slot,)), 1.2)
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.draft_token_s == pytest.approx(0.05)
+    assert (costs.decode_only, costs.token_s) == (before.decode_only, before.token_s), "drafts teach nothing else"
+
+
 def test_one_slow_step_changes_nothing_and_a_lasting_change_does() -> None:
     meter = StepMeter(WORK)
     for _ in range(5):

@@ -171,6 +171,11 @@ def test_every_kind_of_source_is_accepted(source):
             {"backoffBaseSeconds": 400},
             "spec.recovery: backoffMaxSeconds is less than backoffBaseSeconds: raise it, or lower backoffBaseSeconds",
         ),
+        (
+            "spec.engine.args",
+            {"ngramMin": 6},
+            "spec.engine.args: ngramMin (default 2) is more than ngramMax (default 5): lower it, or raise the other",
+        ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.routers",

@@ -12,6 +12,7 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Origin, Sequence
+from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
 from rayloom_engine.core.step import (
     BrokenAdapter,
     NewSlot,
@@ -44,7 +45,8 @@ def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
         "max_model_len": num_blocks * BLOCK_SIZE,
         "max_queued": 100,
     }
-    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **{**settings, **other}))
+    make_drafter = other.pop("make_drafter", None)
+    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **{**settings, **other}), make_drafter=make_drafter)
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
@@ -76,11 +78,15 @@ class SimulatedRank:
         window: int | None = None,
         keys: Mapping[str, bytes] | None = None,
         build_steps: dict[str, int] | None = None,
+        nan_in_drafts: bool = False,
     ) -> None:
         """`window`: positions that a token sees, itself included; no others are read. `keys`: request id -> cache key.
 
         `build_steps`: request id -> number of steps until its grammar is built; counted down here.
+        `nan_in_drafts`: a third of the wrong draft tokens have KV that is NaN.
         """
+        self._nan_in_drafts = nan_in_drafts
+        self.num_accepted_tokens = self.num_rejected_tokens = 0  # tokens of drafts
         self._build_steps = build_steps if build_steps is not None else {}
         self._postponed: set[str] = set()
         self._block_size = block_size
@@ -126,24 +132,29 @@ class SimulatedRank:
             ids.extend(self._unsent[step.slot].popleft() for _ in range(step.num_placeholders))
             self.num_placeholders += step.num_placeholders
             table.extend(step.new_block_ids)
-            assert step.start + step.num_tokens <= len(ids), f"slot {step.slot} has no ids for what it shall compute"
+            computed = [*ids, *step.draft_token_ids]
+            assert step.start + step.num_tokens <= len(computed), f"slot {step.slot} has no ids for what it computes"
             for position in range(step.start, step.start + step.num_tokens):
-                self._content[self._place(table, position)] = self._key(new), tuple(ids[: position + 1])
-        sampled, parts, corrupt, postponed, broken = [], [], [], [], []
+                content = tuple(computed[: position + 1])
+                if self._gives_nan(ids, content):
+                    content = (*content, POISON)
+                self._content[self._place(table, position)] = self._key(new), content
+        sampled, accepted, dirty, parts, corrupt, postponed, broken = [], [], [], [], [], [], []
         for step in plan.slots:
             new, ids, table = self._slots[step.slot]
             if new.adapter_slot >= 0 and not self._adapters[new.adapter_slot]:
                 broken.append(BrokenAdapter(new.adapter_slot, (step.slot,), "broken"))
                 continue
             assert new.adapter_slot < 0 or self._adapters[new.adapter_slot] == new.params.adapter_digest
-            end = step.start + step.num_tokens
+            end = step.start + step.num_tokens - len(step.draft_token_ids)
             seen_from = 0 if self._window is None else max(0, step.start + 1 - self._window)
             for position in range(seen_from, end):
                 read = self._content.get(self._place(table, position))
                 mine = self._key(new), tuple(ids[: position + 1])
                 assert read == mine, f"slot {step.slot} reads foreign KV at position {position}"
-            for offset in range((end - 1) % self._block_size + 1, self._block_size):
-                _, masked = self._content.get((table[(end - 1) // self._block_size], offset), (b"", ()))
+            whole = end + len(step.draft_token_ids)
+            for offset in range((whole - 1) % self._block_size + 1, self._block_size):
+                _, masked = self._content.get((table[(whole - 1) // self._block_size], offset), (b"", ()))
                 assert POISON in ids or POISON not in masked, f"slot {step.slot} computes with a foreign NaN"
             last = min(end, new.num_prompt_tokens - 1)
             has_logprobs = new.params.prompt_logprobs is not None and step.start < last
@@ -154,22 +165,53 @@ class SimulatedRank:
                 parts.append(PromptLogprobs(step.slot, step.start + 1, entries))
             self.num_computed_tokens += step.num_tokens
             assert step.samples == (end == len(ids))
+            assert step.samples or not step.draft_token_ids, "a draft behind tokens that are missing"
             if step.samples and self._build_steps.get(new.request_id) and step.slot not in corrupt:
                 postponed.append(step.slot)
                 self._postponed.add(new.request_id)
             elif step.samples and step.slot not in corrupt:
-                sampled.append(SampledToken(step.slot, next_token(ids)))
-            if step.samples and step.slot not in postponed:
-                self._unsent[step.slot].append(0 if step.slot in corrupt else next_token(ids))
+                tokens, is_dirty = self._verified(ids, step.draft_token_ids)
+                accepted += [SampledToken(step.slot, token_id) for token_id in tokens[:-1]]
+                sampled += [SampledToken(step.slot, token_id) for token_id in tokens[-1:]]
+                self._unsent[step.slot].extend(tokens)
+                if is_dirty:
+                    dirty.append(step.slot)
+            elif step.samples and step.slot not in postponed:
+                self._unsent[step.slot].append(0)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
             sampled=tuple(sampled),
+            accepted=tuple(accepted),
+            dirty_slots=tuple(dirty),
             prompt_logprobs=tuple(parts),
             corrupt_slots=tuple(corrupt),
             broken_adapters=tuple(broken),
             postponed_slots=tuple(postponed),
             waiting_slots=tuple(self._slots_that_wait()),
+        )
+
+    def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int]) -> tuple[list[int], bool]:
+        """Returns the next tokens of a slot with a draft, and whether the draft is dirty: then some are missing."""
+        tokens = [next_token(ids)]
+        for token_id in draft:
+            if token_id != tokens[-1]:
+                break
+            tokens.append(next_token([*ids, *tokens]))
+        self.num_accepted_tokens += len(tokens) - 1
+        self.num_rejected_tokens += len(draft) - len(tokens) + 1
+        drafted = [(*ids, *draft[: num + 1]) for num in range(len(draft))]
+        if any(self._gives_nan(ids, content) for content in drafted):
+            return tokens[: next_token(drafted[-1]) % (len(tokens) + 1)], True
+        return tokens, False
+
+    def _gives_nan(self, ids: SequenceOf[int], content: tuple[int, ...]) -> bool:
+        """True if the KV of the last token of `content` is NaN: that of some wrong draft tokens. `ids`: those known."""
+        return (
+            self._nan_in_drafts
+            and len(content) > len(ids)
+            and next_token(content[:-1]) != content[-1]
+            and next_token(content) % 3 == 0
         )
 
     def _slots_that_wait(self) -> Iterator[int]:
@@ -193,6 +235,22 @@ class SimulatedRank:
 
     def _place(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self._block_size], position % self._block_size
+
+
+class GuessingDrafter(Drafter):
+    """Drafts that are right at some positions of the sequence and wrong at the others."""
+
+    def __init__(self, is_right: SequenceOf[bool]) -> None:
+        """`is_right`: for each position, modulo its length."""
+        super().__init__(SpeculationConfig(num_tokens=1, min_ngram=1, max_ngram=1), 0)
+        self._is_right = is_right
+
+    def draft(self, token_ids: SequenceOf[int], cost: float, most: int) -> tuple[int, ...]:
+        ids = list(token_ids)
+        for _ in range(most):
+            is_right = self._is_right[len(ids) % len(self._is_right)]
+            ids.append(next_token(ids) if is_right else (next_token(ids) + 1) % VOCAB)
+        return tuple(ids[len(token_ids) :])
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:

@@ -21,6 +21,7 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.parallel.model_part import ModelPart
@@ -89,7 +90,13 @@ class StagesInARow:
             runner.forget_all()
 
 
-def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: int = 1, num_ahead: int = 0) -> Engine:
+def make_engine(
+    executor: Executor | StagesInARow,
+    epoch: int = EPOCH,
+    depth: int = 1,
+    num_ahead: int = 0,
+    speculation: SpeculationConfig | None = None,
+) -> Engine:
     """An engine with so few blocks and so small a budget that chunks, preemption and resumes happen."""
     if isinstance(executor, StagesInARow):
         executor = LocalExecutor(executor)
@@ -102,6 +109,7 @@ def make_engine(executor: Executor | StagesInARow, epoch: int = EPOCH, depth: in
         max_queued=100,
         depth=depth,
         num_ahead=num_ahead,
+        speculation=speculation,
     )
     return Engine(Scheduler(config, epoch), executor, clock=time.monotonic)
 

@@ -13,6 +13,7 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.engine import Engine, Executor, LocalExecutor
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
+from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step_work import StepWork
 from rayloom_engine.errors import ModelError
 from rayloom_engine.models.checkpoint.progress import Progress
@@ -144,8 +145,10 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
     # Of several ranks, only one samples and can fill in placeholders. Without a rank process, the core computes the
     # plans itself, one after the other.
-    is_ahead = config.async_scheduling and config.world_size == 1 and not isinstance(executor, LocalExecutor)
-    num_ahead = int(is_ahead)
+    # A draft follows the newest token, whose id is not known ahead.
+    speculation = speculation_of(config)
+    has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
+    num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=sizes.num_blocks,
@@ -160,10 +163,20 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             num_ahead=num_ahead,
             max_loras=config.max_loras if config.takes_adapters else 0,
             window=shape.attention_span,
+            speculation=speculation,
         ),
         epoch,
     )
     return Engine(scheduler, executor, clock=time.monotonic, work=stage_work(shape, config.pipeline_parallel_size))
+
+
+def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
+    """Returns the settings of speculation; None if it is off."""
+    if config.speculation == "off":
+        return None
+    return SpeculationConfig(
+        num_tokens=config.num_speculative_tokens, min_ngram=config.ngram_min, max_ngram=config.ngram_max
+    )
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:

@@ -135,7 +135,19 @@ class EngineConfig(BaseModel):
     async_scheduling: bool = Field(
         False,
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "
-        "step longer. No effect with several ranks, or with executor uni.",
+        "step longer. No effect with several ranks, with executor uni, or with speculation.",
+    )
+    speculation: Literal["off", "ngram"] = Field(
+        "off",
+        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The answers are the same.",
+    )
+    num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most tokens that one guess has.")
+    ngram_min: int = Field(
+        2, ge=1, le=32, description="A guess needs at least so many equal tokens in a row before it."
+    )
+    ngram_max: int = Field(
+        5, ge=1, le=32, description="Of several places, the one with the most equal tokens counts, up to this number."
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(
@@ -362,6 +374,11 @@ def parse_config(document: object) -> EngineConfig:
         raise ConfigError(
             f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "
             "use mp, ray or auto"
+        )
+    if config.ngram_min > config.ngram_max:
+        raise ConfigError(
+            f"EngineConfig: ngram_min: {config.ngram_min} is more than ngram_max {config.ngram_max}; "
+            "lower it, or raise ngram_max"
         )
     if config.heartbeat_seconds > config.hang_seconds / 2:
         raise ConfigError(

@@ -24,6 +24,7 @@ from rayloom_engine.config import parse_config
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
 from rayloom_engine.core.sequence import Sequence as CoreSequence
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.errors import CORRUPT_LOGITS, ConfigError, CorruptLogits, EngineDead, RequestError
 from rayloom_engine.executor_choice import choose_executor
@@ -140,6 +141,10 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def stats(self) -> SchedulerStats:
+        """Returns the present load, and totals since the start. Not after `shutdown`."""
+        return self._engine.stats()
 
     def shutdown(self) -> None:
         """Frees the model and its KV cache. Calling it twice does no harm."""
@@ -271,6 +276,8 @@ class LLM:
                         raise CorruptLogits(CORRUPT_LOGITS)
                     if output.finish_reason == BROKEN_FORM:
                         raise RequestError(output.message, "structured_outputs")
+                    if output.sequence_id not in unfinished:
+                        continue  # tokens of the same step, after a stop string
                     if choices[output.sequence_id].add(output):
                         # a stop string ended the choice, which the engine does not notice
                         if output.finish_reason is None:

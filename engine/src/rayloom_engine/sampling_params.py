@@ -95,6 +95,7 @@ class SamplingParams:
     allowed_token_ids: Iterable[int] | None = None  # only these tokens are chosen; kept as a tuple
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
+    speculation: bool = True  # False: no drafts of next tokens are verified for this request
     structured_outputs: StructuredOutputs | None = None  # the form of the answer; None = any
     grammar: str = field(init=False, default="")  # grammar of the form; empty if there is none
 
@@ -107,7 +108,7 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; lower it", "min_tokens"
             )
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "speculation"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
         # The dataclass is frozen. But these fields accept several types and keep one, so they are set here once.
@@ -216,6 +217,7 @@ class SamplingParams:
             logprobs=0 if self.logprob_token_ids else _num_alternatives(self.logprobs, vocab_size),
             logprob_token_ids=self.logprob_token_ids,
             prompt_logprobs=_num_alternatives(self.prompt_logprobs, vocab_size),
+            speculation=self.speculation,
             thinking=self.thinking,
             grammar=self.grammar,
             grammar_after="" if self.structured_outputs is None else self.structured_outputs.after,

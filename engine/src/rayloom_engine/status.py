@@ -116,6 +116,13 @@ class Load(_StatusPart):
     )
 
 
+class Speculation(_StatusPart):
+    """Guesses of next tokens (`speculation`) since the core started."""
+
+    draft_tokens: int = Field(0, description="Tokens of guesses that were verified.")
+    accepted_tokens: int = Field(0, description="Those that equal the sampled tokens.")
+
+
 class RecoveryPhase(_StatusPart):
     name: str = Field(
         description="suspect (the search for the failed process), then the phases of a start, then replay (the first "
@@ -157,10 +164,11 @@ class EngineStatus(_StatusPart):
     requests: Requests
     kv_cache: KvCache
     load: Load = Load()
+    speculation: Speculation = Speculation()
     recoveries: list[Recovery] = Field(description="The last 100.")
     api_url: str
 
     def minimal_json(self) -> str:
         """Returns the document with only the fields that the operator reads."""
         others = set(Rank.model_fields) - {"node"}
-        return self.model_dump_json(exclude={"recoveries": True, "ranks": {"__all__": others}})
+        return self.model_dump_json(exclude={"recoveries": True, "speculation": True, "ranks": {"__all__": others}})

@@ -50,7 +50,7 @@ _ELSEWHERE = {
     "--enable-auto-tool-choice": "models may always call tools; leave it out",
     "--tool-call-parser": "use --tool-parser; without it the format is found from the chat template",
     "--enable-lora": "adapters are not supported; merge them into the weights",
-    "--speculative-config": "there is no speculative decoding",
+    "--speculative-config": "use --speculation ngram, with --num-speculative-tokens, --ngram-min and --ngram-max",
     "--ssl-keyfile": _BY_GATEWAY,
     "--ssl-certfile": _BY_GATEWAY,
 }

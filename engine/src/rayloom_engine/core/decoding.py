@@ -49,6 +49,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = ""  # grammar of the answer, in llguidance's Lark syntax; empty: any answer
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
     thinking: ThinkingBudget | None = None  # None: reasoning is not limited
+    speculation: bool = True  # False: never verify drafts of this sequence, even if the engine makes drafts
     # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
     logprob_token_ids: tuple[int, ...] = ()
 

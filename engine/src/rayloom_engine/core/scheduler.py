@@ -31,6 +31,10 @@ result ends the sequence, the results of its later plans are dropped.
 A sequence with a LoRA adapter runs only while the adapter is in one of the ranks' adapter slots (adapter_slots.py). If
 all slots are used by other adapters, it waits, and other sequences overtake it within a bound.
 
+With `speculation`, a step of decodes also computes drafts: guesses of the tokens that follow the newest ones. The ranks
+sample at every position of a draft, and the result has the tokens up to the first wrong guess, and one more. Until then
+the draft is in flight (`Sequence.num_drafts`), and its tokens count neither as known nor as computed.
+
 A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
 computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
 """
@@ -38,7 +42,7 @@ computed once more, in a step after the grammar is built. Until then the other s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
@@ -47,11 +51,13 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
+from rayloom_engine.core.planning.step_drafts import StepDrafts
 from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -59,7 +65,10 @@ from rayloom_engine.errors import QueueFull, RequestError
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
+    def __init__(
+        self, config: SchedulerConfig, epoch: int = 0, make_drafter: Callable[[], Drafter] | None = None
+    ) -> None:
+        """`make_drafter`: makes the drafter of a sequence, with `config.speculation`; None: that of n-grams."""
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -72,6 +81,8 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
+
+        self._drafts = None if config.speculation is None else StepDrafts(config, self._running, make_drafter)
 
     @property
     def pool(self) -> BlockPool:
@@ -175,6 +186,8 @@ class Scheduler:
             builder = self._filled(costs)
         if not builder.num_tokens:
             return None
+        if self._drafts is not None and self._planner.only is None:
+            self._drafts.add(builder, costs)
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
         builder.adapter_loads = self._running.adapters.take_loads()
@@ -236,22 +249,38 @@ class Scheduler:
             known = len(sequence.prompt_logprobs) + 1
             assert part.start <= known, f"prompt logprobs from {part.start} on, known are those before {known}"
             sequence.prompt_logprobs.extend(part.entries[known - part.start :])
+        if self._drafts is not None:
+            self._drafts.ended(plan, sequences, result, self.counters)
+        for sampled in result.accepted:
+            sequence = sequences[sampled.slot]
+            if sequence.state is not SequenceState.FINISHED:
+                sequence.num_computed += 1
+                self._append(sequence, sampled, outputs)
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
-            if sequence.state is SequenceState.FINISHED:
-                continue  # the sequence was aborted meanwhile, or is corrupt
-            self._running.prove(sequence)
-            sequence.token_ids.append(sampled.token_id)
-            if self.config.num_ahead and sequence.num_placeholders:
-                self._running.learned(sequence)
-            reason = sequence.finish_reason(self.config.max_model_len)
-            outputs.append(_output(sequence, sampled, reason))
-            self.counters.generation_tokens += 1
-            if reason is not None:
-                if not is_probe(sequence.request_id):
-                    self.counters.note_output(sequence.num_generated)
-                self._finish(sequence)
+            if sequence.state is not SequenceState.FINISHED:  # it was not aborted meanwhile, and is not corrupt
+                self._append(sequence, sampled, outputs)
+        for slot in result.dirty_slots:
+            if sequences[slot].state is not SequenceState.FINISHED:
+                # Its blocks may hold a NaN, so they are cleared before anybody uses them again. If the sequence gives a
+                # NaN without a draft, too, it ends as corrupt.
+                sequences[slot].has_dirty_drafts = True
+                self._planner.set_aside(sequences[slot])
         return outputs
+
+    def _append(self, sequence: Sequence, sampled: SampledToken, outputs: list[SequenceOutput]) -> None:
+        """Appends a sampled token to its sequence, and its output to `outputs`. The token may end the sequence."""
+        self._running.prove(sequence)
+        sequence.token_ids.append(sampled.token_id)
+        if sequence.num_computed >= len(sequence.token_ids):  # a placeholder, or an accepted draft token
+            self._running.learned(sequence)
+        reason = sequence.finish_reason(self.config.max_model_len)
+        outputs.append(_output(sequence, sampled, reason))
+        self.counters.generation_tokens += 1
+        if reason is not None:
+            if not is_probe(sequence.request_id):
+                self.counters.note_output(sequence.num_generated)
+            self._finish(sequence)
 
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.

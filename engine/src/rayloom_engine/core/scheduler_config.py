@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.window import most_blocks
 
 
@@ -21,10 +22,12 @@ class SchedulerConfig:
     num_ahead: int = 0  # limit of plans that compute tokens of a sequence which are still being sampled
     max_loras: int = 0  # adapters that the ranks hold at once
     window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
+    speculation: SpeculationConfig | None = None  # None: no drafts
 
     def __post_init__(self) -> None:
         assert self.most_blocks(self.max_model_len) <= self.num_blocks, "the longest sequence must fit the pool"
         assert 0 <= self.num_ahead < self.depth, "one of the plans in flight has no placeholder"
+        assert not (self.num_ahead and self.speculation), "a draft needs the token that a placeholder stands for"
 
     @property
     def num_groups(self) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from rayloom_engine.core.block_hash import next_block_hash
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
@@ -78,6 +79,11 @@ class Sequence:
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, or will be after the plans in flight
+        # draft tokens of the plan in flight: their KV is behind the first `num_computed` tokens, and counts as computed
+        # once they are accepted
+        self.num_drafts = 0
+        self.has_dirty_drafts = False  # True if a draft had logits that are not finite
+        self.drafter: Drafter | None = None
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
         self.num_overtaking_tokens = 0  # tokens of these sequences
@@ -143,7 +149,7 @@ class Sequence:
 
     def num_proven_blocks(self, block_size: int) -> int:
         """Number of leading blocks that are proven: finite logits were computed from all KV in them."""
-        if self.num_computed <= self.num_proven:
+        if self.num_computed + self.num_drafts <= self.num_proven:
             return len(self.block_ids)
         return self.num_proven // block_size
 
@@ -175,6 +181,7 @@ class Sequence:
         self.first_block = 0
         self.num_proven = 0
         self.num_computed = 0
+        self.num_drafts = 0
         self.num_sent_blocks = 0
         self.num_sent_tokens = 0
         self.num_registered_blocks = 0

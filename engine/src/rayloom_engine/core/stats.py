@@ -21,6 +21,9 @@ class Counters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
+    num_drafts: int = 0  # verified drafts
+    draft_tokens: int = 0  # tokens of these
+    accepted_tokens: int = 0  # draft tokens that were accepted
     mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 before the first one ends
     num_outputs: int = 0  # sequences in that mean
 
@@ -41,6 +44,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0  # prompt tokens of accepted sequences
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
+    num_drafts: int = 0  # verified drafts
+    draft_tokens: int = 0  # tokens of these
+    accepted_tokens: int = 0  # draft tokens that were accepted
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps
     step_token_counts: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)  # steps by bucket, not cumulative

@@ -45,7 +45,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     # oldest first. Ids in new_token_ids that the rank has sampled, too, are no longer appended in this way.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    samples: bool = False  # the last computed position is the slot's last token: sample the next one
+    # Behind the slot's last token: the last tokens that the step computes. The rank samples at the position before each
+    # of them and at the last one, and accepts them up to the first that is not the sampled token.
+    draft_token_ids: tuple[int, ...] = ()
+    samples: bool = False  # the slot's last token is computed: sample the next one
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,9 +117,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    sampled: tuple[
-        SampledToken, ...
-    ] = ()  # one for each SlotStep with `samples`, in plan order, without corrupt, broken or postponed ones
+    # One for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones.
+    sampled: tuple[SampledToken, ...] = ()
+    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows them.
+    accepted: tuple[SampledToken, ...] = ()
+    # Slots with a draft and a row whose logits are not finite. The tokens before that row count. The slot is computed
+    # again without a draft, because the draft may be the cause.
+    dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()

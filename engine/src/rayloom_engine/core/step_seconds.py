@@ -41,6 +41,7 @@ class StepSeconds:
     decode_only: tuple[tuple[int, float], ...]  # (decodes, seconds of a step with only these); not empty, ascending
     token_s: float  # seconds of a prompt's token; > 0
     pair_s: float  # seconds of a prompt's token for each position that it attends to
+    draft_token_s: float | None = None  # seconds of a draft token beside decodes; None: not measured yet
 
     def __post_init__(self) -> None:
         assert self.decode_only, "the costs of no decode are known"
@@ -69,8 +70,8 @@ class StepMeter:
 
     def __init__(self, work: StepWork) -> None:
         self._work = work
-        # For each plan in flight: its number of decodes, the flops of its prompts, whether it samples a token.
-        self._plans: deque[tuple[int, float, bool]] = deque()
+        # For each plan in flight: its decodes, the flops of its prompts, its draft tokens, whether it samples a token.
+        self._plans: deque[tuple[int, float, int, bool]] = deque()
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
@@ -79,6 +80,9 @@ class StepMeter:
         # seconds of a prompt's operation in each of the last steps
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)
         self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
+        self._draft_samples: deque[float] = deque(
+            maxlen=_NUM_KEPT
+        )  # seconds of a draft token in each of the last steps
         self._costs: StepSeconds | None = None
 
     def costs(self) -> StepSeconds | None:
@@ -88,21 +92,25 @@ class StepMeter:
                 decode_only=tuple(sorted(self._decode_only.values())),
                 token_s=self._flop_s * self._work.flops_per_token,
                 pair_s=self._flop_s * self._work.flops_per_pair,
+                draft_token_s=_median(self._draft_samples) if self._draft_samples else None,
             )
         return self._costs
 
     def submitted(self, plan: StepPlan) -> None:
-        chunks = [step for step in plan.slots if step.num_tokens > 1]
+        num_drafted = sum(len(step.draft_token_ids) for step in plan.slots)
+        chunks = [step for step in plan.slots if step.num_tokens > 1 + len(step.draft_token_ids)]
         samples = len(chunks) < len(plan.slots) or any(step.samples for step in chunks)
-        self._plans.append((len(plan.slots) - len(chunks), self._work.flops(chunks), samples))
+        self._plans.append((len(plan.slots) - len(chunks), self._work.flops(chunks), num_drafted, samples))
 
     def ended(self, seconds: float) -> None:
         """Removes the oldest plan in flight. `seconds`: how long the model computed and sampled it."""
-        num_decodes, flops, samples = self._plans.popleft()
+        num_decodes, flops, num_drafted, samples = self._plans.popleft()
         if seconds <= 0 or not samples:
             return  # without a sampled token, an accelerator's work may not have ended
         self._costs = None
-        if not flops:
+        if num_drafted:
+            self._add_drafts(num_decodes, num_drafted, seconds)
+        elif not flops:
             self._num_mixed[num_decodes.bit_length()] = 0
             self._add_decodes(num_decodes, seconds)
         elif num_decodes and self._decode_only:
@@ -135,6 +143,12 @@ class StepMeter:
         steps = self._steps.setdefault(length, deque(maxlen=_NUM_KEPT))
         steps.append((num_decodes, seconds))
         self._decode_only[length] = _median([num for num, _ in steps]), _median([each_s for _, each_s in steps])
+
+    def _add_drafts(self, num_decodes: int, num_drafted: int, seconds: float) -> None:
+        """Learns from a step with decodes and drafts. Steps with drafts have no prompts."""
+        if self._decode_only:
+            _, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
+            self._draft_samples.append(max(0.0, seconds - decode_s) / num_drafted)
 
     def _add_prompts(self, flop_s: float) -> None:
         self._flop_samples.append(flop_s)

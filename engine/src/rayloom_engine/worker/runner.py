@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rayloom_engine.config import BLOCK_SIZE
@@ -31,12 +32,22 @@ from rayloom_engine.worker.computation import RankComputation
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.masks import Masks, StepMasks
 from rayloom_engine.worker.slots import Slot, SlotTable
+from rayloom_engine.worker.verification import sampled_rows, sampled_slots, verdict
 from rayloom_engine.worker.wanted_logprobs import with_tokens
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
 
 ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array, which only the computation opens
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """The tokens that a step has sampled."""
+
+    tokens: dict[int, SampledToken] = field(default_factory=dict)  # slot -> its last new token
+    accepted: list[SampledToken] = field(default_factory=list)  # the tokens before it, of all slots
+    dirty: list[int] = field(default_factory=list)  # see StepResult.dirty_slots
 
 
 class Runner(Generic[ArrayT]):
@@ -105,17 +116,18 @@ class Runner(Generic[ArrayT]):
             self._link.send(hidden_TD)
             return StepResult(step_id=plan.step_id, epoch=plan.epoch, forward_s=forward_s)
         prompt_logprobs, corrupt = self._prompt_logprobs(batch, hidden_TD)
-        rows = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
-        sampled: dict[int, SampledToken] = {}
+        sampling = [index for index, (step, _) in enumerate(batch.steps) if step.samples]
+        sampled = _Sampled()
         masks = StepMasks()
         forward_end = time.perf_counter()
-        if rows:
-            logits_NV = self._logits(self._rows_of(batch, hidden_TD, [batch.ends[row] - 1 for row in rows]))
+        if sampling:
+            steps_N = [batch.steps[index] for index in sampling]
+            rows = sampled_rows(steps_N, [batch.ends[index] for index in sampling])
+            logits_NV = self._logits(self._rows_of(batch, hidden_TD, rows))
             forward_end = time.perf_counter()
             if logits_NV is not None:
-                steps_N = [batch.steps[row] for row in rows]
                 # Set the masks after the call that starts the head, because a GPU computes the logits meanwhile.
-                masks = self._masks.set(steps_N, is_whole_step=len(rows) == len(batch.steps))
+                masks = self._masks.set(steps_N, is_whole_step=len(sampling) == len(batch.steps))
                 sampled = self._sample(logits_NV, steps_N, corrupt)
         broken_adapters = self._with_broken_adapters(steps)
         without_token = corrupt | masks.postponed | masks.broken.keys()
@@ -125,8 +137,12 @@ class Runner(Generic[ArrayT]):
             epoch=plan.epoch,
             # An earlier position of the prompt may be corrupt although a token could be sampled at the last position.
             sampled=tuple(
-                sampled[step.slot] for step in plan.slots if step.slot in sampled and step.slot not in without_token
+                sampled.tokens[step.slot]
+                for step in plan.slots
+                if step.slot in sampled.tokens and step.slot not in without_token
             ),
+            accepted=tuple(token for token in sampled.accepted if token.slot not in without_token),
+            dirty_slots=tuple(slot for slot in sampled.dirty if slot not in without_token),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
             broken_adapters=broken_adapters,
@@ -168,23 +184,34 @@ class Runner(Generic[ArrayT]):
         """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
         return self._group.gather(self._computation.logits(hidden_ND))
 
-    def _sample(
-        self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]
-    ) -> dict[int, SampledToken]:
-        """Returns the next token of each slot. Adds slots whose logits are not finite to `corrupt`.
+    def _sample(self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]) -> _Sampled:
+        """Returns the next tokens of each slot. Adds slots whose logits are not finite to `corrupt`.
 
         Raises CorruptRank if one of these slots belongs to a probe.
         """
-        sampled: dict[int, SampledToken] = {}
-        token_ids, logprobs = self._choose(logits_NV, [slot for _, slot in steps_N])
-        for (step, slot), token_id, entry in zip(steps_N, token_ids, logprobs, strict=True):
-            slot.note_sampled(token_id or 0)  # 0 if not finite: results of later plans for the slot are dropped
-            if token_id is not None:
-                sampled[step.slot] = SampledToken(step.slot, token_id, entry)
-            elif is_probe(slot.request_id):
-                raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
-            else:
+        sampled = _Sampled()
+        token_ids, logprobs = self._choose(logits_NV, sampled_slots(steps_N))
+        end = 0
+        for step, slot in steps_N:
+            begin, end = end, end + 1 + len(step.draft_token_ids)
+            found = verdict(step.draft_token_ids, token_ids[begin:end])
+            if found.is_corrupt:
+                if is_probe(slot.request_id):
+                    raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
                 corrupt.add(step.slot)
+                slot.note_sampled(0)  # results of later plans for the slot are dropped
+                continue
+            tokens = [
+                SampledToken(step.slot, token_ids[row] or 0, logprobs[row])
+                for row in range(begin, begin + found.num_tokens)
+            ]
+            for token in tokens:
+                slot.note_sampled(token.token_id)
+            if tokens:
+                sampled.tokens[step.slot] = tokens[-1]
+                sampled.accepted += tokens[:-1]
+            if found.is_dirty:
+                sampled.dirty.append(step.slot)
         return sampled
 
     def _choose(self, logits_NV: ArrayT, slots: list[Slot]) -> tuple[list[int | None], list[TokenLogprobs | None]]:
@@ -249,12 +276,13 @@ class Runner(Generic[ArrayT]):
 def _wanted_rows(batch: InputBatch) -> list[int] | None:
     """Returns the rows of the hidden states that the sampler or a probe reads; None if all are read.
 
-    These are the rows of the last token of each slot that samples or that belongs to a probe.
+    These are the rows of the last token, and of the draft, of each slot that samples or that belongs to a probe.
     """
     if any(slot.params.prompt_logprobs is not None for _, slot in batch.steps):
         return None
-    return [
-        end - 1
-        for (step, slot), end in zip(batch.steps, batch.ends, strict=True)
-        if step.samples or is_probe(slot.request_id)
+    wanted = [
+        (pair, end)
+        for pair, end in zip(batch.steps, batch.ends, strict=True)
+        if pair[0].samples or is_probe(pair[1].request_id)
     ]
+    return sampled_rows([pair for pair, _ in wanted], [end for _, end in wanted])

@@ -71,6 +71,37 @@ class Slot:
             self.thinking = Thinking(self.params.thinking, forms.token_bytes)
             self.thinking.append(self.token_ids[self.num_prompt_tokens : self.num_tokens].tolist())
 
+    def write_draft(self, token_ids: tuple[int, ...]) -> None:
+        """Writes a draft behind the valid token ids, where the batch of the step reads it."""
+        end = self.num_tokens + len(token_ids)
+        self._make_room(end)
+        self.token_ids[self.num_tokens : end] = token_ids
+
+    def after_draft(self, num: int) -> Slot:
+        """Returns the slot as the sampler would see it if the first `num` tokens of the draft were its own.
+
+        It is valid in this step, and only for a slot without a mask. It shares the array of token ids.
+        """
+        ahead = object.__new__(Slot)
+        ahead.request_id = self.request_id
+        ahead.params = self.params
+        ahead.form = ahead.thinking = ahead.allowed = None
+        ahead.other_ids = self.other_ids
+        ahead.num_postponed = 0
+        ahead._bad_words = self._bad_words
+        ahead._completed = None
+        ahead.eos_token_ids = self.eos_token_ids
+        ahead.sampled_ids = []
+        ahead.num_prompt_tokens = self.num_prompt_tokens
+        ahead.num_tokens = self.num_tokens + num
+        ahead.token_ids = self.token_ids
+        ahead.newest = int(self.token_ids[ahead.num_tokens - 1])
+        return ahead
+
+    def _make_room(self, num_tokens: int) -> None:
+        while num_tokens > len(self.token_ids):
+            self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
+
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
@@ -111,8 +142,7 @@ class Slot:
             self.form.append(token_ids)
         if self.thinking is not None:
             self.thinking.append(token_ids)
-        while end > len(self.token_ids):
-            self.token_ids = np.concatenate([self.token_ids, np.zeros_like(self.token_ids)])
+        self._make_room(end)
         self.newest = token_ids[-1]
         if len(token_ids) == 1:
             self.token_ids[self.num_tokens] = self.newest  # four times as fast as a slice
@@ -157,6 +187,8 @@ class SlotTable:
                 slot.append_tokens(step.new_token_ids)
             if step.num_placeholders:
                 slot.append_sampled(step.num_placeholders)
+            if step.draft_token_ids:
+                slot.write_draft(step.draft_token_ids)
             if step.new_block_ids:
                 self.block_tables.append(step.slot, step.new_block_ids)
             steps.append((step, slot))

@@ -155,11 +155,12 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
     )
+    # A step may have as many rows of logits as sequences, and those of one draft.
+    num_drafted = config.num_speculative_tokens if config.speculation != "off" else 0
+    num_rows = max(config.max_num_seqs, 1 + num_drafted)
     num_sharing = ranks_on_host * config.engines_on_host
     free_bytes = loaded.free_bytes()
-    step_bytes = loaded.step_bytes(num_step_tokens, config.max_num_seqs) + _adapters_bytes(
-        config, loaded, num_step_tokens
-    )
+    step_bytes = loaded.step_bytes(num_step_tokens, num_rows) + _adapters_bytes(config, loaded, num_step_tokens)
     memory = RankMemory(
         free_bytes=free_bytes // num_sharing if is_cpu else free_bytes,
         is_cpu=is_cpu,

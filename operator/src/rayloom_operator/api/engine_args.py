@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
-from rayloom_operator.api.base import Part
+from rayloom_operator.api.base import Part, rules
+
+_NGRAM_MIN, _NGRAM_MAX = 2, 5  # the engine's defaults
+_NGRAM_IN_WORDS = (
+    f"ngramMin (default {_NGRAM_MIN}) is more than ngramMax (default {_NGRAM_MAX}): lower it, or raise the other"
+)
 
 
 class EngineArgs(Part):
     """Settings that are passed to the engine unchanged. For a setting that is left out, the engine has a default."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"(has(self.ngramMin) ? self.ngramMin : {_NGRAM_MIN}) <= "
+                f"(has(self.ngramMax) ? self.ngramMax : {_NGRAM_MAX})",
+                _NGRAM_IN_WORDS,
+            )
+        )
+    )
 
     device: Literal["auto", "cpu", "cuda"] | None = Field(
         None,
@@ -25,7 +40,24 @@ class EngineArgs(Part):
     async_scheduling: bool | None = Field(
         None,
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "
-        "step longer. No effect with several ranks.",
+        "step longer. No effect with several ranks, or with speculation.",
+    )
+    speculation: Literal["off", "ngram"] | None = Field(
+        None,
+        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The answers are the same. off is the default.",
+    )
+    num_speculative_tokens: int | None = Field(
+        None, ge=1, le=64, description="Most tokens that one guess has; 7 by default."
+    )
+    ngram_min: int | None = Field(
+        None, ge=1, le=32, description="A guess needs at least so many equal tokens in a row before it; 2 by default."
+    )
+    ngram_max: int | None = Field(
+        None,
+        ge=1,
+        le=32,
+        description="Of several places, the one with the most equal tokens counts, up to this number; 5 by default.",
     )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
@@ -93,3 +125,9 @@ class EngineArgs(Part):
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None, description="Lowest level that is logged."
     )
+
+    @model_validator(mode="after")
+    def _ngram_sizes_fit(self) -> EngineArgs:
+        if (self.ngram_min or _NGRAM_MIN) > (self.ngram_max or _NGRAM_MAX):
+            raise ValueError(_NGRAM_IN_WORDS)
+        return self

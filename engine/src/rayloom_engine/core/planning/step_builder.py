@@ -26,10 +26,16 @@ class StepBuilder:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)  # sequence -> its draft; in num_tokens, too
     # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
     is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
     _chunks: dict[Sequence, list[tuple[int, int]]] = field(default_factory=dict)  # (start, tokens) of each chunk
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if the step computes tokens of a prompt."""
+        return bool(self._chunks)
 
     @property
     def is_full(self) -> bool:
@@ -54,10 +60,16 @@ class StepBuilder:
             if self.prompt_time is not None:
                 self.prompt_time.spend(start, num)
 
+    def add_draft(self, sequence: Sequence, draft: tuple[int, ...]) -> None:
+        """Adds a draft to a sequence whose newest token is in the step."""
+        self.drafts[sequence] = draft
+        self.take(sequence, len(draft), is_prompt=False)
+
     def drop(self, sequence: Sequence) -> None:
         """Removes the sequence from the step and returns its tokens to the budget, and to the limits of prompts."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
+        self.drafts.pop(sequence, None)
         for start, num in self._chunks.pop(sequence, ()):
             self._prompt_tokens[sequence.tenant] -= num
             if self.prompt_time is not None:
@@ -101,7 +113,9 @@ class StepBuilder:
                 if sequence.num_sent_blocks < len(sequence.block_ids):
                     new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
             start = sequence.num_computed
-            sequence.num_computed = start + num
+            draft = self.drafts.get(sequence, ())
+            sequence.num_drafts = len(draft)
+            sequence.num_computed = start + num - len(draft)
             num_known = max(len(sequence.token_ids), sequence.num_sent_tokens)
             num_placeholders = max(0, sequence.num_computed - num_known)
             sequence.num_sent_tokens = num_known + num_placeholders
@@ -114,6 +128,7 @@ class StepBuilder:
                     new_token_ids=new_token_ids,
                     num_placeholders=num_placeholders,
                     new_block_ids=new_block_ids,
+                    draft_token_ids=draft,
                     samples=sequence.num_computed >= len(sequence.token_ids),
                 )
             )

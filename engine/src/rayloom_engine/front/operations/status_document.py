@@ -73,6 +73,9 @@ def status_document(config: EngineConfig, received: ReceivedStatus, front: Front
         ),
         kv_cache=_kv_cache(core.stats),
         load=_load(core.stats) if received.is_connected else status.Load(),
+        speculation=status.Speculation(
+            draft_tokens=core.stats.draft_tokens, accepted_tokens=core.stats.accepted_tokens
+        ),
         recoveries=[_recovery(record) for record in front.recoveries],
         api_url=front.api_url,
     )

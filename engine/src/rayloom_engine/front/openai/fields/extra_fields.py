@@ -39,6 +39,7 @@ class ExtraFields(Wire):
     include_reasoning: bool | None = as_in_chats("include_reasoning")
     chat_template_kwargs: dict[str, Any] | None = as_in_chats("chat_template_kwargs")
     priority: Whole | None = as_in_chats("priority")
+    speculation: bool | None = as_in_chats("speculation")
     cache_salt: str | None = as_in_chats("cache_salt")
     kv_transfer_params: dict[str, Any] | None = as_in_chats("kv_transfer_params")
     request_id: str | None = as_in_chats("request_id")

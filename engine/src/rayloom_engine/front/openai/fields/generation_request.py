@@ -138,6 +138,11 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         description="Of the requests of one API key, those with lower numbers run first; from -2147483648 to "
         "2147483647. Without the setting `enable_priority` only 0 is allowed. Default: 0.",
     )
+    speculation: bool | None = Field(
+        None,
+        description="false: no next tokens are guessed for this answer, if the setting `speculation` does so. The "
+        "tokens are the same. Default: true.",
+    )
     cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Requests of one API key share cached prompt prefixes only if this text is the same."
     )
@@ -252,6 +257,7 @@ _SAMPLING_FIELDS = (
     "max_tokens",
     "ignore_eos",
     "prompt_logprobs",
+    "speculation",
     "skip_special_tokens",
     "include_stop_str_in_output",
 )

@@ -1,0 +1,1 @@
+"""Speculation: tokens per second of CPU time with drafts and without."""

@@ -1,0 +1,118 @@
+"""StepDrafts: adds drafts to a step of decodes.
+
+A sequence gets no draft by one of these rules:
+  - the request, or the engine's settings, switch speculation off
+  - its tokens have a mask (a grammar, a limit of reasoning): the mask of a position depends on the tokens before it
+  - its newest token is still being sampled, so the end of the sequence is not known
+  - a draft of it had logits that are not finite, although no token of the answer had
+A step gets no drafts by one of these:
+  - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
+  - the engine looks for a poisonous request, so a death has the fewest causes
+  - it has `max_num_seqs` rows already: the ranks have memory for the logits of so many, and at least of one draft
+  - it has so many decodes that a draft token costs a token's time: then arithmetic limits the step, not memory
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.step_builder import StepBuilder
+from rayloom_engine.core.scheduler_config import SchedulerConfig
+from rayloom_engine.core.sequence import Sequence, SequenceState
+from rayloom_engine.core.speculation.drafter import Drafter
+from rayloom_engine.core.stats import Counters
+from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.core.step_seconds import StepSeconds
+
+# Cost of a draft token in a step with one decode, as a share of the step, until it is measured.
+_UNMEASURED_COST = 0.06
+# A measured cost below this one is an accident of the measurement.
+_LEAST_COST = 0.01
+
+
+class StepDrafts:
+    """Chooses drafts for the sequences of a step."""
+
+    def __init__(
+        self, config: SchedulerConfig, running: RunningSequences, make_drafter: Callable[[], Drafter] | None
+    ) -> None:
+        """`config` has `speculation`. `make_drafter`: see Scheduler."""
+        assert config.speculation is not None
+        self._config = config
+        self._settings = config.speculation
+        self._running = running
+        self._make_drafter = make_drafter
+
+    def add(self, builder: StepBuilder, costs: StepSeconds | None) -> None:
+        """Adds drafts to the sequences of a step that is complete otherwise, as far as budget and free blocks allow."""
+        if builder.has_prompts or not builder.budget:
+            return
+        cost = draft_cost(len(builder.num_tokens), costs)
+        if cost >= 1:
+            return
+        most_rows = max(self._config.max_num_seqs, self._settings.most_rows)
+        room = min(builder.budget, most_rows - len(builder.num_tokens))
+        for sequence in list(builder.num_tokens):
+            if not may_draft(sequence):
+                continue
+            num_tokens = sequence.num_tokens
+            most = min(
+                self._settings.num_tokens,
+                room,
+                # The step samples one token more than the draft has, and the last token of a sequence is not computed.
+                sequence.params.max_tokens - sequence.num_generated - 1,
+                self._config.max_model_len - num_tokens - 1,
+            )
+            if most <= 0:
+                continue
+            if sequence.drafter is None:
+                sequence.drafter = self._new_drafter(sequence)
+            draft = sequence.drafter.draft(sequence.token_ids, cost, most)
+            if draft and not self._running.try_extend(sequence, num_tokens + len(draft)):
+                draft = draft[: len(sequence.block_ids) * self._config.block_size - num_tokens]
+            if draft:
+                builder.add_draft(sequence, draft)
+                room -= len(draft)
+
+    def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
+        """Counts the accepted tokens of the plan's drafts, which are in flight no longer. `sequences`: by slot.
+
+        A dirty draft stays in flight until its sequence is set aside, so that its blocks are not taken for proven.
+        """
+        num_accepted = Counter(sampled.slot for sampled in result.accepted)
+        for step in plan.slots:
+            sequence = sequences[step.slot]
+            if not step.draft_token_ids or sequence.state is SequenceState.FINISHED:
+                continue
+            counters.num_drafts += 1
+            counters.draft_tokens += len(step.draft_token_ids)
+            counters.accepted_tokens += num_accepted[step.slot]
+            if sequence.drafter is not None:
+                sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
+            if step.slot not in result.dirty_slots:
+                sequence.num_drafts = 0
+
+    def _new_drafter(self, sequence: Sequence) -> Drafter:
+        if self._make_drafter is not None:
+            return self._make_drafter()
+        num_expected = sequence.num_prompt_tokens + sequence.params.max_tokens
+        return Drafter(self._settings, min(num_expected, self._config.max_model_len))
+
+
+def may_draft(sequence: Sequence) -> bool:
+    """True if the sequence may get a draft now."""
+    return (
+        sequence.num_tokens - sequence.num_computed == 1
+        and sequence.params.speculation
+        and not sequence.params.has_mask
+        and not sequence.has_dirty_drafts
+    )
+
+
+def draft_cost(num_decodes: int, costs: StepSeconds | None) -> float:
+    """Returns the time that a draft token adds to a step, in units of the step's time for each of its decodes."""
+    if costs is None or costs.draft_token_s is None:
+        return _UNMEASURED_COST * num_decodes
+    return max(_LEAST_COST, costs.draft_token_s * num_decodes / costs.decode_s(num_decodes))

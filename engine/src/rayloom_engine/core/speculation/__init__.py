@@ -1,0 +1,5 @@
+"""Speculation: drafts of the tokens that a sequence may get next, which ranks verify in one step.
+
+A draft token is accepted if the sampler, given the logits at its position, picks the same token. The sampler is a pure
+function of logits, seed and position, so the tokens of a sequence are the same with and without drafts.
+"""

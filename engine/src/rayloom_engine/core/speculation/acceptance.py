@@ -1,0 +1,67 @@
+"""Acceptance: how many draft tokens of a sequence are worth their time, from the drafts that were verified so far.
+
+Let r be the share of draft tokens that are accepted if all tokens of the draft before them are. Then the i-th token of
+a draft saves the time of a token with probability r ** i. It is worth verifying if this is more than its cost: the time
+that it adds to a step, in units of the time that a step takes for each of its tokens without drafts. So a draft has the
+largest length i with r ** i > cost. If even one token is not worth its cost, the sequence gets no drafts for a while,
+then one short draft on trial. Each trial in vain doubles the time to the next one.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+# The first drafts of a sequence are as long as if every second token were accepted.
+_FIRST_RATE = 0.5
+# The rate follows about the last 5 verified tokens. A text changes between copying and writing within a sentence.
+_WEIGHT = 0.2
+_MOST_RATE = 0.99
+# Generated tokens from the end of drafts to a trial.
+_FIRST_PAUSE = 32
+_MOST_PAUSE = 1024
+# In a trial, the rate counts as this many times the cost, so that one rejected token does not end the trial.
+_TRIAL_RATE = 1.5
+
+
+class Acceptance:
+    """The acceptance of one sequence's drafts."""
+
+    def __init__(self) -> None:
+        self.rate = _FIRST_RATE  # share of draft tokens that are accepted if those before them are
+        self._pause = _FIRST_PAUSE
+        self._resume_at: int | None = None  # number of tokens at which drafts are tried again; None: no pause
+
+    def length(self, cost: float, num_tokens: int, most: int) -> int:
+        """Returns how many tokens the next draft shall have, from 0 to `most`.
+
+        `cost`: of one draft token, in tokens. `num_tokens`: tokens of the sequence.
+        """
+        if self._resume_at is not None:
+            if num_tokens < self._resume_at or cost >= 1:
+                return 0
+            self._resume_at = None
+            self.rate = max(self.rate, min(_MOST_RATE, _TRIAL_RATE * cost))
+        num = worthwhile(self.rate, cost, most)
+        if not num and most and cost < 1:
+            self._resume_at = num_tokens + self._pause
+            self._pause = min(2 * self._pause, _MOST_PAUSE)
+        return num
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Records a verified draft, of which the first `num_accepted` tokens were accepted."""
+        for _ in range(num_accepted):
+            self.rate += _WEIGHT * (_MOST_RATE - self.rate)
+        if num_accepted < num_drafted:
+            self.rate -= _WEIGHT * self.rate
+        if num_accepted:
+            self._pause = _FIRST_PAUSE
+
+
+def worthwhile(rate: float, cost: float, most: int) -> int:
+    """Returns the largest number of draft tokens, at most `most`, of which the last one is worth its cost."""
+    if rate <= cost:
+        return 0
+    if cost <= 0:
+        return most
+    # rate ** num > cost, with a margin for the rounding of the logarithms.
+    return min(most, max(1, int(log(cost) / log(rate) - 1e-9)))

@@ -1,0 +1,43 @@
+"""Drafter: proposes drafts of one sequence from its own token ids, and follows which of them are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.core.speculation.acceptance import Acceptance
+from rayloom_engine.core.speculation.ngram_index import NgramIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """The settings of speculation with n-grams."""
+
+    num_tokens: int  # most tokens of a draft
+    min_ngram: int  # least and most tokens that a draft's place must have in common with the end of the sequence
+    max_ngram: int
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of logits of a sequence with the longest draft."""
+        return 1 + self.num_tokens
+
+    def __post_init__(self) -> None:
+        assert self.num_tokens >= 1, "a draft has a token"
+        assert 1 <= self.min_ngram <= self.max_ngram, "sizes of n-grams"
+
+
+class Drafter:
+    """Finds drafts in the sequence itself: the tokens that followed when its last tokens occurred before."""
+
+    def __init__(self, config: SpeculationConfig, num_expected: int) -> None:
+        """`num_expected`: tokens that the sequence may have at the end."""
+        self._index = NgramIndex(config.min_ngram, config.max_ngram, num_expected=num_expected)
+        self.acceptance = Acceptance()
+
+    def draft(self, token_ids: Sequence[int], cost: float, most: int) -> tuple[int, ...]:
+        """Returns a draft of at most `most` tokens; () if none is found or worth its cost (acceptance.py)."""
+        num = self.acceptance.length(cost, len(token_ids), most)
+        if not num or not self._index.read(token_ids):
+            return ()
+        return self._index.draft(token_ids, num)

@@ -1,0 +1,95 @@
+"""NgramIndex: finds where the last tokens of a sequence occurred in it before, and what followed them.
+
+The positions of equal n-grams are linked to chains, newest first, as in LZ77 compressors: an array has the head of each
+chain by a hash of the n-gram, another array the position before each position. A new token costs one hash, and the
+index takes 4 to 12 bytes a token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+# Most tokens that one call adds: a long prompt is read in several steps, and delays none of them by more than 2 ms.
+MAX_READ = 4096
+# Most earlier occurrences that are compared. Equal n-grams are frequent in tables and code.
+_MAX_CANDIDATES = 32
+_LEAST_HEADS = 1 << 10
+_MOST_HEADS = 1 << 16
+
+
+class NgramIndex:
+    """An index of one sequence, whose token ids only ever grow at the end."""
+
+    def __init__(
+        self, min_size: int, max_size: int, *, num_expected: int = 0, max_candidates: int = _MAX_CANDIDATES
+    ) -> None:
+        """`min_size`, `max_size`: tokens of the n-grams. `num_expected`: tokens that the sequence may have at the end.
+
+        `max_candidates`: limit of the earlier occurrences of the last `min_size` tokens that a search looks at.
+        """
+        assert 1 <= min_size <= max_size, f"n-grams of {min_size} to {max_size} tokens"
+        self._min_size = min_size
+        self._max_size = max_size
+        self._max_candidates = max_candidates
+        num_heads = _LEAST_HEADS
+        while num_heads < min(num_expected, _MOST_HEADS):
+            num_heads *= 2
+        self._heads = array("i", [-1]) * num_heads  # hash of an n-gram -> its last token's newest position
+        # position of an n-gram's last token -> the same in the n-gram before it with the same hash; -1: there is none
+        self._before = array("i")
+
+    def read(self, token_ids: Sequence[int]) -> bool:
+        """Adds the tokens that are new since the last call. Returns False if some of them are left for the next one."""
+        size = self._min_size
+        mask = len(self._heads) - 1
+        first = len(self._before)
+        end = min(len(token_ids), first + MAX_READ)
+        for position in range(first, end):
+            if position + 1 < size:
+                self._before.append(-1)
+                continue
+            head = hash(tuple(token_ids[position + 1 - size : position + 1])) & mask
+            self._before.append(self._heads[head])
+            self._heads[head] = position
+        return end == len(token_ids)
+
+    def draft(self, token_ids: Sequence[int], num: int) -> tuple[int, ...]:
+        """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () without one.
+
+        Of several occurrences of that length, the newest counts. All of `token_ids` must have been read. If the
+        occurrence overlaps the end, the tokens between both repeat.
+        """
+        start = self._found(token_ids)
+        if start is None:
+            return ()
+        found: list[int] = []
+        for position in range(start, start + num):
+            beyond = position - len(token_ids)
+            found.append(token_ids[position] if beyond < 0 else found[beyond])
+        return tuple(found)
+
+    def _found(self, token_ids: Sequence[int]) -> int | None:
+        """Returns the position behind the longest earlier occurrence."""
+        newest = len(token_ids) - 1
+        assert newest == len(self._before) - 1, "tokens that the index has not read"
+        longest = self._min_size - 1
+        found = None
+        position = self._before[newest] if newest >= 0 else -1
+        for _ in range(self._max_candidates):
+            if position < 0 or longest == self._max_size:
+                break
+            size = self._num_equal(token_ids, position, newest)
+            if size > longest:
+                longest = size
+                found = position + 1
+            position = self._before[position]
+        return found
+
+    def _num_equal(self, token_ids: Sequence[int], position: int, newest: int) -> int:
+        """Returns how many tokens up to `position` equal those up to `newest`, at most `max_size`."""
+        most = min(self._max_size, position + 1)
+        size = 0
+        while size < most and token_ids[position - size] == token_ids[newest - size]:
+            size += 1
+        return size

@@ -1,0 +1,62 @@
+"""Verification of drafts: which rows of a step are sampled, and which sampled tokens count.
+
+A slot with a draft of k tokens has k + 1 rows: the row of its newest token and those of the draft. Row i is sampled as
+if the first i draft tokens were the slot's own, with the noise of its own position. Its token counts if these i tokens
+are the tokens of the rows before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rayloom_engine.core.step import SlotStep
+from rayloom_engine.worker.slots import Slot
+
+Steps = Sequence[tuple[SlotStep, Slot]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The meaning of the rows of one slot."""
+
+    num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens
+    is_corrupt: bool = False  # the slot has no draft, and its logits are not finite
+    # The slot has a draft, and the logits of a row are not finite. Masked attention multiplies the KV of later rows by
+    # zero, and zero times NaN is NaN, so a wrong draft token may be the cause: the slot is computed again without one.
+    is_dirty: bool = False
+
+
+def verdict(draft: Sequence[int], token_ids: Sequence[int | None]) -> Verdict:
+    """Returns which rows count. `token_ids`: the sampled token of each row; None if its logits are not finite."""
+    assert len(token_ids) == len(draft) + 1, f"{len(token_ids)} rows for a draft of {len(draft)}"
+    if not draft:
+        return Verdict(0, is_corrupt=True) if token_ids[0] is None else Verdict(1)
+    num = 0
+    for row, token_id in enumerate(token_ids):
+        if token_id is None:
+            break
+        num += 1
+        if row < len(draft) and token_id != draft[row]:
+            break
+    return Verdict(num, is_dirty=None in token_ids)
+
+
+def sampled_slots(steps: Steps) -> list[Slot]:
+    """Returns for each row that is sampled its slot as the sampler shall see it."""
+    slots = []
+    for step, slot in steps:
+        slots.append(slot)
+        slots += [slot.after_draft(num) for num in range(1, len(step.draft_token_ids) + 1)]
+    return slots
+
+
+def sampled_rows(steps: Steps, ends: Iterable[int]) -> list[int]:
+    """Returns the rows of the step's hidden states that are sampled, ascending.
+
+    `ends`: for each of `steps`, the row after its last token.
+    """
+    rows: list[int] = []
+    for (step, _), end in zip(steps, ends, strict=True):
+        rows += range(end - 1 - len(step.draft_token_ids), end)
+    return rows

@@ -1,0 +1,41 @@
+"""The built-in model gives the same answers with n-gram speculation, and needs fewer steps for a text that it copies."""
+
+from __future__ import annotations
+
+from rayloom_engine.llm import LLM, RequestOutput
+from rayloom_engine.sampling_params import SamplingParams
+
+SETTINGS = {"dtype": "bfloat16", "threads": 1, "max_model_len": 512, "num_kv_blocks": 128}
+TEXT = (
+    "The boat was painted green, the house was painted white, and the fence beside the house was painted green. "
+    "On Monday the boat left the harbour, on Tuesday the boat came back, and on Friday the boat left again."
+)
+COPY = [{"role": "user", "content": f"Repeat this text exactly:\n\n{TEXT}"}]
+CHAT = [{"role": "user", "content": "Tell me about the history of Rome."}]
+REQUESTS = (
+    (COPY, SamplingParams(temperature=0.0, max_tokens=48)),
+    (COPY, SamplingParams(temperature=0.0, max_tokens=48, stop=["came back"], logprobs=1)),
+    (COPY, SamplingParams(temperature=0.6, max_tokens=32, seed=3, n=2, frequency_penalty=0.2)),
+    (CHAT, SamplingParams(temperature=0.0, max_tokens=32, min_tokens=32, bad_words=["Rome"])),
+    (CHAT, SamplingParams(temperature=0.9, max_tokens=32, seed=5, repetition_penalty=1.1, top_p=0.9)),
+)
+
+
+def _answers(llm: LLM) -> list[RequestOutput]:
+    return [llm.chat([messages], params, use_tqdm=False)[0] for messages, params in REQUESTS]
+
+
+def test_answers_are_the_same_in_fewer_steps() -> None:
+    with LLM(**SETTINGS) as llm:
+        expected = _answers(llm)
+        num_steps = llm.stats().num_steps
+    with LLM(speculation="ngram", **SETTINGS) as llm:
+        got = _answers(llm)
+        stats = llm.stats()
+    for before, after in zip(expected, got, strict=True):
+        for one, other in zip(before.outputs, after.outputs, strict=True):
+            assert (other.token_ids, other.text) == (one.token_ids, one.text)
+            assert (other.finish_reason, other.stop_reason) == (one.finish_reason, one.stop_reason)
+            assert [entry.token_id for entry in other.logprobs] == [entry.token_id for entry in one.logprobs]
+    assert stats.accepted_tokens > 30
+    assert stats.num_steps < num_steps - 30
