@@ -15,12 +15,14 @@ caches). `bytes` of a part are added as they are, whatever the type, for example
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
 from rayloom_engine.parallel.shard import Shard
 
@@ -79,6 +81,9 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     Each of these must be one of `shard_counts(shape)`.
     """
 
+    if isinstance(shape, MeasuredShape):
+        return _measured_costs(shape)
+
     def most(elements_of: Callable[[Shard], int]) -> Amounts:
         # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
         # over ranks.
@@ -103,6 +108,38 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
         head_layers=shape.head_layers,
         step=StepCosts(
             token=Amounts(elements=tuple(step_token_elements(shape, n) for n in tensor)),
+            sequence_bytes=step_sequence_bytes(shape),
+        ),
+        checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),
+    )
+
+
+def _measured_costs(shape: MeasuredShape) -> Costs:
+    """Returns the costs of a model of the transformers backend, whose ranks cannot share a layer."""
+
+    def one(elements: int) -> Amounts:
+        return Amounts(elements=(elements,))
+
+    layers = list(zip(shape.layer_parameters, shape.layer_kv_sizes, shape.layer_windows, strict=True))
+    kinds = tuple(dict.fromkeys(layers))
+    if len(kinds) > len(_LETTERS):
+        # Too many kinds for the document: every layer counts as the largest.
+        num_kv_heads, head_dim = max(shape.layer_kv_sizes, key=math.prod)
+        kinds = ((max(shape.layer_parameters), (num_kv_heads, head_dim), shape.attention_span),)
+        layers = list(kinds) * shape.num_layers
+    return Costs(
+        tensor=(1,),
+        embedding=one(shape.embedding_parameters),
+        head=one(shape.final_parameters),
+        both=one(shape.both_parameters),
+        kinds=tuple(
+            LayerKind(weights=one(weights), kv=one(2 * math.prod(kv_sizes)), window=window)
+            for weights, kv_sizes, window in kinds
+        ),
+        layers=run_lengths([kinds.index(layer) for layer in layers]),
+        head_layers=shape.head_layers,
+        step=StepCosts(
+            token=one(step_token_elements(shape, 1)),
             sequence_bytes=step_sequence_bytes(shape),
         ),
         checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),

@@ -153,13 +153,7 @@ def read_shape(folder: Path) -> ModelShape:
 
 def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     architecture = _architecture(config)
-    if quantization := config.mapping("quantization_config"):
-        method = quantization.get("quant_method", "unknown")
-        raise ModelError(
-            f"{config.path}: the checkpoint is quantised ({word(method)}); "
-            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
-            "Unsupported",
-        )
+    refuse_quantized(config)
     if (activation := config.text("hidden_act", default="silu")) != "silu":
         raise ModelError(f"{config.path}: hidden_act {shown(activation)} is not supported; works: silu", "Unsupported")
 
@@ -189,8 +183,8 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         mlp_bias=architecture == "LlamaForCausalLM" and config.flag("mlp_bias"),
         qk_norm=architecture == "Qwen3ForCausalLM",
         tie_word_embeddings=config.flag("tie_word_embeddings"),
-        checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        checkpoint_dtype=checkpoint_dtype(config),
+        eos_token_ids=eos_token_ids(folder, config, vocab_size),
     )
 
 
@@ -214,13 +208,32 @@ def _heads(config: ConfigJson, architecture: str, hidden_size: int) -> tuple[int
     return num_heads, num_kv_heads, head_dim
 
 
-def _architecture(config: ConfigJson) -> str:
+def refuse_quantized(config: ConfigJson) -> None:
+    """Raises ModelError if the checkpoint's weights are quantised."""
+    if quantization := config.mapping("quantization_config"):
+        method = quantization.get("quant_method", "unknown")
+        raise ModelError(
+            f"{config.path}: the checkpoint is quantised ({word(method)}); "
+            f"works: {', '.join(DTYPES)} safetensors, or a GGUF file",
+            "Unsupported",
+        )
+
+
+def has_native_decoder(config: ConfigJson) -> bool:
+    """Returns whether our own decoder has the model's architecture."""
+    return _named_architecture(config) in ARCHITECTURES
+
+
+def _named_architecture(config: ConfigJson) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named:
-        architecture = word(named[0])
-    else:
-        model_type = word(config.get("model_type"))
-        architecture = _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
+        return word(named[0])
+    model_type = word(config.get("model_type"))
+    return _MODEL_TYPE_TO_ARCHITECTURE.get(model_type, f"model_type {model_type}")
+
+
+def _architecture(config: ConfigJson) -> str:
+    architecture = _named_architecture(config)
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
@@ -288,7 +301,8 @@ def _layer_windows(config: ConfigJson, architecture: str, num_layers: int) -> tu
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
-def _checkpoint_dtype(config: ConfigJson) -> str:
+def checkpoint_dtype(config: ConfigJson) -> str:
+    """Returns the type of a checkpoint's weights, one of DTYPES. Raises ModelError for any other type."""
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     known = dtype.removeprefix("torch.") if isinstance(dtype, str) else None
     if known not in DTYPES:
@@ -298,7 +312,8 @@ def _checkpoint_dtype(config: ConfigJson) -> str:
     return known
 
 
-def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
+    """Returns the ids that end a text, from generation_config.json or else config.json."""
     path = folder / "generation_config.json"
     generation = ConfigJson(path=path, values=read_json(path) if path.exists() else {})
     for holder in (generation, config):

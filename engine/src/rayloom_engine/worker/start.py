@@ -20,8 +20,9 @@ from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlock
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_int8
-from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.shard_counts import check_shards
+from rayloom_engine.models.reading import read_model_shape
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shard_counts import check_shards, check_stages
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
@@ -47,12 +48,13 @@ def find_model(
     the model and so needs no weight files.
     """
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
-    shape = read_shape(resolved.path)
+    shape = read_model_shape(resolved.path, config.model_backend)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {longest} is more than the model's {shape.max_position_embeddings} positions"
         )
+    check_stages(shape, config.pipeline_parallel_size)
     split_layers(shape.num_layers, config.pipeline_parallel_size)
     check_shards(shape, config.tensor_parallel_size)
     if config.quantization == "int8":
