@@ -60,6 +60,10 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(gemma2
     assert layers + costs.both.elements[0] == found.num_parameters
 
 
+def test_a_process_without_weights_measures_the_same_in_a_child(gemma2: Path) -> None:
+    assert read_model_shape(gemma2, in_child=True) == read_model_shape(gemma2)
+
+
 def test_auto_takes_the_own_decoder_where_there_is_one(tmp_path: Path) -> None:
     folder = architecture_checkpoint(tmp_path, ARCHITECTURES["llama"])
     assert not isinstance(read_model_shape(folder), MeasuredShape)

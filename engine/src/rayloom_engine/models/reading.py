@@ -10,13 +10,16 @@ from pathlib import Path
 from rayloom_engine.config import ModelBackend
 from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
+from rayloom_engine.models.on_transformers.child import measured_in_child
 from rayloom_engine.models.shape import ModelShape, has_native_decoder, read_shape
 
 _MAX_NAME = 256  # characters of a class or a model type
 
 
-def read_model_shape(folder: Path, backend: ModelBackend = "auto") -> ModelShape:
+def read_model_shape(folder: Path, backend: ModelBackend = "auto", *, in_child: bool = False) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
+
+    `in_child`: measure in another process, so that this one does not import torch.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """
@@ -26,6 +29,8 @@ def read_model_shape(folder: Path, backend: ModelBackend = "auto") -> ModelShape
         is_native = has_native_decoder(config)
     if backend == "native" or (backend == "auto" and is_native) or not _names_a_class(config):
         return read_shape(folder)  # of a model that names no class, it raises the error
+    if in_child:
+        return measured_in_child(folder)
     try:
         from rayloom_engine.models.on_transformers.measure import measured_shape
     except ImportError as error:

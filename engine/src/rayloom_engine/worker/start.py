@@ -48,7 +48,7 @@ def find_model(
     the model and so needs no weight files.
     """
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights)
-    shape = read_model_shape(resolved.path, config.model_backend)
+    shape = read_model_shape(resolved.path, config.model_backend, in_child=not has_weights)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:
         raise ConfigError(
