@@ -35,7 +35,7 @@ parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up clust
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test client-tests client-packages sanitize faults long-context chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
+.PHONY: help venv run test client-tests client-packages sanitize archs faults long-context chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
   test-api bench-operator parts clean
 
 help: ## List the targets
@@ -58,6 +58,9 @@ client-packages: $(STAMP)
 
 chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
+
+archs: $(LIBRARY) ## Compare tiny models of 67 architectures with transformers, and write docs/benchmarks/architectures.md (10 minutes); ARGS="gemma2 phi"
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/architectures/table.py $(ARGS)
 
 faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which `make test` leaves out
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m slow $(ARGS)

@@ -1,4 +1,4 @@
-"""The built-in model gives the same answers with n-gram speculation, and needs fewer steps for a text that is copied."""
+"""The built-in model gives the same answers with n-gram speculation, and copies a text in fewer steps."""
 
 from __future__ import annotations
 

@@ -132,3 +132,21 @@ def test_pages_narrower_than_the_arithmetic_are_widened_as_they_are_gathered(win
 
     assert attend(narrow).dtype is torch.float32
     assert torch.equal(attend(narrow), attend(narrow.float()))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(1.5, False), (None, True), (1.5, True)])
+def test_soft_caps_and_sinks_change_scores_as_in_the_reference(
+    soft_cap: float | None, has_sinks: bool, window: int | None
+) -> None:
+    torch.manual_seed(1)
+    # a whole prompt, a chunk, and two sequences with one new token
+    batch = make_batch([7, 3, 1, 1], [7, 9, 6, 11], [[1, 2], [3, 4, 5], [6, 7], [8, 9, 10]])
+    pages = torch.randn(16, 4, 2, 2, 16)
+    query_THD = torch.randn(12, 6, 16)
+    sinks_H = torch.randn(6) if has_sinks else None
+    ours = plan_of(batch, pages, window=window).attend(query_THD, pages, 0.5, soft_cap=soft_cap, sinks_H=sinks_H)
+    plan = reference.plan_attention(batch, num_heads=6, pages=pages, window=window, compute_dtype=torch.float32)
+    expected = plan.attend(query_THD, pages, 0.5, soft_cap=soft_cap, sinks_H=sinks_H)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(ours, plan.attend(query_THD, pages, 0.5), atol=0.01)

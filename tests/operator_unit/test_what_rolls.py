@@ -143,6 +143,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.resources.limits": (yes({"cpu": "1"}, {"cpu": "2"}),),
     "engine.args.device": (no(None, "cpu"), no(None, "cuda", HUB), yes(None, "cuda")),
     "engine.args.quantization": (yes(None, "int8"),),
+    "engine.args.modelBackend": (yes(None, "transformers"),),
     "engine.args.maxNumSeqs": (yes(None, 4),),
     "engine.args.maxNumBatchedTokens": (yes(None, 512),),
     "engine.args.maxQueuedRequests": (yes(None, 4),),

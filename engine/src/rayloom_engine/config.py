@@ -18,6 +18,7 @@ from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["auto", "none", "int8"]
+ModelBackend = Literal["auto", "native", "transformers"]
 ToolParser = Literal["hermes", "qwen3_xml", "llama3_json", "pythonic", "mistral", "granite", "internlm", "harmony"]
 ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss", "granite"]
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
@@ -50,6 +51,12 @@ class EngineConfig(BaseModel):
         description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay so on CPU, those "
         "of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the checkpoint at the "
         "start; only on CPU.",
+    )
+    model_backend: ModelBackend = Field(
+        "auto",
+        description="Code of the model. native: our own decoder, the fastest, for some architectures. transformers: "
+        "the modules of the library transformers, for nearly all decoder-only models, without tensor parallelism. "
+        "auto: native where it has the architecture, else transformers.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")
     max_model_len: int | None = Field(

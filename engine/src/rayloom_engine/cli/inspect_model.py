@@ -17,6 +17,7 @@ from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ModelError
 
 if TYPE_CHECKING:
+    from rayloom_engine.config import ModelBackend
     from rayloom_engine.models.checkpoint.source import ResolvedModel
     from rayloom_engine.models.inspection import Inspection
     from rayloom_engine.models.shape import ModelShape
@@ -33,6 +34,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_model_argument(parser)
     parser.add_argument("--model", help=f"as in serve. Default: {EngineConfig().model}.")
     parser.add_argument("--revision", default=None, help="hub revision. Default: main.")
+    parser.add_argument(
+        "--model-backend",
+        choices=["auto", "native", "transformers"],
+        default="auto",
+        help="as in serve. Default: auto.",
+    )
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take. Default: 60."
     )
@@ -51,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = model_of(args) or EngineConfig().model
     try:
-        found = _inspect(model, args.revision, args.timeout)
+        found = _inspect(model, args.revision, args.model_backend, args.timeout)
     except ModelError as error:
         _leave(args.termination_log, failure(error))
         raise
@@ -86,7 +93,9 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
     }
 
 
-def _inspect(model: str, revision: str | None, seconds: float) -> tuple[ResolvedModel, ModelShape] | None:
+def _inspect(
+    model: str, revision: str | None, backend: ModelBackend, seconds: float
+) -> tuple[ResolvedModel, ModelShape] | None:
     """Returns the resolved model and its shape; None if that takes longer than `seconds`.
 
     After that time, the thread that inspects the model continues in the background.
@@ -97,7 +106,7 @@ def _inspect(model: str, revision: str | None, seconds: float) -> tuple[Resolved
 
     def work() -> None:
         try:
-            found.append(inspect_model(model, revision))
+            found.append(inspect_model(model, revision, backend))
         except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
             found.append(error)
 

@@ -30,8 +30,8 @@ class KvPages:
         cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KvPages:
         """Returns a cache of zeros. On CPU its memory is taken only when blocks are first written."""
-        shape = (num_blocks, block_size, 2, layout.num_kv_heads, layout.head_dim)
-        return cls(pages=[_zeros(shape, dtype, device) for _ in range(layout.num_layers)])
+        shapes = [(num_blocks, block_size, 2, num_kv_heads, head_dim) for num_kv_heads, head_dim in layout.sizes]
+        return cls(pages=[_zeros(shape, dtype, device) for shape in shapes])
 
     @property
     def num_blocks(self) -> int:

@@ -12,14 +12,19 @@ class KvLayout:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    # (key/value heads, head size) of each layer, where layers differ; the two fields above are then the largest.
+    layer_sizes: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """(key/value heads, head size) of each layer."""
+        return self.layer_sizes or ((self.num_kv_heads, self.head_dim),) * self.num_layers
 
     def block_bytes(self, block_size: int, element_bytes: int) -> int:
         """Returns the bytes of one block of `block_size` tokens in all layers."""
         return (
             2  # key and value
-            * self.num_layers
-            * self.num_kv_heads
-            * self.head_dim
+            * sum(num_kv_heads * head_dim for num_kv_heads, head_dim in self.sizes)
             * block_size
             * element_bytes
         )

@@ -18,14 +18,16 @@ quantised weights.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.quantised.amounts import Amount, checkpoint_bytes, ends_amount, layer_amount, layer_forms
-from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
 from rayloom_engine.parallel.shard import Shard
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -89,6 +91,9 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     Each of these must be one of `shard_counts(shape)`.
     """
 
+    if isinstance(shape, MeasuredShape):
+        return _measured_costs(shape)
+
     def most(amount_of: Callable[[Shard], Amount]) -> Amounts:
         # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
         # over ranks.
@@ -130,6 +135,38 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
             sequence_bytes=step_sequence_bytes(shape),
         ),
         checkpoint_bytes=checkpoint_bytes(shape),
+    )
+
+
+def _measured_costs(shape: MeasuredShape) -> Costs:
+    """Returns the costs of a model of the transformers backend, whose ranks cannot share a layer."""
+
+    def one(elements: int) -> Amounts:
+        return Amounts(elements=(elements,))
+
+    layers = list(zip(shape.layer_parameters, shape.layer_kv_sizes, shape.layer_windows, strict=True))
+    kinds = tuple(dict.fromkeys(layers))
+    if len(kinds) > len(_LETTERS):
+        # Too many kinds for the document: every layer counts as the largest.
+        num_kv_heads, head_dim = max(shape.layer_kv_sizes, key=math.prod)
+        kinds = ((max(shape.layer_parameters), (num_kv_heads, head_dim), shape.attention_span),)
+        layers = list(kinds) * shape.num_layers
+    return Costs(
+        tensor=(1,),
+        embedding=one(shape.embedding_parameters),
+        head=one(shape.final_parameters),
+        both=one(shape.both_parameters),
+        kinds=tuple(
+            LayerKind(weights=one(weights), kv=one(2 * math.prod(kv_sizes)), window=window)
+            for weights, kv_sizes, window in kinds
+        ),
+        layers=run_lengths([kinds.index(layer) for layer in layers]),
+        head_layers=shape.head_layers,
+        step=StepCosts(
+            token=one(step_token_elements(shape, 1)),
+            sequence_bytes=step_sequence_bytes(shape),
+        ),
+        checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),
     )
 
 

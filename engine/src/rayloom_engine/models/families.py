@@ -94,21 +94,29 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 ARCHITECTURES = tuple(FAMILIES)
 
 
+def has_native_decoder(config: ConfigJson) -> bool:
+    """Returns whether our own decoder has the model's architecture."""
+    return _named_architecture(config) in FAMILIES
+
+
 def architecture_of(config: ConfigJson) -> str:
     """Returns a key of FAMILIES, or raises ModelError."""
-    named = config.get("architectures")
-    if isinstance(named, list) and named:
-        architecture = word(named[0])
-    else:
-        model_type = word(config.get("model_type"))
-        known = (name for name, family in FAMILIES.items() if family.model_type == model_type)
-        architecture = next(known, f"model_type {model_type}")
+    architecture = _named_architecture(config)
     if architecture not in FAMILIES:
         raise ModelError(
             f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
             "Unsupported",
         )
     return architecture
+
+
+def _named_architecture(config: ConfigJson) -> str:
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        return word(named[0])
+    model_type = word(config.get("model_type"))
+    known = (name for name, family in FAMILIES.items() if family.model_type == model_type)
+    return next(known, f"model_type {model_type}")
 
 
 def read_traits(

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rayloom_engine.config import ModelBackend
 from rayloom_engine.errors import ModelError, ModelFault
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.checkpoint.limits import (
@@ -28,7 +29,9 @@ from rayloom_engine.models.checkpoint.limits import (
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config
 from rayloom_engine.models.costs import Costs, model_costs
 from rayloom_engine.models.int8_shape import aligned_counts
-from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.reading import read_model_shape
+from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.shard_counts import shard_counts
 
 MAX_FACTS_BYTES = 3500  # the rest of a termination message is reserved for fields of later versions
@@ -58,6 +61,11 @@ class Shape(_InspectionPart):
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+    model_backend: Literal["transformers"] | None = Field(
+        None,
+        description="transformers: its modules compute the model, without tensor parallelism; none: the engine's own "
+        "decoder.",
+    )
     attention_span: int | None = Field(
         None,
         description="Positions that a token sees in the layer with the widest window, itself included; "
@@ -90,13 +98,16 @@ class Inspection(_InspectionPart):
         return self.model_dump_json(exclude_none=True)
 
 
-def inspect_model(model: str, revision: str | None) -> tuple[ResolvedModel, ModelShape]:
-    """Returns a model's commit and shape; reads only its configuration. Raises ModelError."""
+def inspect_model(model: str, revision: str | None, backend: ModelBackend = "auto") -> tuple[ResolvedModel, ModelShape]:
+    """Returns a model's commit and shape; reads only its configuration. Raises ModelError.
+
+    `backend`: as the setting model_backend.
+    """
     with tempfile.TemporaryDirectory(prefix="rayloom-inspect-") as scratch:
         try:
             with refuses_broken(model):
                 resolved = resolve_config(model, revision, Path(scratch))
-                return resolved, read_shape(resolved.path)
+                return resolved, read_model_shape(resolved.path, backend)
         except ModelError as error:
             # The configuration of a GGUF file is first written to a scratch folder. Name the file that the user gave
             # instead.
@@ -111,6 +122,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
+    known["model_backend"] = "transformers" if isinstance(shape, MeasuredShape) else None
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
     counts = aligned_counts(shape, shard_counts(shape))
     while True:

@@ -20,6 +20,7 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder import CausalLM
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
 from rayloom_engine.models.empty import empty_model
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.quantised.gather import QuantisedTensors
 from rayloom_engine.models.shape import ModelShape
@@ -52,6 +53,12 @@ def load_model(
     bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors' names before reading any
     weight.
     """
+    if isinstance(shape, MeasuredShape):
+        from rayloom_engine.models.on_transformers.model import load_transformers_model
+
+        whole = part or whole_part(shape.num_layers)
+        made, num_bytes = load_transformers_model(folder, shape, kernels, dtype=dtype, part=whole, progress=progress)
+        return LoadedModel(model=made, num_bytes_read=num_bytes)
     files = checked_files(folder, shape)
     model, destinations = empty_model(shape, part or whole_part(shape.num_layers), kernels)
     sizes = checkpoint_sizes(shape)

@@ -196,8 +196,8 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         tie_word_embeddings=family.is_tied
         if config.get("tie_word_embeddings") is None
         else config.flag("tie_word_embeddings"),
-        checkpoint_dtype=_checkpoint_dtype(config),
-        eos_token_ids=_eos_token_ids(folder, config, vocab_size),
+        checkpoint_dtype=checkpoint_dtype(config),
+        eos_token_ids=eos_token_ids(folder, config, vocab_size),
         traits=traits,
         scheme=_scheme(config, hidden_size, intermediate_size, (num_heads * head_dim, num_kv_heads * head_dim)),
     )
@@ -237,7 +237,8 @@ def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple
     return num_heads, num_kv_heads, head_dim
 
 
-def _checkpoint_dtype(config: ConfigJson) -> str:
+def checkpoint_dtype(config: ConfigJson) -> str:
+    """Returns the type of a checkpoint's weights, one of DTYPES. Raises ModelError for any other type."""
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     known = dtype.removeprefix("torch.") if isinstance(dtype, str) else None
     if known not in DTYPES:
@@ -247,7 +248,8 @@ def _checkpoint_dtype(config: ConfigJson) -> str:
     return known
 
 
-def _eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
+def eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[int, ...]:
+    """Returns the ids that end a text, from generation_config.json or else config.json."""
     path = folder / "generation_config.json"
     generation = ConfigJson(path=path, values=read_json(path) if path.exists() else {})
     for holder in (generation, config):

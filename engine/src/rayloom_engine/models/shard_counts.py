@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.shape import ModelShape
 
 
 def check_shards(shape: ModelShape, num_shards: int) -> None:
     """Raises ConfigError, listing the numbers that work, if `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
+    if isinstance(shape, MeasuredShape) and num_shards > 1:
+        raise ConfigError(
+            f"tensor_parallel_size: the transformers backend, which computes {shape.architecture}, cuts no layer, "
+            f"given {num_shards}; use 1, and for more ranks pipeline_parallel_size"
+        )
     if num_shards not in choices and shape.traits.has_wide_qk_norm:
         raise ConfigError(
             f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, whose norms of "
@@ -23,13 +29,22 @@ def check_shards(shape: ModelShape, num_shards: int) -> None:
         )
 
 
+def check_stages(shape: ModelShape, num_stages: int) -> None:
+    """Raises ConfigError if the layers of the model cannot be shared by several stages."""
+    if isinstance(shape, MeasuredShape) and num_stages > 1 and not shape.can_be_staged:
+        raise ConfigError(
+            f"pipeline_parallel_size: the transformers backend, which computes {shape.architecture}, cannot share "
+            f"its layers, because they need more than the layer before; given {num_stages}, use 1"
+        )
+
+
 def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     """Returns all numbers of ranks that can share a layer. Each rank gets the same number of query heads, and whole
     key/value heads.
 
     More ranks than key/value heads work too, if their number is a multiple: then each such head is on several ranks.
     """
-    if shape.traits.has_wide_qk_norm:
+    if isinstance(shape, MeasuredShape) or shape.traits.has_wide_qk_norm:
         return (1,)
     most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
     return tuple(

@@ -26,7 +26,7 @@ def checked_files(folder: Path, shape: ModelShape) -> list[Path]:
     If the tensors in their headers do not fit the shape, raises ModelError with the tensors' names.
     """
     with refuses_broken(folder):
-        files = _weight_files(folder)
+        files = weight_files(folder)
         _check(files, checkpoint_tensors(shape), shape)
     return files
 
@@ -39,7 +39,7 @@ def checkpoint_tensors(shape: ModelShape) -> dict[str, StoredTensor]:
     return shape.scheme.tensors(sizes)
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Returns the files with the weights: those that the index names, or else model.safetensors."""
     index = folder / _INDEX
     if index.exists():

@@ -21,8 +21,9 @@ from rayloom_engine.models.adapters.memory import adapter_bytes, adapter_step_by
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_groups, check_int8
-from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.shard_counts import check_shards
+from rayloom_engine.models.reading import read_model_shape
+from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shard_counts import check_shards, check_stages
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
@@ -50,12 +51,13 @@ def find_model(
     # A GGUF file has no type beside its quantised ones. So a given type is the type of all of its weights.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
-    shape = read_shape(resolved.path)
+    shape = read_model_shape(resolved.path, config.model_backend, in_child=not has_weights)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {longest} is more than the model's {shape.max_position_embeddings} positions"
         )
+    check_stages(shape, config.pipeline_parallel_size)
     split_layers(shape.num_layers, config.pipeline_parallel_size)
     check_shards(shape, config.tensor_parallel_size)
     if config.quantization == "int8":

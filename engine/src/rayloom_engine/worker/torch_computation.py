@@ -26,6 +26,7 @@ from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.loader import load_model
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.step_memory import step_bytes
@@ -68,7 +69,9 @@ class TorchComputation:
         self._adapters = getattr(model, "adapters", None)  # None: a kind of model that adapters cannot update
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
-        if limits is not None and is_whole and reads_on_device(model.kernels.target, cache.pages[0]):
+        # The modules of transformers may read tensors on the host, which a graph would not repeat.
+        can_repeat = is_whole and not isinstance(model.shape, MeasuredShape)
+        if limits is not None and can_repeat and reads_on_device(model.kernels.target, cache.pages[0]):
             with self.step():
                 self.graphs = DecodeGraphs(
                     model, cache, max_num_seqs=limits.max_num_seqs, max_context_len=limits.max_context_len

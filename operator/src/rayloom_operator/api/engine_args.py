@@ -37,6 +37,12 @@ class EngineArgs(Part):
         "CPU, those of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the "
         "checkpoint at the start; only on CPU.",
     )
+    model_backend: Literal["auto", "native", "transformers"] | None = Field(
+        None,
+        description="Code of the model. native: the engine's own decoder, the fastest, for some architectures. "
+        "transformers: the modules of the library transformers, for nearly all decoder-only models, without tensor "
+        "parallelism. auto, the default: native where it has the architecture, else transformers.",
+    )
     async_scheduling: bool | None = Field(
         None,
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "

@@ -54,6 +54,12 @@ class ModelShape(_FactsPart):
     o_bias: bool = Field(False, description="The attention's output has a bias.")
     mlp_bias: bool = Field(False, description="The feed-forward part has biases.")
     qk_norm: bool = Field(False, description="Queries and keys are normalised head by head.")
+    model_backend: str | None = Field(
+        None,
+        max_length=32,
+        description="Code of the model. transformers: that library's modules, without tensor parallelism; absent: the "
+        "engine's own decoder.",
+    )
     attention_span: int | None = Field(
         None,
         ge=1,

@@ -30,8 +30,9 @@ DEADLINE_SECONDS = 1800
 # Seconds in which an admin can read the log of a finished Job. The Job must outlive the wait for the next attempt,
 # because the number of that attempt is computed from this Job's name.
 _KEEP_SECONDS = 900
-# Measured: 50 MiB, or 90 MiB with the hub's library.
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+# Measured: 50 MiB, or 90 MiB with the hub's library. A model of the transformers backend is measured with torch, which
+# takes about 700 MiB.
+_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
 def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
@@ -40,6 +41,8 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
     if revision := commit or model.revision:
         command += ["--revision", revision]
+    if backend := service.spec.engine.args.model_backend:
+        command += ["--model-backend", backend]
     variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
     variables |= model_variables(service, hub, has_cache=False)
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {

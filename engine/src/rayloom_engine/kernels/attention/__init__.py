@@ -2,6 +2,8 @@
 
     out[t] = softmax(scale * q[t] . K[visible]) V[visible]
 
+With a soft cap c, a score s becomes c * tanh(s / c). A sink of a head is one more score without a value.
+
 A token at position p sees the positions (p - window, p], or [0, p] without a window.
 
 Attention has two phases. `plan_attention` runs once per step and window. It prepares what all layers share, such as a
@@ -46,11 +48,17 @@ class AttentionPlan(Protocol):
     """
 
     def attend(
-        self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float, *, soft_cap: float | None = None
+        self,
+        query_THD: torch.Tensor,
+        pages: torch.Tensor,
+        scale: float,
+        *,
+        soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the attention of the step's tokens, [T, H, D], contiguous, in the type of the queries.
 
-        With a soft cap, a score s becomes soft_cap * tanh(s / soft_cap).
+        With a soft cap, a score s becomes soft_cap * tanh(s / soft_cap). sinks_H is float32.
 
         query_THD may be strided over T. `pages` is one layer's cache, [N, P, 2, K, D], which must already contain the
         keys and values of the step's own tokens. Use a plan for the layers of one model, one at a time: it may reuse

@@ -69,53 +69,74 @@ class PlainPlan:
     prefills: tuple[_Prefill, ...]
 
     def attend(
-        self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float, *, soft_cap: float | None = None
+        self,
+        query_THD: torch.Tensor,
+        pages: torch.Tensor,
+        scale: float,
+        *,
+        soft_cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         num_tokens, num_heads, head_dim = query_THD.shape
         num_kv_heads = pages.shape[3]
         grouped = (num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
         query_TKGD = query_THD.view(grouped)
         out_TKGD = torch.empty(grouped, dtype=query_THD.dtype, device=query_THD.device)
+        scores = _ScoreRule(
+            scale=scale, soft_cap=soft_cap, sinks_KG=None if sinks_H is None else sinks_H.view(grouped[1:3])
+        )
         for part in self.decodes:
             part.gathered.fill(pages)
-            out_TKGD[part.rows_R] = _attention(
-                query_TKGD[part.rows_R], part.gathered, part.mask_R11L, scale=scale, soft_cap=soft_cap
+            out_TKGD[part.rows_R] = scores.attend(
+                query_TKGD[part.rows_R], part.gathered, part.mask_R11L, is_decode=True
             )
         for chunk in self.prefills:
             chunk.gathered.fill(pages)
-            out_KGnD = _attention(
-                query_TKGD[chunk.rows_n].permute(1, 2, 0, 3),
-                chunk.gathered,
-                chunk.mask_nL,
-                is_causal=chunk.mask_nL is None,
-                scale=scale,
-                soft_cap=soft_cap,
-            )
+            query_KGnD = query_TKGD[chunk.rows_n].permute(1, 2, 0, 3)
+            out_KGnD = scores.attend(query_KGnD, chunk.gathered, chunk.mask_nL, is_decode=False)
             out_TKGD[chunk.rows_n] = out_KGnD.permute(2, 0, 1, 3)
         return out_TKGD.view(num_tokens, num_heads, head_dim)
 
 
-def _attention(
-    query: torch.Tensor,
-    gathered: _Gathered,
-    mask: torch.Tensor | None,
-    *,
-    is_causal: bool = False,
-    scale: float,
-    soft_cap: float | None,
-) -> torch.Tensor:
-    """Returns the attention of queries [..., n, D] to gathered keys and values. `is_causal`: row i sees i + 1 keys."""
-    if soft_cap is None:
-        return F.scaled_dot_product_attention(
-            query, gathered.keys, gathered.values, attn_mask=mask, is_causal=is_causal, scale=scale
-        )
-    # torch's function has no soft cap, so the scores are in memory here.
-    scores = (query @ gathered.keys.transpose(-1, -2)).float().mul_(scale / soft_cap).tanh_().mul_(soft_cap)
-    if is_causal:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], device=scores.device).triu_(1).bool(), float("-inf"))
-    elif mask is not None:
-        scores += mask
-    return scores.softmax(-1).to(query.dtype) @ gathered.values
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScoreRule:
+    """The rule by which a layer computes scores from queries and keys."""
+
+    scale: float
+    soft_cap: float | None
+    sinks_KG: torch.Tensor | None
+
+    def attend(
+        self, query: torch.Tensor, gathered: _Gathered, mask: torch.Tensor | None, *, is_decode: bool
+    ) -> torch.Tensor:
+        """Returns [R, K, G, D] for the queries of a decode bucket, or [K, G, n, D] for those of a chunk.
+
+        `mask` is added to the scores. A chunk without a mask is a whole sequence, in which attention is causal.
+        """
+        if self.soft_cap is None and self.sinks_KG is None:
+            return F.scaled_dot_product_attention(
+                query,
+                gathered.keys,
+                gathered.values,
+                attn_mask=mask,
+                is_causal=mask is None and not is_decode,
+                scale=self.scale,
+            )
+        scores = torch.matmul(query, gathered.keys.transpose(-1, -2)).float() * self.scale
+        if self.soft_cap is not None:
+            scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
+        if mask is not None:
+            scores = scores + mask
+        elif not is_decode:
+            length = scores.shape[-1]
+            hidden_nL = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(hidden_nL, float("-inf"))
+        if self.sinks_KG is not None:
+            sinks = self.sinks_KG.float()
+            sinks = sinks[None, :, :, None] if is_decode else sinks[:, :, None, None]
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : gathered.keys.shape[-2]]
+        return torch.matmul(weights.to(query.dtype), gathered.values)
 
 
 def plan_attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.shard import Shard
 
@@ -17,6 +18,8 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 
     `cut_unit`: that of the weights' format. The answer is the same for all ranks of a stage, because they sum arrays
     of one type.
     """
+    if isinstance(shape, MeasuredShape):
+        return f"{shape.architecture} is computed by transformers' modules"
     if dtype not in ELEMENTS:
         return f"it has no kernels for {dtype}"
     shards = [Shard(index, num_shards) for index in range(num_shards)]

@@ -1,0 +1,42 @@
+"""MeasuredShape: the shape of a model whose sizes were measured on its modules, rather than computed from config.json.
+
+Pure, without torch. `models.on_transformers.measure` makes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayloom_engine.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredShape(ModelShape):
+    """Sizes of a model of the transformers backend. The fields of ModelShape describe its widest layer."""
+
+    layer_parameters: tuple[int, ...]  # weights of each layer
+    embedding_parameters: int  # weights of the first of several stages, beside its layers
+    final_parameters: int  # weights of the last of several stages, beside its layers
+    total_parameters: int  # weights of the model; a matrix with two uses counts once
+    layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
+    widest: int  # outputs of the widest linear layer
+    can_be_staged: bool  # its layers can be shared by several stages
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Weights of an average layer."""
+        return sum(self.layer_parameters) // self.num_layers
+
+    @property
+    def num_parameters(self) -> int:
+        return self.total_parameters
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Returns the bytes that one token takes in the KV cache, in all layers together."""
+        elements = sum(num_kv_heads * head_dim for num_kv_heads, head_dim in self.layer_kv_sizes)
+        return 2 * elements * element_bytes  # key and value
+
+    @property
+    def both_parameters(self) -> int:
+        """Weights of an only stage, beside its layers."""
+        return self.total_parameters - sum(self.layer_parameters)

@@ -1,0 +1,48 @@
+"""Measures a model in a process of its own, for processes that hold no part of it and so need no torch.
+
+`python -m rayloom_engine.models.on_transformers.child FOLDER` writes the pickled shape, or the error, to its standard
+output.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.models.checkpoint.config_json import refuses_broken
+from rayloom_engine.models.measured_shape import MeasuredShape
+
+_MAX_LINE = 300  # characters of a child's last words in a message
+
+
+def measured_in_child(folder: Path) -> MeasuredShape:
+    """Returns what `measured_shape` returns, and raises what it raises."""
+    command = [sys.executable, "-m", "rayloom_engine.models.on_transformers.child", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ModelError(f"{folder / 'config.json'}: the model cannot be measured: {last[:_MAX_LINE]}")
+    result = pickle.loads(done.stdout)  # written by this module
+    if isinstance(result, MeasuredShape):
+        return result
+    message, fault = result
+    raise ModelError(message, fault)
+
+
+def _main(folder: Path) -> None:
+    from rayloom_engine.models.on_transformers.measure import measured_shape
+
+    result: object
+    try:
+        with refuses_broken(folder / "config.json"):
+            result = measured_shape(folder)
+    except ModelError as error:
+        result = (str(error), error.fault)
+    sys.stdout.buffer.write(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

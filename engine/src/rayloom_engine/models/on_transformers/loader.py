@@ -1,0 +1,163 @@
+"""Copies weights from safetensors files into a model of transformers, tensor by tensor.
+
+transformers' modules may have other names and forms than the tensors of a checkpoint: experts are stacked, a prefix is
+missing. transformers has rules for both, and the loader applies them to the names in the files' headers first, so a
+checkpoint that does not fit is refused before a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from rayloom_engine.errors import ModelError, word
+from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.weight_files import weight_files
+
+_MAX_NAMES = 5  # names in one message
+_FLOAT_TYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(slots=True)
+class _Target:
+    """One or several tensors of the model, made from tensors of the files."""
+
+    rule: Any  # transformers' rule that makes them
+    sources: list[tuple[str, str]] = field(default_factory=list)  # (name in the files, pattern of the rule)
+
+
+class WeightPlan:
+    """The plan by which tensors of a checkpoint become those of a model. Made from the files' headers."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        """Raises ModelError with the tensors' names if the files do not fit the model."""
+        self._model = model
+        self._names: dict[str, Path] = {}
+        wrong: list[str] = []
+        for path in weight_files(folder):
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
+                    self._names[name] = path
+                    if tensors.get_slice(name).get_dtype() not in _FLOAT_TYPES:
+                        wrong.append(name)
+        self._wanted: dict[str, torch.Tensor] = model.state_dict()
+        self._tied: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", {}))
+        self._targets: dict[str, _Target] = {}
+        self._used: set[str] = set()
+        self._plan()
+        self._check(folder, wrong)
+
+    def load(self, dtype: torch.dtype, device: torch.device, progress: Progress) -> int:
+        """Gives the model its weights, rounded to `dtype`, then to their type in the model. Returns the bytes read."""
+        num_bytes_read = 0
+        done = 0
+        total = sum(tensor.nbytes for tensor in self._wanted.values())
+        filled: set[str] = set()
+        open_files: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in set(self._names.values())}
+        progress("load", 0, total, "bytes")
+        for first_name, target in self._targets.items():
+            rule = target.rule
+            for name, pattern in target.sources:
+                stored = open_files[self._names[name]].get_tensor(name)
+                num_bytes_read += stored.nbytes
+                rule.add_tensor(first_name, name, pattern, _given(stored.to(dtype)))
+            for name, made in rule.convert(first_name, model=self._model, config=self._model.config).items():
+                tensor = made[0] if isinstance(made, list) else made
+                self._place(name, tensor, device)
+                filled.add(name)
+                done += self._wanted[name].nbytes
+                progress("load", done, total, "bytes")
+        self._finish(filled, device)
+        return num_bytes_read
+
+    def _plan(self) -> None:
+        model = self._model
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        pattern_to_converter = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+        prefix = model.base_model_prefix
+        for name in sorted(self._names, key=_natural):
+            renamed, pattern = rename_source_key(name, renamings, converters, prefix, self._wanted)
+            if renamed not in self._wanted and name in self._wanted:
+                renamed, pattern = name, None
+            if renamed not in self._wanted:
+                continue
+            self._used.add(name)
+            if pattern is None:
+                self._targets.setdefault(renamed, _Target(WeightRenaming(name, renamed))).sources.append((name, name))
+            else:
+                rule = deepcopy(pattern_to_converter[pattern])
+                self._targets.setdefault(renamed, _Target(rule)).sources.append((name, pattern))
+
+    def _check(self, folder: Path, wrong: list[str]) -> None:
+        made = set(self._targets)
+        for first_name, target in self._targets.items():
+            if isinstance(target.rule, WeightConverter):
+                first, *others = target.rule.target_patterns
+                made |= {first_name.replace(first, other) for other in others}
+        required = {name for name, _ in self._model.named_parameters()} - self._tied.keys()
+        missing = sorted(name for name in required if name not in made)
+        wrong = [name for name in wrong if name in self._used]
+        wrong += [
+            name
+            for name, target in self._targets.items()
+            if isinstance(target.rule, WeightRenaming) and self._size(target) != list(self._wanted[name].shape)
+        ]
+        problems = [f"{label}: {_list(names)}" for label, names in (("missing", missing), ("wrong", wrong)) if names]
+        if problems:
+            raise ModelError(
+                f"{folder}: the weights do not fit config.json ({type(self._model).__name__}); " + "; ".join(problems)
+            )
+
+    def _size(self, target: _Target) -> list[int]:
+        name, _ = target.sources[0]
+        with safe_open(self._names[name], framework="pt") as tensors:
+            size: list[int] = tensors.get_slice(name).get_shape()
+        return size
+
+    def _place(self, name: str, tensor: torch.Tensor, device: torch.device) -> None:
+        wanted = self._wanted[name]
+        if tensor.shape != wanted.shape:
+            raise ModelError(f"{word(name)} is {list(tensor.shape)}, should be {list(wanted.shape)}")
+        placed = tensor.to(device=device, dtype=wanted.dtype, copy=True)
+        owner, _, leaf = name.rpartition(".")
+        module = self._model.get_submodule(owner)
+        if leaf in module._buffers:
+            module._buffers[leaf] = placed
+        else:
+            module._parameters[leaf] = torch.nn.Parameter(placed, requires_grad=False)
+        getattr(module, leaf)._is_hf_initialized = True
+
+    def _finish(self, filled: set[str], device: torch.device) -> None:
+        """Ties weights, and computes the buffers that no checkpoint has, such as the frequencies of rotary embedding.
+
+        The methods are those that transformers' own loader calls.
+        """
+        model = self._model
+        missing = set(self._wanted) - filled
+        model._move_missing_keys_from_meta_to_device(missing, {"": device}, None, None)
+        model._initialize_missing_keys(False)
+        model.tie_weights(missing_keys=missing, recompute_mapping=False)
+
+
+def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: tensor
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Returns a key that sorts numbers in names by value, as transformers' rules for lists expect."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(map(word, names[:_MAX_NAMES])) + more

@@ -1,0 +1,120 @@
+"""Measures a model on the meta device: sizes of weights and KV cache, layer by layer. Reads no weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayloom_engine.errors import ModelError, word
+from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json
+from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_PARAMETERS, MAX_SIZE, MAX_VOCAB
+from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.on_transformers.config import read_config, unsupported
+from rayloom_engine.models.on_transformers.meta_model import MetaModel, build_meta_model
+from rayloom_engine.models.rope.parameters import RopeParameters
+from rayloom_engine.models.shape import DTYPES, checkpoint_dtype, eos_token_ids
+
+
+def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
+    """Returns the model in a Hugging Face folder, on the meta device. Raises ModelError if it cannot be served."""
+    path = folder / "config.json"
+    config, model_class = read_config(folder)
+    try:
+        return build_meta_model(config, model_class, dtype)
+    except ModelError as error:
+        raise unsupported(path, f"{model_class.__name__} cannot be served, because {error}") from error
+
+
+def measured_shape(folder: Path) -> MeasuredShape:
+    """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served."""
+    path = folder / "config.json"
+    given = ConfigJson(path=path, values=read_json(path))
+    _refuse_quantised(given)
+    # Check the sizes before modules of these sizes are made.
+    config, _ = read_config(folder)
+    names = ("num_hidden_layers", "hidden_size", "vocab_size")  # attributes, which some classes call otherwise in JSON
+    known = ConfigJson(path=path, values={name: getattr(config, name, None) for name in names})
+    known.count("num_hidden_layers", at_most=MAX_LAYERS)
+    known.count("hidden_size", at_most=MAX_SIZE)
+    known.count("vocab_size", at_most=MAX_VOCAB)
+    return _shape(folder, given, read_meta_model(folder, torch.float32))
+
+
+def _shape(folder: Path, given: ConfigJson, meta: MetaModel) -> MeasuredShape:
+    model, config = meta.model, meta.model.config
+    tied = getattr(model, "all_tied_weights_keys", {})
+    # named_parameters would give each of two tied weights: they share memory only after they are loaded.
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in tied}
+    layer_parameters = tuple(
+        sum(size for name, size in sizes.items() if name.startswith(f"{meta.layer_list}.{index}."))
+        for index in range(len(meta.layers))
+    )
+    total = sum(sizes.values())
+    if total > MAX_PARAMETERS:
+        raise ModelError(f"{given.path}: it has {total} parameters; works: up to {MAX_PARAMETERS}", "Unsupported")
+    head = model.get_output_embeddings()
+    outside = total - sum(layer_parameters)
+    head_size = 0 if head is None else head.weight.numel()
+    is_tied = bool(tied)
+    widest_call = max(meta.calls, key=lambda call: call.num_heads * call.page_dim)
+    intermediate = _widest(meta)
+    return MeasuredShape(
+        architecture=type(model).__name__,
+        num_layers=len(meta.layers),
+        hidden_size=config.hidden_size,
+        intermediate_size=intermediate,
+        num_heads=widest_call.num_heads,
+        num_kv_heads=widest_call.num_kv_heads,
+        head_dim=widest_call.page_dim,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=_num_positions(config),
+        rms_norm_eps=1e-6,
+        rope=RopeParameters(),
+        layer_windows=tuple(call.window for call in meta.calls),
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tie_word_embeddings=is_tied,
+        checkpoint_dtype=checkpoint_dtype(given),
+        eos_token_ids=eos_token_ids(folder, given, config.vocab_size),
+        layer_parameters=layer_parameters,
+        embedding_parameters=outside if is_tied else outside - head_size,
+        # Every stage has the small weights that belong to no layer, such as norms.
+        final_parameters=head_size + outside - _embedding_size(model) - (0 if is_tied else head_size),
+        total_parameters=total,
+        layer_kv_sizes=tuple((call.num_kv_heads, call.page_dim) for call in meta.calls),
+        widest=intermediate,
+        can_be_staged=meta.can_be_staged,
+    )
+
+
+def _refuse_quantised(config: ConfigJson) -> None:
+    if quantisation := config.mapping("quantization_config"):
+        method = quantisation.get("quant_method", "unknown")
+        raise ModelError(
+            f"{config.path}: the checkpoint is quantised ({word(method)}), and the transformers backend serves "
+            f"dense weights only; works: {', '.join(DTYPES)} safetensors",
+            "Unsupported",
+        )
+
+
+def _widest(meta: MetaModel) -> int:
+    """Returns the outputs of the widest linear layer, which bounds the memory of a token of a step."""
+    return max((parameter.shape[0] for parameter in meta.layers.parameters() if parameter.dim() == 2), default=1)
+
+
+def _embedding_size(model: Any) -> int:
+    embedding = model.get_input_embeddings()
+    return 0 if embedding is None else int(embedding.weight.numel())
+
+
+def _num_positions(config: Any) -> int:
+    """Returns the longest context of a model, under the names that configurations have for it."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 2048

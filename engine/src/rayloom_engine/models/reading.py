@@ -1,0 +1,53 @@
+"""Reads the shape of a model for a model backend: our own decoder, or transformers' modules.
+
+Only a model of the transformers backend is measured with torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayloom_engine.config import ModelBackend
+from rayloom_engine.errors import ModelError, word
+from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
+from rayloom_engine.models.families import has_native_decoder
+from rayloom_engine.models.on_transformers.child import measured_in_child
+from rayloom_engine.models.shape import ModelShape, read_shape
+
+_MAX_NAME = 256  # characters of a class or a model type
+
+
+def read_model_shape(folder: Path, backend: ModelBackend = "auto", *, in_child: bool = False) -> ModelShape:
+    """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
+
+    `in_child`: measure in another process, so that this one does not import torch.
+
+    Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
+    """
+    path = folder / "config.json"
+    with refuses_broken(path):
+        config = ConfigJson(path=path, values=read_json(path))
+        is_native = has_native_decoder(config)
+    if backend == "native" or (backend == "auto" and is_native) or not _names_a_class(config):
+        return read_shape(folder)  # of a model that names no class, it raises the error
+    if in_child:
+        return measured_in_child(folder)
+    try:
+        from rayloom_engine.models.on_transformers.measure import measured_shape
+    except ImportError as error:
+        raise ModelError(
+            f"{path}: the transformers backend is needed, and transformers cannot be imported: {word(str(error))}; "
+            "install transformers 5.23 or newer",
+            "Unsupported",
+        ) from error
+    with refuses_broken(path):
+        return measured_shape(folder)
+
+
+def _names_a_class(config: ConfigJson) -> bool:
+    """Returns whether a configuration names its model as transformers does. Malformed names are not passed to it."""
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or ["Model"]
+    names = architectures if isinstance(architectures, list) else [architectures]
+    are_names = all(isinstance(name, str) and name.isidentifier() and name.isascii() for name in names)
+    return are_names and isinstance(model_type, str) and max(map(len, [model_type, *names])) <= _MAX_NAME

@@ -1,0 +1,139 @@
+"""Models of the transformers backend: six architectures against transformers' own greedy tokens, sizes, refusals.
+
+Covers what sets architectures apart: windows and soft caps, learned positions, experts whose tensors are stacked during
+the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all architectures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.models.inspection import facts, inspect_model
+from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.reading import read_model_shape
+from rayloom_engine.worker.start import find_model
+from rt_architecture_checks import CHECKS, compare
+from rt_architectures import ARCHITECTURES, REFUSED, architecture_checkpoint
+from rt_one_rank import OneRank
+from rt_stages import load_stages, stage_config
+
+SIX = ("gemma2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "phi")
+
+
+@pytest.fixture(scope="module")
+def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return architecture_checkpoint(tmp_path_factory.mktemp("gemma2"), ARCHITECTURES["gemma2"])
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(name: str, tmp_path: Path) -> None:
+    compared = compare(tmp_path, ARCHITECTURES[name])
+    assert compared.backend == "transformers"
+    assert len({tuple(tokens) for tokens in compared.expected}) == len(compared.expected)
+    assert compared.passed == dict.fromkeys(CHECKS, True), compared
+
+
+def test_sizes_are_those_of_the_tensors_and_of_the_cache_in_memory(gemma2: Path) -> None:
+    rank = OneRank(gemma2)
+    shape = rank.shape
+    assert isinstance(shape, MeasuredShape)
+    assert rank.loaded.weight_bytes == 4 * shape.num_parameters
+    cache_bytes = rank.loaded.kv_layout.block_bytes(16, 4)
+    assert cache_bytes == 16 * shape.kv_bytes_per_token(4) == 16 * 2 * 4 * 2 * 16 * 4  # 4 layers, 2 heads of 16
+    assert shape.layer_windows == (8, None, 8, None)
+
+
+def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(gemma2: Path) -> None:
+    found = facts(*inspect_model(str(gemma2), None))
+    assert found.shape is not None and found.costs is not None and found.num_parameters is not None
+    assert (found.shape.architecture, found.shape.model_backend) == ("Gemma2ForCausalLM", "transformers")
+    costs = found.costs
+    assert (costs.tensor, costs.layers) == ((1,), "abab")
+    layers = sum(costs.kinds["ab".index(letter)].weights.elements[0] for letter in costs.layers)
+    assert layers + costs.both.elements[0] == found.num_parameters
+
+
+def test_a_process_without_weights_measures_the_same_in_a_child(gemma2: Path) -> None:
+    assert read_model_shape(gemma2, in_child=True) == read_model_shape(gemma2)
+
+
+def test_auto_takes_the_own_decoder_where_there_is_one(tmp_path: Path) -> None:
+    folder = architecture_checkpoint(tmp_path, ARCHITECTURES["llama"])
+    assert not isinstance(read_model_shape(folder), MeasuredShape)
+    native = read_model_shape(folder, "native")
+    measured = read_model_shape(folder, "transformers")
+    assert isinstance(measured, MeasuredShape)
+    assert measured.num_parameters == native.num_parameters
+    assert measured.kv_bytes_per_token(2) == native.kv_bytes_per_token(2)
+
+
+def test_the_native_backend_refuses_other_architectures_and_names_its_own(gemma2: Path) -> None:
+    with pytest.raises(ModelError, match=r"architecture Gemma2ForCausalLM is not supported; works: LlamaForCausalLM"):
+        read_model_shape(gemma2, "native")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("t5", "t5 is an encoder-decoder model"),
+        ("mamba", "MambaForCausalLM has state-space, linear-attention or recurrent layers"),
+        ("lfm2", "lfm2 has layers of the kind conv"),
+        ("bloom", "BloomForCausalLM does not compute its attention through transformers' attention interface"),
+        ("bert", "BertLMHeadModel cannot be served, because its attention is bidirectional"),
+        ("vit", "vit has no causal language model in transformers"),
+        ("llava", "llava has parts beside a text model, such as vision"),
+    ],
+)
+def test_a_model_that_cannot_be_served_is_refused_by_name_before_weights_are_read(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **REFUSED.get(name, {})}))
+    with pytest.raises(ModelError) as refused:
+        read_model_shape(tmp_path)
+    assert refused.value.fault == "Unsupported"
+    assert f"config.json: {reason}; works: decoder-only language models" in str(refused.value)
+
+
+def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
+    config = {"model_type": "my_own", "auto_map": {"AutoConfig": "config.Mine", "AutoModelForCausalLM": "model.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.py").write_text("raise SystemExit('the code was run')")
+    with pytest.raises(ModelError, match=r"model type my_own needs code from its repository \(auto_map\)"):
+        read_model_shape(tmp_path)
+
+
+def test_tensor_parallelism_is_refused_with_the_setting_to_change(gemma2: Path) -> None:
+    config = EngineConfig(model=str(gemma2), tensor_parallel_size=2)
+    message = r"tensor_parallel_size: the transformers backend, which computes Gemma2ForCausalLM, .* given 2; use 1"
+    with pytest.raises(ConfigError, match=message):
+        find_model(config, no_progress)
+
+
+def test_stages_hold_their_own_weights_alone(gemma2: Path) -> None:
+    shape = read_model_shape(gemma2)
+    assert isinstance(shape, MeasuredShape)
+    first, last = load_stages(stage_config(gemma2, 2))
+    layers = [sum(shape.layer_parameters[index] for index in rank.stage.layers) for rank in (first, last)]
+    assert first.weight_bytes == 4 * (layers[0] + shape.embedding_parameters)
+    assert last.weight_bytes == 4 * (layers[1] + shape.final_parameters)
+    assert [len(rank.loaded.kv_layout.sizes) for rank in (first, last)] == [2, 2]
+
+
+def test_weights_that_do_not_fit_are_refused_with_their_names(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = architecture_checkpoint(tmp_path, ARCHITECTURES["phi"])
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.fc1.weight"]
+    weights["model.layers.2.mlp.fc2.weight"] = torch.zeros(3, 4)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ModelError) as refused:
+        OneRank(folder)
+    assert "missing: model.layers.1.mlp.fc1.weight; wrong: model.layers.2.mlp.fc2.weight" in str(refused.value)

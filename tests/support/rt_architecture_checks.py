@@ -1,0 +1,68 @@
+"""The greedy tokens of a tiny model against those of transformers, however the engine cuts and repeats the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayloom_engine.errors import ConfigError
+from rt_architectures import NUM_TOKENS, VOCAB_SIZE, TinyArchitecture, architecture_checkpoint, greedy_tokens
+from rt_one_rank import OneRank, greedy
+from rt_stages import StagesInARow, load_stages, make_engine, stage_config
+
+# The first three prompts take a block each of 16 tokens, and with their answers eight blocks.
+PROMPTS = [
+    [3 + (7 * index + 5 * position) % (VOCAB_SIZE - 3) for position in range(length)]
+    for index, length in enumerate((5, 15, 14, 43))
+]
+_NUM_BLOCKS = 6
+_NUM_BEFORE_DEATH = 5  # tokens that an engine has generated when it dies
+
+CHECKS = ("at once", "chunked", "batched", "preempted", "replayed", "two stages")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The tokens of transformers, and those of the engine for each of CHECKS."""
+
+    backend: str
+    expected: list[list[int]]
+    found: dict[str, list[list[int]]]
+    num_preemptions: int
+
+    @property
+    def passed(self) -> dict[str, bool]:
+        equal = {check: self.found[check] == self.expected for check in CHECKS}
+        return {**equal, "preempted": equal["preempted"] and self.num_preemptions > 0}
+
+
+def compare(folder: Path, architecture: TinyArchitecture) -> Compared:
+    """Writes a checkpoint into `folder`, and computes all prompts in each way. One rank, in this process."""
+    architecture_checkpoint(folder, architecture)
+    expected = greedy_tokens(folder, PROMPTS)
+    rank = OneRank(folder)
+    small = rank.engine(num_blocks=_NUM_BLOCKS)
+    found = {
+        "at once": [greedy(rank.engine(), [prompt], NUM_TOKENS)[0] for prompt in PROMPTS],
+        "chunked": [greedy(rank.engine(num_step_tokens=7), [prompt], NUM_TOKENS)[0] for prompt in PROMPTS],
+        "batched": greedy(rank.engine(num_step_tokens=11), PROMPTS, NUM_TOKENS),
+        "preempted": greedy(small, PROMPTS, NUM_TOKENS),
+        "two stages": _of_two_stages(folder),
+        "replayed": greedy(rank.engine(), PROMPTS, NUM_TOKENS, resumed=_before_death(rank)),
+    }
+    return Compared(rank.backend, expected, found, small.stats().num_preemptions)
+
+
+def _of_two_stages(folder: Path) -> list[list[int]]:
+    """The tokens of two pipeline stages, whose small pool and budget also cause chunks and preemptions."""
+    try:
+        ranks = load_stages(stage_config(folder, 2))
+    except ConfigError:
+        return []  # this backend cannot share the model's layers
+    return greedy(make_engine(StagesInARow(ranks)), PROMPTS, NUM_TOKENS)
+
+
+def _before_death(rank: OneRank) -> Sequence[Sequence[int]]:
+    """The first tokens of an engine whose KV cache is lost then."""
+    return greedy(rank.engine(), PROMPTS, _NUM_BEFORE_DEATH)

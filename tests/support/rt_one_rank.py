@@ -1,0 +1,59 @@
+"""One rank of a model in this process, loaded once, and engines on it with pools and budgets of different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayloom_engine.build import EngineSizes, engine_on
+from rayloom_engine.config import EngineConfig
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.engine import Engine, LocalExecutor
+from rayloom_engine.core.sequence import Sequence as EngineSequence
+from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.parallel.model_part import whole_part
+from rayloom_engine.worker.start import find_model, load_rank
+
+
+class OneRank:
+    """A loaded model. Engines on it are used one after the other."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.config = EngineConfig(
+            model=str(folder), dtype="float32", device="cpu", threads=1, num_kv_blocks=64, **settings
+        )
+        resolved, self.shape = find_model(self.config, no_progress)
+        self._rank = load_rank(self.config, resolved, self.shape, no_progress, part=whole_part(self.shape.num_layers))
+        self._epoch = 0
+        self.loaded = self._rank.loaded
+        self.backend = "transformers" if isinstance(self.shape, MeasuredShape) else "native"
+
+    def engine(self, *, num_blocks: int = 64, num_step_tokens: int = 512) -> Engine:
+        """A new engine whose slots and prefix cache are empty, on the weights that are in memory."""
+        self._epoch += 1
+        runner = self._rank.runner(num_blocks, self._epoch, None)
+        sizes = EngineSizes(num_blocks=num_blocks, max_model_len=96, num_step_tokens=num_step_tokens)
+        return engine_on(self.config, LocalExecutor(runner), self.shape, sizes, self._epoch)
+
+
+def greedy(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, resumed: Sequence[Sequence[int]] = ()
+) -> list[list[int]]:
+    """The greedy tokens of all prompts, computed in one batch.
+
+    `resumed`: tokens of each prompt that another engine generated before it died, as a front submits them again.
+    """
+    ids: dict[str, list[int]] = {}
+    params = DecodingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    for index, prompt in enumerate(prompts):
+        generated = list(resumed[index]) if resumed else []
+        ids[str(index)] = generated
+        sequence = EngineSequence(
+            request_id=str(index), prompt_ids=tuple(prompt), params=params, eos_token_ids=(), generated_ids=generated
+        )
+        engine.add(sequence, is_resume=bool(resumed))
+    while engine.has_unfinished:
+        for output in engine.step():
+            ids[output.sequence_id] += output.token_ids
+    return list(ids.values())
