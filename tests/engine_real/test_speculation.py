@@ -1,4 +1,4 @@
-"""The built-in model gives the same answers with n-gram speculation, and copies a text in fewer steps."""
+"""The built-in model gives the same answers with n-gram speculation, and takes fewer steps to copy a text."""
 
 from __future__ import annotations
 

@@ -377,5 +377,5 @@ def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
 
     The last token of the prompt does not count, because a fork computes it again.
     """
-    end = min(leader.num_computed + leader.num_drafts, (index + 1) * block_size)
+    end = min(leader.num_computed, (index + 1) * block_size)
     return end > leader.num_prompt_tokens and leader.num_proven < end
