@@ -19,7 +19,7 @@ SIZES = ("--num-kv-blocks", "64", "--max-model-len", "128")
 
 @pytest.mark.slow
 def test_two_stages_replay_exactly_after_a_rank_and_the_core_were_killed(tmp_path: Path) -> None:
-    folder = architecture_checkpoint(tmp_path / "model", ARCHITECTURES["gemma2"])
+    folder = architecture_checkpoint(tmp_path / "model", ARCHITECTURES["cohere2"])
     tiny_tokenizer(folder)
     expected = greedy_tokens(folder, PROMPTS, NUM_TOKENS)
     stages = ("--model", str(folder), "--pipeline-parallel-size", "2")

@@ -24,12 +24,12 @@ from rt_architectures import ARCHITECTURES, REFUSED, architecture_checkpoint
 from rt_one_rank import OneRank
 from rt_stages import load_stages, stage_config
 
-SIX = ("gemma2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "phi")
+SIX = ("cohere2", "gpt2", "mixtral", "deepseek_v3", "gpt_oss", "phi")
 
 
 @pytest.fixture(scope="module")
-def gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return architecture_checkpoint(tmp_path_factory.mktemp("gemma2"), ARCHITECTURES["gemma2"])
+def cohere2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return architecture_checkpoint(tmp_path_factory.mktemp("cohere2"), ARCHITECTURES["cohere2"])
 
 
 @pytest.mark.parametrize("name", SIX)
@@ -40,8 +40,8 @@ def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(n
     assert compared.passed == dict.fromkeys(CHECKS, True), compared
 
 
-def test_sizes_are_those_of_the_tensors_and_of_the_cache_in_memory(gemma2: Path) -> None:
-    rank = OneRank(gemma2)
+def test_sizes_are_those_of_the_tensors_and_of_the_cache_in_memory(cohere2: Path) -> None:
+    rank = OneRank(cohere2)
     shape = rank.shape
     assert isinstance(shape, MeasuredShape)
     assert rank.loaded.weight_bytes == 4 * shape.num_parameters
@@ -50,18 +50,18 @@ def test_sizes_are_those_of_the_tensors_and_of_the_cache_in_memory(gemma2: Path)
     assert shape.layer_windows == (8, None, 8, None)
 
 
-def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(gemma2: Path) -> None:
-    found = facts(*inspect_model(str(gemma2), None))
+def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere2: Path) -> None:
+    found = facts(*inspect_model(str(cohere2), None))
     assert found.shape is not None and found.costs is not None and found.num_parameters is not None
-    assert (found.shape.architecture, found.shape.model_backend) == ("Gemma2ForCausalLM", "transformers")
+    assert (found.shape.architecture, found.shape.model_backend) == ("Cohere2ForCausalLM", "transformers")
     costs = found.costs
     assert (costs.tensor, costs.layers) == ((1,), "abab")
     layers = sum(costs.kinds["ab".index(letter)].weights.elements[0] for letter in costs.layers)
     assert layers + costs.both.elements[0] == found.num_parameters
 
 
-def test_a_process_without_weights_measures_the_same_in_a_child(gemma2: Path) -> None:
-    assert read_model_shape(gemma2, in_child=True) == read_model_shape(gemma2)
+def test_a_process_without_weights_measures_the_same_in_a_child(cohere2: Path) -> None:
+    assert read_model_shape(cohere2, in_child=True) == read_model_shape(cohere2)
 
 
 def test_auto_takes_the_own_decoder_where_there_is_one(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_auto_takes_the_own_decoder_where_there_is_one(tmp_path: Path) -> None:
     assert measured.kv_bytes_per_token(2) == native.kv_bytes_per_token(2)
 
 
-def test_the_native_backend_refuses_other_architectures_and_names_its_own(gemma2: Path) -> None:
-    with pytest.raises(ModelError, match=r"architecture Gemma2ForCausalLM is not supported; works: LlamaForCausalLM"):
-        read_model_shape(gemma2, "native")
+def test_the_native_backend_refuses_other_architectures_and_names_its_own(cohere2: Path) -> None:
+    with pytest.raises(ModelError, match=r"architecture Cohere2ForCausalLM is not supported; works: LlamaForCausalLM"):
+        read_model_shape(cohere2, "native")
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
         read_model_shape(tmp_path)
 
 
-def test_tensor_parallelism_is_refused_with_the_setting_to_change(gemma2: Path) -> None:
-    config = EngineConfig(model=str(gemma2), tensor_parallel_size=2)
-    message = r"tensor_parallel_size: the transformers backend, which computes Gemma2ForCausalLM, .* given 2; use 1"
+def test_tensor_parallelism_is_refused_with_the_setting_to_change(cohere2: Path) -> None:
+    config = EngineConfig(model=str(cohere2), tensor_parallel_size=2)
+    message = r"tensor_parallel_size: the transformers backend, which computes Cohere2ForCausalLM, .* given 2; use 1"
     with pytest.raises(ConfigError, match=message):
         find_model(config, no_progress)
 
 
-def test_stages_hold_their_own_weights_alone(gemma2: Path) -> None:
-    shape = read_model_shape(gemma2)
+def test_stages_hold_their_own_weights_alone(cohere2: Path) -> None:
+    shape = read_model_shape(cohere2)
     assert isinstance(shape, MeasuredShape)
-    first, last = load_stages(stage_config(gemma2, 2))
+    first, last = load_stages(stage_config(cohere2, 2))
     layers = [sum(shape.layer_parameters[index] for index in rank.stage.layers) for rank in (first, last)]
     assert first.weight_bytes == 4 * (layers[0] + shape.embedding_parameters)
     assert last.weight_bytes == 4 * (layers[1] + shape.final_parameters)
