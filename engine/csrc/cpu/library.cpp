@@ -136,6 +136,7 @@ LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows,
         out,
         linear.num_outputs,
         nullptr,
+        RL_SILU,
     };
 }
 
