@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import AxisPart, slices_of
+from rayloom_engine.models.costs import layer_elements
 from rayloom_engine.models.decoder_spec import checkpoint_sizes, decoder_spec
+from rayloom_engine.models.families import FAMILIES
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.parallel.model_part import ModelPart
-from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.shard import WHOLE, Shard
 from rayloom_engine.parallel.stage import whole_model
 from rt_rope import YARN, config_folder
 
@@ -81,6 +84,15 @@ def test_norms_are_where_the_family_has_them(tmp_path: Path) -> None:
         "Olmo2ForCausalLM": after,
         "Gemma2ForCausalLM": ["input_layernorm", after[0], "pre_feedforward_layernorm", after[1]],
     }
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_parameters_and_costs_are_those_of_the_checkpoint(architecture: str, tmp_path: Path) -> None:
+    biases = {"attention_bias": True, "mlp_bias": True}
+    shape = shape_of(tmp_path, architecture, num_hidden_layers=2, num_key_value_heads=1, **biases)
+    elements = [math.prod(sizes) for sizes in checkpoint_sizes(shape).values()]
+    assert shape.num_parameters == sum(elements)
+    assert layer_elements(shape, WHOLE) == shape.num_layer_parameters
 
 
 def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) -> None:
