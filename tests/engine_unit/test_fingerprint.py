@@ -35,6 +35,7 @@ from rt_tiny import tiny_checkpoint, tiny_tokenizer
         ("tokenizer_hash", "u", "other model"),
         ("architecture", "Qwen3ForCausalLM", "other model"),
         ("adapter", "a", "other model"),
+        ("rope_context", 8192, "other model"),
     ],
 )
 def test_each_field_has_its_weight(field: str, value: object, expected: str) -> None:

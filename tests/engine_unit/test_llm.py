@@ -11,7 +11,7 @@ import torch
 
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.errors import EngineDead, ModelError, RequestError
-from rt_tiny import tiny_checkpoint, tiny_tokenizer, transformers_logits
+from rt_tiny import tiny_checkpoint, tiny_tokenizer, tiny_variant, transformers_logits
 
 PROMPT = [5, 17, 33, 8, 90, 121, 7, 7, 60, 200, 14, 3, 77, 41, 2, 9, 130, 55, 21, 6]
 
@@ -39,6 +39,25 @@ def test_greedy_tokens_are_the_most_likely_ones_of_transformers(llm: LLM, folder
     ids = output.outputs[0].token_ids
     logits = transformers_logits(folder, [*PROMPT, *ids])
     assert tuple(logits[len(PROMPT) - 1 : -1].argmax(dim=-1).tolist()) == ids
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+@pytest.mark.parametrize("variant", ["phi3", "granite", "gemma2", "gemma3", "olmo2", "llama-yarn"])
+def test_families_have_the_tokens_of_transformers_in_chunks_and_after_preemptions(
+    variant: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kernels`: the C library, or torch."""
+    monkeypatch.setenv("RAYLOOM_KERNELS", kernels)
+    folder = tiny_tokenizer(tiny_variant(tmp_path, variant))
+    prompts = [PROMPT[index:] + PROMPT[:index] for index in range(8)]
+    with LLM(str(folder), dtype="float32", num_kv_blocks=8, max_num_batched_tokens=7, threads=1) as small:
+        outputs = _ask(small, prompts, temperature=0.0, max_tokens=24)
+        # All layers of phi3 have windows, which free blocks in time.
+        assert (small._engine.stats().num_preemptions > 0) is (variant != "phi3")
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = output.outputs[0].token_ids
+        logits = transformers_logits(folder, [*prompt, *ids])
+        assert tuple(logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()) == ids
 
 
 def test_a_choice_is_the_same_alone_forked_and_without_a_prefix_cache(llm: LLM, folder: Path) -> None:

@@ -131,6 +131,17 @@ def test_a_number_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_pat
         find_model(stage_config(folder, 3, tensor_parallel_size=3), no_progress)
 
 
+def test_a_model_whose_norms_need_all_heads_has_one_rank_a_layer(tmp_path: Path) -> None:
+    folder = tiny_variant(tmp_path, "olmo2")
+    sentence = (
+        "tensor_parallel_size: 2 ranks cannot share a layer of Olmo2ForCausalLM, whose norms of queries and keys are "
+        "of all heads together; use 1, and for more ranks pipeline_parallel_size, 1 to 2"
+    )
+    with pytest.raises(ConfigError) as refusal:
+        find_model(stage_config(folder, tensor_parallel_size=2), no_progress)
+    assert str(refusal.value) == sentence
+
+
 def test_too_few_accelerators_are_refused_with_the_settings_that_need_them(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("rayloom_engine.launcher.process_ranks.visible_devices", lambda *_: ["0", "1"])
     config = parse_config({"tensor_parallel_size": 2, "pipeline_parallel_size": 3})

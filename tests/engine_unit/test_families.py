@@ -1,0 +1,126 @@
+"""What the table of families reads from config.json, in the dialects of transformers 4 and 5, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.layers.linear_spec import AxisPart, slices_of
+from rayloom_engine.models.costs import layer_elements
+from rayloom_engine.models.decoder_spec import checkpoint_sizes, decoder_spec
+from rayloom_engine.models.families import FAMILIES
+from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.shard import WHOLE, Shard
+from rayloom_engine.parallel.stage import whole_model
+from rt_rope import YARN, config_folder
+
+
+def shape_of(folder: Path, architecture: str, **changes: Any) -> ModelShape:
+    return read_shape(config_folder(folder, architectures=[architecture], **changes))
+
+
+def test_gemma3_of_transformers_4_has_two_rotary_embeddings_and_a_pattern_of_windows(tmp_path: Path) -> None:
+    shape = shape_of(
+        tmp_path,
+        "Gemma3ForCausalLM",
+        num_hidden_layers=8,
+        sliding_window=512,
+        sliding_window_pattern=3,
+        rope_theta=1_000_000.0,
+        rope_local_base_freq=10_000.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        query_pre_attn_scalar=64,
+    )
+    assert shape.layer_windows == (512, 512, None, 512, 512, None, 512, 512)
+    full, windowed = shape.rope_of(None), shape.rope_of(512)
+    assert (full.theta, full.kind, full.factor) == (1_000_000.0, "linear", 8.0)
+    assert (windowed.theta, windowed.kind) == (10_000.0, "default")
+    assert shape.score_scale == 0.125
+    assert (shape.traits.score_cap, shape.traits.logit_cap) == (None, None)
+    assert shape.tie_word_embeddings and shape.qk_norm
+    assert shape.traits.embedding_scale**2 == pytest.approx(shape.hidden_size)
+
+
+def test_gemma3_of_transformers_5_has_an_object_for_each_type_of_layers(tmp_path: Path) -> None:
+    ropes = {"full_attention": {**YARN, "rope_theta": 5e5}, "sliding_attention": {"rope_type": "default"}}
+    shape = shape_of(tmp_path, "Gemma3ForCausalLM", num_hidden_layers=6, rope_parameters=ropes)
+    assert shape.layer_windows == (*(4096,) * 5, None)
+    assert (shape.rope.theta, shape.rope.kind) == (5e5, "yarn")
+    assert shape.rope_of(4096).theta == 10_000.0
+
+
+def test_gemma2_caps_scores_and_logits_unless_config_json_has_null(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, "Gemma2ForCausalLM", num_hidden_layers=3)
+    assert (shape.traits.score_cap, shape.traits.logit_cap) == (50.0, 30.0)
+    assert shape.layer_windows == (4096, None, 4096)
+    shape = shape_of(tmp_path, "Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (shape.traits.score_cap, shape.traits.logit_cap) == (None, None)
+
+
+def test_granite_has_factors_and_divides_its_logits(tmp_path: Path) -> None:
+    factors = {"embedding_multiplier": 12.0, "residual_multiplier": 0.25, "attention_multiplier": 0.015625}
+    shape = shape_of(tmp_path, "GraniteForCausalLM", logits_scaling=8.0, **factors)
+    traits = shape.traits
+    assert (traits.embedding_scale, traits.residual_scale, shape.score_scale) == (12.0, 0.25, 0.015625)
+    assert (traits.logit_scale, traits.has_updates) == (0.125, True)
+
+
+def test_norms_are_where_the_family_has_them(tmp_path: Path) -> None:
+    norms = {}
+    for architecture in ("LlamaForCausalLM", "Olmo2ForCausalLM", "Gemma2ForCausalLM"):
+        names = checkpoint_sizes(shape_of(tmp_path, architecture))
+        layer = "model.layers.0."
+        norms[architecture] = [
+            name.removeprefix(layer).removesuffix(".weight") for name in names if "layernorm" in name
+        ]
+    after = ["post_attention_layernorm", "post_feedforward_layernorm"]
+    assert norms == {
+        "LlamaForCausalLM": ["input_layernorm", "post_attention_layernorm"],
+        "Olmo2ForCausalLM": after,
+        "Gemma2ForCausalLM": ["input_layernorm", after[0], "pre_feedforward_layernorm", after[1]],
+    }
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_parameters_and_costs_are_those_of_the_checkpoint(architecture: str, tmp_path: Path) -> None:
+    biases = {"attention_bias": True, "mlp_bias": True}
+    shape = shape_of(tmp_path, architecture, num_hidden_layers=2, num_key_value_heads=1, **biases)
+    elements = [math.prod(sizes) for sizes in checkpoint_sizes(shape).values()]
+    assert shape.num_parameters == sum(elements)
+    assert layer_elements(shape, WHOLE) == shape.num_layer_parameters
+
+
+def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) -> None:
+    """4 query heads and 2 key/value heads of 8: the checkpoint's rows are 32 of q, 16 of k, 16 of v."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = shape_of(tmp_path, "Phi3ForCausalLM", head_dim=8, **sizes)
+    spec = decoder_spec(shape, ModelPart(whole_model(1), Shard(1, 2))).layers[0].qkv
+    (rows,) = spec.stacked()
+    assert rows.name == "model.layers.0.self_attn.qkv_proj"
+    assert (rows.rows, spec.num_outputs) == (slice(0, 32), 32)
+    assert slices_of(rows.weight_part) == [(slice(16, 32),), (slice(40, 48),), (slice(56, 64),)]
+    assert checkpoint_sizes(shape)["model.layers.0.self_attn.qkv_proj.weight"] == (64, 32)
+    whole = AxisPart(range(3), 9, (range(3, 6), range(6, 9)))
+    assert (len(whole), whole.is_whole) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' .* works: gelu_pytorch_tanh"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ("GraniteForCausalLM", {"attention_multiplier": 0}, "attention_multiplier must be a number > 0"),
+        ("Gemma2ForCausalLM", {"layer_types": ["chunked_attention"]}, "layer_types must name 1 layers"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "mrope"}}}, "rope type 'mrope'"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_named(
+    architecture: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        shape_of(tmp_path, architecture, **changes)
