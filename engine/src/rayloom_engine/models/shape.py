@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
@@ -23,8 +23,9 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
-from rayloom_engine.models.quantised.read_scheme import FIELD, read_scheme
-from rayloom_engine.models.quantised.scheme import CheckpointScheme
+
+if TYPE_CHECKING:
+    from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
 RopeKind = Literal["default", "llama3", "linear"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "llama3", "linear")
@@ -199,8 +200,11 @@ def _scheme(
 
     `head_sizes`: those of all query heads and of all key/value heads.
     """
-    if not config.mapping(FIELD):
+    if not config.mapping("quantization_config"):
         return None
+    # Imported here because it loads numpy, which dense checkpoints do not need at the start.
+    from rayloom_engine.models.quantised.read_scheme import read_scheme
+
     query_size, kv_size = head_sizes
     inputs = {"hidden_size": hidden_size, "the query heads' size": query_size, "intermediate_size": intermediate_size}
     return read_scheme(config, inputs, {**inputs, "the key/value heads' size": kv_size})
