@@ -102,10 +102,21 @@ def expanded(layers: str) -> Iterator[str]:
             number = ""
 
 
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("dense") / "model", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def dense_logits(dense: Path) -> torch.Tensor:
+    return transformers_logits(dense, TOKEN_IDS)
+
+
 @needs_library
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) -> None:
-    dense = tiny_checkpoint(tmp_path / "dense", **SIZES)
+def test_logits_are_those_of_the_dequantised_weights(
+    name: str, dense: Path, dense_logits: torch.Tensor, tmp_path: Path
+) -> None:
     plain = quantised_checkpoint(dense, name, tmp_path / "quantised")
     expected = transformers_logits(plain, TOKEN_IDS)
     # The reader gives the very weights. With zero points, float16 rounds the offset of a group.
@@ -119,7 +130,7 @@ def test_logits_are_those_of_the_dequantised_weights(name: str, tmp_path: Path) 
         # An activation between two integers may be rounded to the other one. fp8 weights are rounded to 8 bits.
         bound = 0.06 if "f" in name.partition("-")[0] else 0.01
         assert relative_error(logits_of(kept), same_arithmetic) < bound
-    assert relative_error(transformers_logits(dense, TOKEN_IDS), expected) > 0.02  # so the quantisation matters
+    assert relative_error(dense_logits, expected) > 0.02  # so the quantisation matters
 
 
 @needs_library
@@ -170,8 +181,7 @@ def test_the_k_formats_are_read(kind: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("name", FORMATS)
-def test_inspect_gives_the_bytes_that_a_rank_holds(name: str, tmp_path: Path) -> None:
-    dense = tiny_checkpoint(tmp_path / "dense", **SIZES)
+def test_inspect_gives_the_bytes_that_a_rank_holds(name: str, dense: Path, tmp_path: Path) -> None:
     quantised_checkpoint(dense, name, tmp_path / "quantised")
     shape = read_shape(tmp_path / "quantised")
     model = load_on_library(tmp_path / "quantised", ISAS[0], torch.bfloat16, quantization="auto")
@@ -229,8 +239,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 @needs_library
 @pytest.mark.parametrize("name", ["awq-64", "gptq-channel"])
-def test_shards_compute_nearly_the_logprobs_of_one_rank(name: str, ranks: RankProcesses, tmp_path: Path) -> None:
-    dense = tiny_checkpoint(tmp_path / "dense", **SIZES)
+def test_shards_compute_nearly_the_logprobs_of_one_rank(
+    name: str, dense: Path, ranks: RankProcesses, tmp_path: Path
+) -> None:
     quantised_checkpoint(dense, name, tmp_path / "quantised")
     settings = {"dtype": "bfloat16", "quantization": "auto"}
     alone = load_stages(stage_config(tmp_path / "quantised", **settings))
@@ -254,12 +265,14 @@ def logprobs_of(outputs) -> list[float]:
         ("gptq", "qzeros", "sym is true, and qzeros has zero points other than 8"),
     ],
 )
-def test_tensors_that_contradict_the_config_are_refused(name: str, tensor: str, message: str, tmp_path: Path) -> None:
+def test_tensors_that_contradict_the_config_are_refused(
+    name: str, tensor: str, message: str, dense: Path, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     from rayloom_engine.errors import ModelError
 
-    quantised_checkpoint(tiny_checkpoint(tmp_path / "dense", **SIZES), name, tmp_path / "quantised")
+    quantised_checkpoint(dense, name, tmp_path / "quantised")
     path = tmp_path / "quantised" / "model.safetensors"
     weights = load_file(path)
     damaged = weights[f"model.layers.0.self_attn.q_proj.{tensor}"]
@@ -274,10 +287,10 @@ def test_tensors_that_contradict_the_config_are_refused(name: str, tensor: str, 
         assert "model.layers.0.self_attn.q_proj" in str(error.value)
 
 
-def test_inspect_names_the_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_names_the_scheme(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rayloom_engine.cli.commands import run
 
-    quantised_checkpoint(tiny_checkpoint(tmp_path / "dense", **SIZES), "awq", tmp_path / "quantised")
+    quantised_checkpoint(dense, "awq", tmp_path / "quantised")
     assert run(["inspect", str(tmp_path / "quantised")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["quantization"] == "awq-int4-g32"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rayloom_engine.errors import ModelError, shown
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
@@ -29,10 +30,11 @@ from rayloom_engine.models.families import (
     read_rope_of,
     read_traits,
 )
-from rayloom_engine.models.quantised.read_scheme import FIELD, read_scheme
-from rayloom_engine.models.quantised.scheme import CheckpointScheme
 from rayloom_engine.models.rope.parameters import RopeParameters, longest_context
 from rayloom_engine.models.traits import LLAMA, Traits
+
+if TYPE_CHECKING:
+    from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
 DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -210,8 +212,11 @@ def _scheme(
 
     `head_sizes`: those of all query heads and of all key/value heads.
     """
-    if not config.mapping(FIELD):
+    if not config.mapping("quantization_config"):
         return None
+    # Imported here because it loads numpy, which dense checkpoints do not need at the start.
+    from rayloom_engine.models.quantised.read_scheme import read_scheme
+
     query_size, kv_size = head_sizes
     inputs = {"hidden_size": hidden_size, "the query heads' size": query_size, "intermediate_size": intermediate_size}
     return read_scheme(config, inputs, {**inputs, "the key/value heads' size": kv_size})

@@ -55,6 +55,8 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress, *
         names = {name: _hugging_face_name(name, source) for name in tensors}
         for tensor in tensors.values():
             _check_rows(tensor, source, config)
+            if keeps_blocks and _is_quantised(tensor):
+                _dequantize(tensor.data[:1], tensor, source)  # raises for a type that no code can read
         write_tokenizer(fields, folder)
 
     specs = [
@@ -124,8 +126,8 @@ def _quantization_config(tensors: dict[str, GgufTensor], source: Path) -> dict[s
 
 
 def _is_quantised(tensor: GgufTensor) -> bool:
-    kinds = gguf.GGMLQuantizationType
-    return len(tensor.sizes) == 2 and tensor.kind not in (kinds.F64, kinds.F32, kinds.F16, kinds.BF16)
+    block_values, _ = gguf.GGML_QUANT_SIZES[tensor.kind]
+    return len(tensor.sizes) == 2 and block_values > 1
 
 
 def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.float32]]:
