@@ -20,7 +20,9 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(f"{API_KEY}\n")
-    arguments = ("--dtype", "float32", "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
+    # Weights in int8, because a token then takes a fourth of the CPU time of one in float32.
+    weights = ("--dtype", "bfloat16", "--quantization", "int8")
+    arguments = (*weights, "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
     with contextlib.closing(_shared(request, "server", lambda: running_server(folder, *arguments))) as shared:
         yield shared
     if request.session.testsfailed:
@@ -29,7 +31,7 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, shared_server: SharedServer) -> Iterator[RunningServer]:
-    """`rayloom-engine serve` with the embedded model in float32. Its log is printed when a test of the run failed."""
+    """`rayloom-engine serve` with the embedded model in int8. Its log is printed when a test of the run failed."""
     with shared_server.used_by(request.path) as running:
         yield running
 
