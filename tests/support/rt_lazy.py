@@ -16,4 +16,6 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest asks every object of a test file for such attributes
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
