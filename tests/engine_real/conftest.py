@@ -45,6 +45,15 @@ def three_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def quick_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model, as --model takes it. Steps take milliseconds, so tokens come one by one, and streams overlap."""
+    folder = tmp_path_factory.mktemp("quick")
+    sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 2}
+    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=12, max_position_embeddings=1024, **sizes)
+    return str(tiny_tokenizer(folder, has_tools=True))
+
+
+@pytest.fixture(scope="session")
 def shared_one_rank(
     request: pytest.FixtureRequest, three_layers: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
