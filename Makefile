@@ -9,7 +9,7 @@ SOAK_ARGS ?=
 # Parallel test processes. The tests of a file run in one process, because they share servers, and long files run first.
 # `make test` has more processes than two cores, because many tests wait; each process of `make test-api` has a cluster.
 # 0: all tests run in one process, as a debugger needs.
-test: WORKERS ?= 3
+test: WORKERS ?= 4
 test-api: WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

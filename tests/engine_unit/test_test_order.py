@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rt_schedule import LISTED_S, SECONDS, longest_first, seconds_on_file
+from rt_schedule import LISTED_S, SECONDS, longest_first, next_unit, seconds_on_file, starts_servers
 from rt_shared import FILES
 
 SERVER = sorted(f"tests/engine_real/{name}.py" for name in FILES["server"])
@@ -25,6 +25,15 @@ def test_files_with_one_server_follow_one_another_by_their_common_seconds() -> N
     files = [first, "long.py", second, "longer.py"]
     listed = {first: 2.0, second: 3.0, "long.py": 4.0, "longer.py": 6.0}
     assert order(files, listed) == ["longer.py", first, second, "long.py"]
+
+
+def test_at_most_two_processes_run_tests_with_servers_while_other_tests_wait() -> None:
+    real, other, page = "tests/engine_real/test_page.py", "tests/engine_unit/test_ranks.py", "tests/docs/test_blocks.py"
+    assert list(map(starts_servers, ["server", real, page, other])) == [True, True, True, False]
+    assert next_unit([real, other], running=["server"]) == real
+    assert next_unit([real, other], running=["server", page]) == other
+    assert next_unit([other, real], running=[]) == other
+    assert next_unit([real], running=["server", page]) == real, "no other test is left"
 
 
 def test_the_listed_files_are_there() -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rt_shared import scope_of
+from rt_shared import FILES, scope_of
 
 if TYPE_CHECKING:
     import pytest
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # `-p cpu_by_file --write-seconds` writes it.
 SECONDS = Path(__file__).parents[1] / "data" / "seconds_by_file.json"
 LISTED_S = 2.0
+MOST_WITH_SERVERS = 2  # processes of tests that run tests with servers at the same time
 
 
 def file_of(nodeid: str) -> str:
@@ -48,6 +49,23 @@ def longest_first(nodeids: list[str], seconds: Mapping[str, float]) -> list[int]
     return sorted(range(len(nodeids)), key=lambda index: (-of_unit[units[index]], place_of_unit[units[index]]))
 
 
+def starts_servers(unit: str) -> bool:
+    """True if the tests of a unit start whole servers, whose processes need more than a core."""
+    return unit in FILES or any(folder in unit for folder in ("engine_real/", "tests/docs/"))
+
+
+def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
+    """The first waiting unit, or one without servers if `MOST_WITH_SERVERS` other processes run units with servers.
+
+    `running`: the units of the other processes that have not ended. Servers of many tests at once would compete for the
+    cores, while a test waits for its own.
+    """
+    units = list(waiting)
+    if sum(map(starts_servers, running)) < MOST_WITH_SERVERS:
+        return units[0]
+    return next((unit for unit in units if not starts_servers(unit)), units[0])
+
+
 def scheduler(config: pytest.Config, log: Any) -> object:
     """xdist's scheduler of files, with the files of a server as one unit."""
     from xdist.scheduler import LoadFileScheduling
@@ -55,6 +73,12 @@ def scheduler(config: pytest.Config, log: Any) -> object:
     class Units(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(file_of(nodeid))
+
+        def _assign_work_unit(self, node: Any) -> None:
+            others = [units for other, units in self.assigned_work.items() if other is not node]
+            running = [unit for units in others for unit, is_done in units.items() if not all(is_done.values())]
+            self.workqueue.move_to_end(next_unit(self.workqueue, running), last=False)
+            super()._assign_work_unit(node)
 
         def _reschedule(self, node: Any) -> None:
             """Gives a process its next unit when one test of the last unit is left.
