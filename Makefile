@@ -6,9 +6,11 @@ FILE ?= examples/smollm2.yaml
 ARGS ?=
 CHAOS_ARGS ?=
 SOAK_ARGS ?=
-# Parallel test processes. The tests of a file run in one process, because they share servers, and files with servers run
-# first. 0: all tests run in one process, as a debugger needs.
-WORKERS ?= 2
+# Parallel test processes. The tests of a file run in one process, because they share servers, and long files run first.
+# `make test` has more processes than two cores, because many tests wait; each process of `make test-api` has a cluster.
+# 0: all tests run in one process, as a debugger needs.
+test: WORKERS ?= 4
+test-api: WORKERS ?= 2
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from rt_shared import scope_of
+from rt_schedule import longest_first, scheduler, seconds_on_file
 
 _MEASURED = "measured"
 collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment with the clients
-# Parts of the paths of long tests, the longest first.
-_LONG = ("engine_real", "_machine.py")
 
 
 def pytest_configure() -> None:
@@ -41,35 +39,14 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts long tests first, so that no process waits for another one's last file at the end.
-
-    The files that share a server follow one another.
-    """
-    scopes: dict[str, int] = {}
-    for item in items:
-        scopes.setdefault(scope_of(_file(item.nodeid)), len(scopes))
-
-    def place(item: pytest.Item) -> tuple[int, int]:
-        length = next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG))
-        return length, scopes[scope_of(_file(item.nodeid))]
-
-    items.sort(key=place)
+    """Sorts long files first. The files that share a server follow one another."""
+    items[:] = [items[index] for index in longest_first([item.nodeid for item in items], seconds_on_file())]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """Keeps the files that share a server in one process, with `--dist loadfile`."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class LoadServer(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(_file(nodeid))
-
-    return LoadServer(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-def _file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+    """With `--dist loadfile`, this scheduler distributes the tests."""
+    return scheduler(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture

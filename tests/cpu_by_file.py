@@ -1,10 +1,12 @@
 """A pytest plugin: `-p cpu_by_file` prints the CPU seconds of each test file, child processes that have ended included.
 
-Unlike durations, these seconds hardly depend on other programs on the machine.
+Unlike durations, these seconds hardly depend on other programs on the machine. With `--write-seconds`, the durations of
+long files become the order of later runs (rt_schedule.py).
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +30,10 @@ class _Meter:
 _meter = _Meter()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-seconds", action="store_true", help="the order of later runs follows from this run")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment]
@@ -36,15 +42,22 @@ def pytest_runtest_makereport() -> Iterator[None]:
     return report  # type: ignore[return-value]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    seconds: Counter[str] = Counter()
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    from rt_schedule import LISTED_S, SECONDS, file_of  # pytest finds it only after it has loaded plugins
+
+    cpu_s: Counter[str] = Counter()
+    wall_s: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            file = getattr(report, "nodeid", "").partition("::")[0]
+            file = file_of(getattr(report, "nodeid", ""))
+            wall_s[file] += getattr(report, "duration", 0.0)
             for name, value in getattr(report, "user_properties", ()):
                 if name == _CPU:
-                    seconds[file] += value
-    terminalreporter.section("CPU seconds by file")
-    for file, value in seconds.most_common():
-        terminalreporter.write_line(f"{value:8.2f}  {file}")
-    terminalreporter.write_line(f"{sum(seconds.values()):8.2f}  all")
+                    cpu_s[file] += value
+    terminalreporter.section("CPU seconds and seconds by file")
+    for file, value in cpu_s.most_common():
+        terminalreporter.write_line(f"{value:8.2f} {wall_s[file]:8.2f}  {file}")
+    terminalreporter.write_line(f"{sum(cpu_s.values()):8.2f} {sum(wall_s.values()):8.2f}  all")
+    if config.getoption("write_seconds"):
+        listed = {file: round(seconds) for file, seconds in wall_s.most_common() if seconds >= LISTED_S}
+        SECONDS.write_text(json.dumps(listed, indent=2) + "\n")

@@ -40,9 +40,11 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def all_at_once(prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    with LLM(dtype="float32", max_model_len=1024, enable_prefix_caching=False) as llm:
-        return _ids(llm.generate(prompts, GREEDY, use_tqdm=False))
+def all_at_once(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    """The first answers of the engine: its prefix cache is empty before."""
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs] == [0] * len(prompts)
+    return _ids(outputs)
 
 
 def _ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
@@ -69,7 +71,6 @@ def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     short = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)  # alone each token costs a step
     for prompt, ids in zip(prompts[::7], all_at_once[::7], strict=True):
         assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:24]]
-    llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
     hot = llm.generate(prompts, SHORTER, use_tqdm=False)
     assert _ids(hot) == [ids[:40] for ids in all_at_once]
     # Every full block but the last token's was found.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import anthropic
 import httpx
-import openai
 import pydantic
 import pytest
 
+from rt_lazy import LazyModule
 from rt_message_events import read_messages_stream
 from rt_response_events import item_text, read_responses_stream
 from rt_server import RunningServer
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic = LazyModule("anthropic")
+    openai = LazyModule("openai")
 
 API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
 MODEL = "smollm2-135m"

@@ -32,13 +32,16 @@ async def _leave_early(url: str, moment: float, is_stream: bool, number: int) ->
             return
 
 
-def test_a_hundred_clients_that_leave_take_nothing_with_them(tmp_path: Path, measured: Callable[[str], None]) -> None:
+def test_a_hundred_clients_that_leave_take_nothing_with_them(
+    quick_model: str, tmp_path: Path, measured: Callable[[str], None]
+) -> None:
     rng = random.Random(SEED)
-    arguments = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "512", "--num-kv-blocks", "200")
+    arguments = ("--model", quick_model, "--dtype", "float32", "--served-model-name", "m")
+    arguments += ("--max-model-len", "512", "--num-kv-blocks", "200")
 
     async def crowd(url: str) -> None:
         await asyncio.gather(
-            *(_leave_early(url, rng.uniform(0.05, 4.0), rng.random() < 0.5, number) for number in range(100))
+            *(_leave_early(url, rng.uniform(0.05, 2.0), rng.random() < 0.5, number) for number in range(100))
         )
 
     with running_server(tmp_path, *arguments) as server:

@@ -20,9 +20,8 @@ import pytest
 from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
 from rt_server import wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
-from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_TOKENS = 256  # so many that streams still run when an engine is killed
+NUM_TOKENS = 192  # so many that streams still run when an engine is killed
 WORDS = " ".join(f"{number} and" for number in range(40))  # makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
@@ -200,17 +199,8 @@ def counted(admin_url: str) -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model whose steps take milliseconds, so that tokens arrive one by one and streams overlap."""
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 2}
-    tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=12, max_position_embeddings=1024, **sizes)
-    return str(tiny_tokenizer(folder, has_tools=True))
-
-
-@pytest.fixture(scope="module")
-def engines(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    made = Engines(tmp_path_factory.mktemp("engines"), model)
+def engines(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"), quick_model)
     try:
         for name in made.ports:
             made.start(name)

@@ -1,15 +1,20 @@
-"""The official `openai` client, retries off, against the real server process with the embedded model in float32."""
+"""The official `openai` client, retries off, against the real server process with the embedded model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
+from rt_lazy import LazyModule
 from rt_server import RunningServer
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
 MODEL = "smollm2-135m"

@@ -255,10 +255,10 @@ def test_on_a_phone_nothing_is_wider_than_the_screen_and_dark_is_dark(page: Page
 
 
 @pytest.fixture(scope="module")
-def server(browser: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(browser: Page, quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder: Path = tmp_path_factory.mktemp("page-server")
     (folder / "keys").write_text(f"{KEY}\n")
-    arguments = ("--dtype", "float32", "--max-model-len", "1024", "--served-model-name", "smollm2")
+    arguments = ("--model", quick_model, "--dtype", "float32", "--served-model-name", "quick")
     with running_server(folder, *arguments, "--api-key-file", str(folder / "keys")) as running:
         yield running
 
@@ -266,9 +266,9 @@ def server(browser: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_an_answer_survives_a_killed_core_and_the_strip_shows_it(browser: Page, server: RunningServer) -> None:
     with opened(browser, server.api_url, allowed="401 (Unauthorized)"):
         browser.wait_for("document.querySelector('#state').innerText === 'needs an API key'")
-        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "160")):
+        for field, text in (("key", KEY), ("temperature", "0"), ("max_tokens", "600")):
             browser.fill(f"#{field}", text)
-        browser.wait_for("document.querySelector('#model').value === 'smollm2'")
+        browser.wait_for("document.querySelector('#model').value === 'quick'")
         assert browser.text("#counts") == "epoch 1 · 1 rank · 0 running · 0 waiting · 0 failed"
         ask(browser, "Write a long story about a village by the sea, with many chapters.")
         browser.wait_for(f"document.querySelector('{ANSWER}')?.innerText.length > 20")

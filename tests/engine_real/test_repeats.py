@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
+from rt_lazy import LazyModule
 from rt_raw_client import RawClient, streamed_text
 from rt_server import RunningServer, wait_until
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 PATH = "/v1/completions"
 AUTH = {"Authorization": "Bearer key-for-tests"}

@@ -16,7 +16,7 @@ from rt_faults import breakable_server, strike
 from rt_server import RunningServer, wait_until
 from rt_streams import Said, completion_body, disturb, join_streams, start_streams
 
-NUM_TOKENS = 400  # a tiny model is quick, and the fault must land in the first half
+NUM_TOKENS = 200  # the fault must land in the first half; a step of four ranks takes longer than one of one rank
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 LAYOUTS = {
     "2 x 2": ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import openai
 import pytest
 
+from rt_lazy import LazyModule
 from rt_server import RunningServer
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LazyModule("openai")
 
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the weather in Paris, and the time in Rome?"}]

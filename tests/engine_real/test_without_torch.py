@@ -39,14 +39,15 @@ def users_of_torch(server: RunningServer) -> list[str]:
     ]
 
 
-def test_float32(server: RunningServer) -> None:
-    assert server.status()["model"]["compute_dtype"] == "float32"
+def test_int8(server: RunningServer) -> None:
+    assert server.status()["model"]["quantization"] == "int8"
     assert users_of_torch(server) == []
 
 
-@pytest.mark.parametrize("settings", [("--dtype", "bfloat16"), ("--dtype", "bfloat16", "--quantization", "int8")])
-def test_bfloat16_and_int8(settings: tuple[str, ...], three_layers: str, tmp_path: Path) -> None:
-    with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64", *settings) as server:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float32_and_bfloat16(dtype: str, three_layers: str, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64", "--dtype", dtype) as server:
+        assert server.status()["model"]["compute_dtype"] == dtype
         assert users_of_torch(server) == []
 
 

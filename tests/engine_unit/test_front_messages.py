@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic.types import Message
 
 from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
-from rt_message_events import read_messages_stream
+from rt_lazy import LazyModule
+from rt_message_events import read_messages_stream, types
 from rt_response_events import sse_events
 from rt_tools import says
+
+anthropic = LazyModule("anthropic")
 
 HI = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -69,7 +70,7 @@ def plain_blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
 def test_a_stream_has_the_blocks_of_the_whole_answer(front: FrontUnderTest, text: str, tokens_per_output: int) -> None:
     says(front, text, tokens_per_output)
     whole = post(front, tools=[TOOL]).json()
-    Message.model_validate(whole)
+    types.Message.model_validate(whole)
     assert (whole["stop_reason"], plain_blocks(whole)) == ANSWERS[text]
     streamed = read_messages_stream(post(front, tools=[TOOL], stream=True)).message
     assert (streamed["stop_reason"], plain_blocks(streamed)) == ANSWERS[text]

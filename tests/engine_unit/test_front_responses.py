@@ -7,11 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response, ResponseErrorEvent, ResponseFailedEvent
 
 from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
-from rt_response_events import item_text, read_responses_stream, sse_events
+from rt_response_events import item_text, read_responses_stream, sse_events, types
 from rt_tools import says
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -71,7 +70,7 @@ def test_a_stream_has_the_items_of_the_whole_answer(front: FrontUnderTest, text:
     says(front, text, tokens_per_output)
     fields = {"tools": [TOOL], **LOGPROBS}
     whole = post(front, **fields).json()
-    Response.model_validate(whole)
+    types.Response.model_validate(whole)
     assert kinds_and_texts(whole) == ANSWERS[text]
     streamed = read_responses_stream(post(front, stream=True, **fields))
     if tokens_per_output == 1 and "<" not in text:  # a tool call's tokens have no place in the text's logprobs
@@ -182,11 +181,11 @@ def test_an_error_in_the_middle_is_a_failed_response_and_an_error_event(front: F
             if b"output_text.delta" in piece:
                 front.do(lambda: front.core.refuse(front.core.submits[0].sequence_id, "poison", "it kills ranks"))
     *_, failed, error = sse_events(body)
-    ResponseFailedEvent.model_validate(failed)
+    types.ResponseFailedEvent.model_validate(failed)
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["code"] == "server_error"
     assert "Hello".startswith(item_text(failed["response"]["output"][0]))
-    ResponseErrorEvent.model_validate(error)
+    types.ResponseErrorEvent.model_validate(error)
     assert (error["type"], error["code"], error["error"]["code"]) == ("error", "poisonous_request", "poisonous_request")
     assert error["sequence_number"] == failed["sequence_number"] + 1
     assert front.do(lambda: front.service.metrics.failed.value()) == num_failed + 1

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from rt_lazy import LazyModule
 from rt_response_events import sse_events
 
-EVENT = TypeAdapter(RawMessageStreamEvent)
+types = LazyModule("anthropic.types")
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "tool_use": "input_json_delta"}
 TEXT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 
@@ -33,7 +34,7 @@ def read_messages_stream(response: httpx.Response) -> StreamedMessage:
     received = sse_events(response.content)
     events = [event for event in received if event["type"] != "ping"]
     for event in events:
-        EVENT.validate_python(event)
+        _event_type().validate_python(event)
     assert events[0]["type"] == "message_start"
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     message = dict(events[0]["message"])
@@ -45,9 +46,14 @@ def read_messages_stream(response: httpx.Response) -> StreamedMessage:
     parts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     assert message["usage"]["input_tokens"] == sum(usage[name] for name in parts)
     message["usage"] = usage
-    Message.model_validate(message)
+    types.Message.model_validate(message)
     assert message["stop_reason"] is not None
     return StreamedMessage(events=events, message=message, num_pings=len(received) - len(events))
+
+
+@functools.cache
+def _event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(types.RawMessageStreamEvent)
 
 
 def _blocks(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-EVENT = TypeAdapter(ResponseStreamEvent)
+from rt_lazy import LazyModule
+
+types = LazyModule("openai.types.responses")
 STEMS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 ENDS = ("response.completed", "response.incomplete")
 
@@ -58,7 +60,7 @@ def read_responses_stream(response: httpx.Response) -> StreamedResponse:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = sse_events(response.content)
     for number, event in enumerate(events):
-        EVENT.validate_python(event)
+        _event_type().validate_python(event)
         assert event["sequence_number"] == number
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     for event in events[:2]:
@@ -68,12 +70,17 @@ def read_responses_stream(response: httpx.Response) -> StreamedResponse:
     for event in events[2:-1]:
         _take(event, items)
     final = events[-1]["response"]
-    Response.model_validate(final)
+    types.Response.model_validate(final)
     assert events[-1]["type"] == f"response.{final['status']}"
     assert final["id"] == events[0]["response"]["id"]
     assert [each["id"] for each in final["output"]] == [item.item_id for item in items]
     assert [item_text(each) for each in final["output"]] == [item.text for item in items]
     return StreamedResponse(events=events, items=items, final=final)
+
+
+@functools.cache
+def _event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(types.ResponseStreamEvent)
 
 
 def item_text(item: dict[str, Any]) -> str:
