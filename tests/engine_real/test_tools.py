@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import jsonschema
 import pytest
 
+from rayloom_engine.front.openai.chat.message import message_deltas, message_document
+from rayloom_engine.text.message_parsing.message import Message
+from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
+from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.message_parsing.tool_formats import HARMONY, TOOL_FORMATS
+from rayloom_engine.text.message_parts import MessagePart
+from rayloom_engine.text.tools.call_grammar import call_grammar
+from rayloom_engine.text.tools.tool import Tool, ToolUse
 from rt_lazy import LazyModule
 from rt_server import RunningServer
 
@@ -34,6 +44,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
 }
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in SCHEMAS.items()]
+KEY = {"Authorization": "Bearer key-for-tests"}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
@@ -112,3 +123,67 @@ def test_results_of_tools_are_part_of_the_conversation(client: openai.OpenAI) ->
     bare = client.chat.completions.create(model=MODEL, messages=QUESTION, tools=TOOLS, max_tokens=1)
     assert bare.usage is not None
     assert answer.usage.prompt_tokens > bare.usage.prompt_tokens + 30
+
+
+def joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """Content and calls of a stream's deltas, joined by the rules of OpenAI's API."""
+    content = ""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        content += delta.get("content") or ""
+        for call in delta.get("tool_calls") or ():
+            if call["index"] == len(calls):
+                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+            else:
+                assert call["index"] == len(calls) - 1
+                assert call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"}
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+    return content, calls
+
+
+@pytest.fixture(scope="module")
+def written_calls(server: RunningServer) -> dict[str, dict[str, Any]]:
+    """Format of calls -> a choice in which a grammar forces the model to call tools in this format.
+
+    A server has one format, so the grammars are those of completions. They are generated together.
+    """
+    tools = tuple(Tool(name=name, parameters=schema, document={}) for name, schema in SCHEMAS.items())
+    use = ToolUse(tools=tools, mode="required", callable=tools, is_parallel=True)
+    # In harmony the model may think first; without this word it calls a tool at once.
+    fixed = {"prompt": "The weather in Paris: ", "seed": 3, "max_tokens": 64, "logprobs": 0, "bad_words": ["analysis"]}
+
+    def write(name: str) -> dict[str, Any]:
+        body = {**fixed, "structured_outputs": {"grammar": call_grammar(use, TOOL_FORMATS[name], {})}}
+        answer = httpx.post(f"{server.api_url}/v1/completions", json=body, headers=KEY, timeout=120.0)
+        assert answer.status_code == 200, answer.text
+        choice: dict[str, Any] = answer.json()["choices"][0]
+        return choice
+
+    with ThreadPoolExecutor(len(TOOL_FORMATS)) as pool:
+        return dict(zip(TOOL_FORMATS, pool.map(write, TOOL_FORMATS), strict=True))
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_that_the_model_writes_reassemble_from_the_deltas_of_its_tokens(
+    written_calls: dict[str, dict[str, Any]], name: str
+) -> None:
+    choice = written_calls[name]
+    text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+    starts = [offset - offsets[0] for offset in offsets]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    assert "".join(pieces) == text
+    assert len(pieces) > 15
+
+    def parts(pieces: list[str]) -> list[MessagePart]:
+        rules = CallRules(schemas=SCHEMAS, call_id=lambda index: f"call-{index}")
+        format = TOOL_FORMATS[name]
+        parser = TextParser(ParserSettings(tools=format, is_harmony=format is HARMONY), rules)
+        return [part for piece in pieces for part in parser.add(piece)] + parser.finish()
+
+    message = Message()
+    message.add(parts([text]))
+    whole = message_document(message)
+    # The last call may be cut by max_tokens; it is content if its name is not complete.
+    assert joined(message_deltas(parts(pieces))) == (whole["content"] or "", whole["tool_calls"])
+    for call in whole["tool_calls"] if choice["finish_reason"] == "stop" else whole["tool_calls"][:-1]:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])

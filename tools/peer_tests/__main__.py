@@ -10,7 +10,7 @@ from pathlib import Path
 
 from peer_tests.common.column import forget_lost, run_column
 from peer_tests.common.suite import RAYLOOM, Place, Suite
-from peer_tests.comparison import Comparison, Result, compare, listed, read_results, table
+from peer_tests.comparison import Comparison, Result, compare, listed, read_results, table, unused
 from peer_tests.llama_cpp_suite.suite import llama_cpp_suite
 from peer_tests.sglang_suite.suite import sglang_suite
 from peer_tests.vllm_suite.suite import vllm_suite
@@ -38,6 +38,9 @@ def main() -> int:
         comparisons = _comparisons(suite, place, options.k)
         num_owed += sum(each.is_owed for each in comparisons)
         pages.append(_page(suite, comparisons))
+        if not options.k and not options.files:
+            for part in unused(suite.exceptions, comparisons):
+                _say(f"{suite.name}: no test that only the peer passes is an exception by {part!r}")
     text = "\n\n".join(pages) + "\n"
     print(text)
     if options.page is not None:

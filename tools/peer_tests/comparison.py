@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 PASSED, FAILED, SKIPPED, ABSENT = "passed", "failed", "skipped", "absent"
 STARTED, UNSERVED = "started", "unserved"
+# The end of a skipped test's message, which pytest writes as a tuple.
+_SKIP_REASON = re.compile(r"Skipped: (.+?)[\"']\)\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class Comparison:
 
     @property
     def is_theirs_alone(self) -> bool:
-        """True if the peer passes the test and our server does not."""
-        return self.theirs.outcome == PASSED and self.ours.outcome in (FAILED, ABSENT)
+        """True if the peer passes the test and our server does not, also if the test was skipped here."""
+        return self.theirs.outcome == PASSED and self.ours.outcome != PASSED
 
     @property
     def is_owed(self) -> bool:
@@ -64,13 +67,21 @@ def compare(
     not_applicable: Mapping[str, str],
     exceptions: Mapping[str, str],
 ) -> list[Comparison]:
-    """Returns the tests that apply, in the order of their names."""
+    """Returns the tests that apply, in the order of their names. The reason of a skip here is an exception's cause."""
     absent = Result(ABSENT)
-    return [
-        Comparison(test, ours.get(test, absent), theirs.get(test, absent), _first(exceptions, test))
-        for test in sorted({*ours, *theirs})
-        if not _first(not_applicable, test)
-    ]
+    comparisons = []
+    for test in sorted({*ours, *theirs}):
+        if not _first(not_applicable, test):
+            result = ours.get(test, absent)
+            cause = _first(exceptions, test) or _skip_reason(result)
+            comparisons.append(Comparison(test, result, theirs.get(test, absent), cause))
+    return comparisons
+
+
+def unused(causes: Mapping[str, str], comparisons: Iterable[Comparison]) -> list[str]:
+    """Returns the parts of test ids in `causes` that name no test which only the peer passes."""
+    alone = [each.test for each in comparisons if each.is_theirs_alone]
+    return [part for part in causes if not any(_names(part, test) for test in alone)]
 
 
 def table(comparisons: Sequence[Comparison], peer: str) -> str:
@@ -103,8 +114,18 @@ def _end(result: Result) -> str:
 
 
 def _first(causes: Mapping[str, str], test: str) -> str:
-    """Returns the cause of the first part that the test's id has; empty if it has none."""
-    return next((cause for part, cause in causes.items() if part in test), "")
+    """Returns the cause of the first part that names the test; empty if none does."""
+    return next((cause for part, cause in causes.items() if _names(part, test)), "")
+
+
+def _names(part: str, test: str) -> bool:
+    """True if the test's id has the part, at the end of a word: `test_a` does not name `test_a_long`."""
+    return re.search(re.escape(part) + r"(?!\w)", test) is not None
+
+
+def _skip_reason(result: Result) -> str:
+    found = _SKIP_REASON.search(result.message) if result.outcome == SKIPPED else None
+    return found[1] if found else ""
 
 
 def _row(name: str, tests: Sequence[Comparison]) -> str:

@@ -1,8 +1,9 @@
 """A plugin for pytest that runs the tests of llama.cpp's server against another server.
 
 The tests stay as they are. Their class ServerProcess starts the server that PEER_TESTS_SERVER names, with the weights
-of SmolLM2-135M: ours from the checkpoint PEER_TESTS_WEIGHTS, llama.cpp's from the GGUF file PEER_TESTS_GGUF. Requests
-to our server get the paths and the model's name of OpenAI's API; a test of a native path of llama.cpp is skipped.
+of SmolLM2-135M: ours from the checkpoint PEER_TESTS_WEIGHTS, with a chat template of the test's if it names a file,
+llama.cpp's from the GGUF file PEER_TESTS_GGUF. Requests to our server get the paths and the model's name of OpenAI's
+API, as in `translation`; a test of a native path of llama.cpp is skipped.
 """
 
 from __future__ import annotations
@@ -10,38 +11,32 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from peer_tests.common import recorder
+from peer_tests.llama_cpp_suite.translation import our_body, our_path
 
 RAYLOOM = "rayloom"
 START_SECONDS = 600
 MAX_MODEL_LEN = 8192
 NO_ENGINE = "needs another kind of model"
 
-# Paths without the prefix of OpenAI's API -> the same paths with it.
-_ALIASES = {"/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses", "/models": "/v1/models"}
-_SHARED = ("/v1/", "/health", "/metrics")
-_NOT_SHARED = ("/v1/stream",)
-
-
-def our_path(path: str) -> str | None:
-    """Returns the path on our server; None for the paths of llama.cpp's own API."""
-    path = _ALIASES.get(path, path)
-    return path if path.startswith(_SHARED) and not path.startswith(_NOT_SHARED) else None
-
 
 def our_command(engine: str, weights: str, server: Any, folder: str) -> list[str]:
     """Returns the command that starts our server with those settings of a ServerProcess that our server has."""
     slots = server.n_slots or 1
     context = min(MAX_MODEL_LEN, (server.n_ctx or MAX_MODEL_LEN) // (1 if server.kv_unified else slots))
+    if server.chat_template_file:
+        weights = str(with_template(Path(weights), Path(server.chat_template_file), Path(folder)))
     command = [engine, "serve", "--model", weights, "--dtype", "float32", "--threads", "2", "--admin-port", "0"]
     command += ["--host", server.server_host, "--port", str(server.server_port)]
     command += ["--served-model-name", server.model_alias or "model", "--max-model-len", str(context)]
@@ -52,6 +47,17 @@ def our_command(engine: str, weights: str, server: Any, folder: str) -> list[str
             file.write(f"{server.api_key}\n")
         command += ["--api-key-file", path]
     return command
+
+
+def with_template(weights: Path, template: Path, parent: Path) -> Path:
+    """Returns a folder below `parent` with links to the files of `weights`, and with another chat template."""
+    folder = parent / template.stem
+    folder.mkdir(exist_ok=True)
+    for path in weights.iterdir():
+        if not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path.resolve())
+    shutil.copyfile(template, folder / "chat_template.jinja")
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -73,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         process.make_stream_request = _stream(process.make_stream_request)
         openai: Any = importlib.import_module("openai")
         openai.OpenAI.__init__ = _with_prefix(openai.OpenAI.__init__)
+        openai.OpenAI.post = _with_model(openai.OpenAI.post)
     else:
         process.start = _start_theirs(process.start)
 
@@ -91,7 +98,7 @@ class _Running:
 
 def _start_ours(self: Any, timeout_seconds: int = START_SECONDS) -> None:
     _require_text_model(self)
-    command = our_command(os.environ["PEER_TESTS_ENGINE"], os.environ["PEER_TESTS_WEIGHTS"], self, _keys_folder())
+    command = our_command(os.environ["PEER_TESTS_ENGINE"], os.environ["PEER_TESTS_WEIGHTS"], self, _files_folder())
     recorder.mark_served()
     if command != _Running.command or _Running.process is None or _Running.process.poll() is not None:
         if _Running.process is not None:
@@ -106,7 +113,7 @@ def _start_ours(self: Any, timeout_seconds: int = START_SECONDS) -> None:
 
 
 @functools.cache
-def _keys_folder() -> str:
+def _files_folder() -> str:
     return tempfile.mkdtemp(prefix="peer-tests-")
 
 
@@ -128,18 +135,18 @@ def _translated(server: Any, path: str, data: Any) -> tuple[str, Any]:
     ours = our_path(path)
     if ours is None:
         pytest.skip(f"llama.cpp's own API: {path.split('?', 1)[0]}")
-    if isinstance(data, dict):
-        # The server of the tests has one model, and a default length of answers.
-        data = {**data, "model": server.model_alias or "model"}
-        if server.n_predict and ours in ("/v1/completions", "/v1/chat/completions"):
-            data.setdefault("max_tokens", data.get("max_completion_tokens", server.n_predict))
-    return ours, data
+    return ours, our_body(server, ours, data)
 
 
 def _request(request: Any) -> Any:
     def translated(self: Any, method: str, path: str, data: Any = None, *others: Any, **more: Any) -> Any:
         path, data = _translated(self, path, data)
-        return request(self, method, path, data, *others, **more)
+        answer = request(self, method, path, data, *others, **more)
+        ids = answer.body.get("prompt_token_ids") if self.debug and isinstance(answer.body, dict) else None
+        if ids:
+            text = request(self, "POST", "/detokenize", {"tokens": ids}).body["prompt"]
+            answer.body["__verbose"] = {"prompt": text}
+        return answer
 
     return translated
 
@@ -159,3 +166,13 @@ def _with_prefix(init: Any) -> Any:
         init(self, base_url=base_url if base_url.endswith("/v1") else f"{base_url}/v1", **more)
 
     return initialised
+
+
+def _with_model(post: Any) -> Any:
+    """Gives requests of OpenAI's library the name of the model, which llama.cpp does not check."""
+
+    def posted(self: Any, path: str, *, body: Any = None, **more: Any) -> Any:
+        name = _Running.command[_Running.command.index("--served-model-name") + 1]
+        return post(self, path, body={**body, "model": name}, **more)
+
+    return posted

@@ -12,6 +12,7 @@ from peer_tests.common.column import Column
 from peer_tests.common.environment import client_python
 from peer_tests.common.suite import Place, Suite
 from peer_tests.common.weights import DEFAULT_MAX_TOKENS, limited_checkpoint
+from peer_tests.llama_cpp_suite.exceptions import EXCEPTIONS, NOT_APPLICABLE
 from rayloom_bench.machine import processor_name
 from rayloom_bench.peers.engines import gguf_weights, llama_cpp
 
@@ -27,13 +28,6 @@ FILES = (
     "unit/test_stream.py",
     "unit/test_tool_call.py",
 )
-NOT_APPLICABLE = {
-    "test_no_ui": "llama.cpp's own page at /",
-    "test_server_model_aliases_and_tags": "llama.cpp's own fields of the list of models",
-}
-EXCEPTIONS = {
-    "test_server_multiple_addresses": "gives several addresses in --host, a setting of llama.cpp",
-}
 
 
 def llama_cpp_suite() -> Suite:

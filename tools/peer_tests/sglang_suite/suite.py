@@ -28,7 +28,8 @@ EXPECTED = dict.fromkeys(
 NOT_APPLICABLE = {
     "test_tool_calls[none]": "depends on the model: the answer has to end by itself",
     "test_tool_calls[multiturn]": "depends on the model: it has to repeat the result of a tool",
-    "test_tool_calls[thinking]": "depends on the model: it has to repeat the result of a tool",
+    "test_tool_calls[thinking]": "depends on the model: it has to repeat the result of a tool; sends `thinking`, a "
+    "field of Anthropic's API, in a chat",
     "test_tool_calls[parallel]": "depends on the model: it has to decide for two calls",
     "test_json_generate": "SGLang's own API: /generate",
     "test_json_invalid": "SGLang's own API: /generate",

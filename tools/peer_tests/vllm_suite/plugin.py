@@ -1,8 +1,8 @@
 """A plugin for pytest that runs vLLM's tests against another server. It runs inside vLLM's environment.
 
 The tests stay as they are. Their class RemoteOpenAIServer starts the server that PEER_TESTS_SERVER names, always with
-the checkpoint PEER_TESTS_WEIGHTS in float32, under the model name that the test asks for. Their tokenizers come from
-the same checkpoint.
+the checkpoint PEER_TESTS_WEIGHTS in float32, under the name by which the test calls its model. Their tokenizers come
+from the same checkpoint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from peer_tests.common import recorder
 RAYLOOM = "rayloom"
 MAX_MODEL_LEN = 8192
 
+_NAME = "--served-model-name"
 # Flags of the tests that change what clients see -> whether a value follows.
 _KEPT = {
+    _NAME: True,
     "--max-num-seqs": True,
     "--max-model-len": True,
     "--root-path": True,
@@ -80,10 +82,15 @@ def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
     return flags
 
 
-def our_command(engine: str, weights: str, model_name: str, arguments: Sequence[str], folder: str) -> list[str]:
+def served_name(model: str, arguments: Sequence[str]) -> str:
+    """Returns the model's name in the API: that of the flag, else the model that the test asks for."""
+    return next((value for name, value in kept_flags(arguments) if name == _NAME and value is not None), model)
+
+
+def our_command(engine: str, weights: str, model: str, arguments: Sequence[str], folder: str) -> list[str]:
     """Returns the command that starts our server. API keys are written into a file in `folder`."""
     command = [engine, "serve", "--model", weights, "--dtype", "float32", "--threads", "2"]
-    command += ["--served-model-name", model_name, "--admin-port", "0"]
+    command += [_NAME, served_name(model, arguments), "--admin-port", "0"]
     command += ["--metrics-prefix", "vllm"]  # the flag for users who keep vLLM's dashboards
     keys = []
     for name, value in kept_flags(arguments):
@@ -99,11 +106,13 @@ def our_command(engine: str, weights: str, model_name: str, arguments: Sequence[
     return command
 
 
-def vllm_command(weights: str, model_name: str, arguments: Sequence[str]) -> list[str]:
+def vllm_command(weights: str, model: str, arguments: Sequence[str]) -> list[str]:
     """Returns the command that starts vLLM with the same weights. Compiled graphs would cost minutes at each start."""
-    command = ["vllm", "serve", weights, "--served-model-name", model_name, "--dtype", "float32", "--enforce-eager"]
+    name_of_model = served_name(model, arguments)
+    command = ["vllm", "serve", weights, _NAME, name_of_model, "--dtype", "float32", "--enforce-eager"]
     for name, value in kept_flags(arguments):
-        command += [name] if value is None else [name, value]
+        if name != _NAME:
+            command += [name] if value is None else [name, value]
     return command
 
 
