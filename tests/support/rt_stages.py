@@ -24,6 +24,7 @@ from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -232,6 +233,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
     rank: LoadedRank
     runner: Runner | None = None
     store: object = None  # kept as long as the group
+    group_abort = GroupAbort()
 
     def load(new_config: EngineConfig) -> None:
         nonlocal config, rank
@@ -247,6 +249,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
 
     def leave() -> None:
         nonlocal runner
+        group_abort.forget()
         runner = None
         leave_group()
 
@@ -260,8 +263,8 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
             world_size=config.world_size,
             ranks_per_stage=config.tensor_parallel_size,
         )
-        group = join_group(rendezvous, timeout_s)
-        runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group))
+        group = join_group(rendezvous, timeout_s, group_abort)
+        runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group, group_abort))
         warm_up(runner, epoch)
         return rank.num_bytes_read
 
