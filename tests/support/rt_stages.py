@@ -23,8 +23,8 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
-from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.group_abort import GroupAbort
+from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.loaded_rank import LoadedRank

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup as StageGroup  # the ranks that share one stage
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rayloom_engine.parallel.gloo_connections import Store, find_connections, socket_inodes
 from rayloom_engine.parallel.group_abort import GroupAbort
@@ -88,7 +88,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
         if is_nccl:
             group_abort.add(NcclGroups([group for group in (dist.group.WORLD, stage_group) if group is not None]))
         else:
-            _add_connections(rendezvous, earlier, dist.PrefixStore("rayloom", store), group_abort)
+            _add_connections(rendezvous, earlier, PrefixStore("rayloom", store), group_abort)
         # A stage waits as long as the previous stage computes. This limit need not be short: a lost peer ends the wait
         # at once, and the core has the wait for a hung peer aborted.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
@@ -98,9 +98,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
             os.environ.pop(_INTERFACE_VARIABLE, None)
 
 
-def _add_connections(
-    rendezvous: Rendezvous, earlier: dict[int, str], store: Store, group_abort: GroupAbort
-) -> None:
+def _add_connections(rendezvous: Rendezvous, earlier: dict[int, str], store: Store, group_abort: GroupAbort) -> None:
     connections = find_connections(earlier, store, rendezvous.rank, rendezvous.world_size)
     group_abort.add(connections)
     num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # one to each peer in each of the groups

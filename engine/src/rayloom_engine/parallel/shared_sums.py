@@ -10,7 +10,6 @@ spin, because there may be more ranks than cores.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import mmap
@@ -55,7 +54,10 @@ def make_tensor_group(
 
 
 class SharedTensorGroup(ProcessTensorGroup):
-    """Implements TensorGroup and Waits. Raises RuntimeError if a rank of the stage is gone. Parts must be contiguous."""
+    """Implements TensorGroup and Waits. Raises RuntimeError if a rank of the stage is gone.
+
+    Parts must be contiguous.
+    """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
         """Every rank of the group must make one at the same time. Raises OSError either on all ranks or on none."""
@@ -113,14 +115,12 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def abort(self) -> None:
-        """Writes a byte into the pipes that this rank reads, because no close of a pipe wakes a thread that reads it."""
+        """Writes a byte into the pipes that this rank reads: a thread that reads a pipe is not woken by its close."""
         with self._closing:
             for inbox in self._inboxes:
                 if not inbox.closed:
-                    with contextlib.suppress(OSError):
-                        writer = os.open(f"/proc/self/fd/{inbox.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
-                        os.write(writer, _ABORTED)
-                        os.close(writer)
+                    with open_pipe(os.getpid(), inbox.fileno(), "w", os.O_NONBLOCK) as writer:
+                        writer.write(_ABORTED)
 
     def release(self) -> None:
         """Does nothing: the pipes are closed with this object."""

@@ -122,11 +122,13 @@ class RankServer:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
         try:
-            self._group_abort = GroupAbort()
-            arguments = (control, thread_cpu_clock())
-            threading.Thread(target=self._send_beats, args=arguments, name="beats", daemon=True).start()
-            arguments = (control, self._group_abort)
-            threading.Thread(target=self._receive_aborts, args=arguments, name="aborts", daemon=True).start()
+            group_abort = self._group_abort = GroupAbort()
+            cpu_clock = thread_cpu_clock()
+            for name, run in (
+                ("beats", lambda: self._send_beats(control, cpu_clock)),
+                ("aborts", lambda: self._receive_aborts(control, group_abort)),
+            ):
+                threading.Thread(target=run, name=name, daemon=True).start()
             self._serve(steps)
         except ChannelClosed as error:
             logger.info("the core is gone (%s)", error)
@@ -179,6 +181,7 @@ class RankServer:
                 order = control.expect(Abort)
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
+        control.close()  # after a message that is no Abort, the core shall see that this thread has ended
         # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
         group_abort.abort(_ALL_TICKETS)
 

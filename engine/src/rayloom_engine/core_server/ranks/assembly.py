@@ -66,7 +66,7 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Frees the ranks that wait for a lost one, and drops those that are gone. Returns the loss, with the rank to blame.
+    """Frees ranks that wait for a lost one, and drops those that are gone. Returns the loss, with the rank to blame.
 
     If no rank is gone, the rank that reported a failure is alive. It is kept the first time, and dropped if it fails
     again before a step has succeeded.

@@ -160,12 +160,13 @@ class RankPool:
         if loss is not None:
             raise loss
 
-    def abort_orders(self) -> None:
-        """Orders all ranks to abort every order so far, so that none waits for a lost rank. Does not block.
+    def abort_orders(self, ticket: int | None = None) -> None:
+        """Orders all ranks to abort the orders up to this ticket, so that none waits for a lost rank. Does not block.
 
-        A lost rank may get it as well; its connection has room for a message that it does not read.
+        `ticket`: None for all orders so far. A lost rank may get the message as well, even if it reads nothing: the
+        buffer of its connection has room for many of them.
         """
-        data = encode(Abort(self._last_ticket))
+        data = encode(Abort(self._last_ticket if ticket is None else ticket))
         for rank in self.attached.values():
             with contextlib.suppress(ChannelClosed):  # this rank is lost as well
                 rank.control.channel.send_encoded(data)
