@@ -165,13 +165,13 @@ class RankProcesses:
         for rank in range(len(self.processes), config.world_size):
             self.start(rank)
 
-    def join(self, epoch: int) -> tuple[int, list[int]]:
+    def join(self, epoch: int, limit_s: float = 30.0) -> tuple[int, list[int]]:
         """Makes all ranks leave the old group, join a group at a new store, and create runners for `epoch`.
 
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
         port = int(self.ask(0, "open_store"))
-        return port, self._ask(range(self._config.world_size), "join", port, epoch, 30.0)
+        return port, self._ask(range(self._config.world_size), "join", port, epoch, limit_s)
 
     def submit(self, plan: StepPlan) -> None:
         self._send(range(self._config.world_size), "run", plan)
@@ -192,6 +192,16 @@ class RankProcesses:
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
         self._num_submitted = 0
+
+    def send(self, rank: int, what: str, *details: object) -> None:
+        self._send([rank], what, *details)
+
+    def has_answer(self, rank: int, within_s: float) -> bool:
+        return self._connections[rank].poll(within_s)
+
+    def receive(self, rank: int, what: str) -> Any:
+        """The answer to what was sent before."""
+        return self._replies([rank], what)[0]
 
     def ask(self, rank: int, what: str, *details: object) -> Any:
         return self._ask([rank], what, *details)[0]

@@ -20,7 +20,9 @@ from rayloom_engine.parallel.nccl_groups import NcclGroups, keep_process_after_e
 logger = logging.getLogger(__name__)
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_STEP_SECONDS = 1800.0  # longest wait in a send or receive
+# longest wait for a peer in a step. A stage waits as long as the previous stage computes. This limit need not be short:
+# a lost peer ends the wait at once, and the core has the wait for a hung peer aborted.
+STEP_LIMIT = timedelta(seconds=1800)
 
 __all__ = ["Rendezvous", "StageGroup", "interface_towards", "join_group", "leave_group", "open_store"]
 
@@ -89,9 +91,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
             group_abort.add(NcclGroups([group for group in (dist.group.WORLD, stage_group) if group is not None]))
         else:
             _add_connections(rendezvous, earlier, PrefixStore("rayloom", store), group_abort)
-        # A stage waits as long as the previous stage computes. This limit need not be short: a lost peer ends the wait
-        # at once, and the core has the wait for a hung peer aborted.
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
+        dist.distributed_c10d._set_pg_timeout(STEP_LIMIT)
         return stage_group
     finally:
         if given is None:
@@ -118,7 +118,7 @@ def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
     firsts = range(0, rendezvous.world_size, size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=timeout) for first in firsts]
     own: StageGroup = groups[rendezvous.rank // size]
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS), own)
+    dist.distributed_c10d._set_pg_timeout(STEP_LIMIT, own)
     return own
 
 
