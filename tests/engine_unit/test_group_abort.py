@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayloom_engine.parallel.gloo_connections import Ends, find_connections, shared_ends, socket_inodes
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode
-from rayloom_engine.protocol.ranks import Abort
+from rayloom_engine.protocol.ranks import AbortOrders
 
 
 class WaitsOfTest:
@@ -125,12 +125,12 @@ def test_only_connections_between_the_ranks_are_shut_down() -> None:
 def test_an_abort_arrives_as_it_was_sent_however_it_is_cut(ticket: int, cuts: list[int]) -> None:
     here, there = socket.socketpair()
     with here, there:
-        data = encode(Abort(ticket))
+        data = encode(AbortOrders(ticket))
         for cut in cuts:
             here.sendall(data[:cut])
             data = data[cut:]
         here.sendall(data)
-        assert Channel(there).expect(Abort, 5.0) == Abort(ticket)
+        assert Channel(there).expect(AbortOrders, 5.0) == AbortOrders(ticket)
 
 
 @given(st.binary(max_size=40))
@@ -139,4 +139,4 @@ def test_bytes_that_are_no_abort_end_the_channel(body: bytes) -> None:
     with here, there:
         here.sendall(len(body).to_bytes(4, "big") + body)
         with pytest.raises(ChannelClosed):
-            Channel(there).expect(Abort, 5.0)
+            Channel(there).expect(AbortOrders, 5.0)

@@ -26,7 +26,7 @@ class Store(Protocol):
 
 
 class GlooConnections:
-    """Implements Waits for all connections that gloo has opened to other ranks."""
+    """Implements PeerWaits for all connections that gloo has opened to other ranks."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         """`sockets`: duplicates, so that they stay valid after gloo has closed its own descriptors."""

@@ -1,7 +1,7 @@
 """GroupAbort: ends a rank's waits for its peers from another thread. Without torch, so a rank of one stage may load it.
 
 A thread that waits in a collective cannot abort it, and a peer that is stopped closes no connection. So the core sends
-an Abort to a thread of its own in every rank (worker/rank_server.py), which calls this class.
+AbortOrders to a thread of its own in every rank (worker/rank_server.py), which calls this class.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 from typing import Protocol
 
 
-class Waits(Protocol):
+class PeerWaits(Protocol):
     """The waits of one communication group, which another thread can end. `abort` may come after the last wait."""
 
     def abort(self) -> None:
-        """Makes the present wait and all later ones raise RuntimeError. Waits for no peer. For any thread."""
+        """Makes the present wait and all later ones raise RuntimeError. PeerWaits for no peer. For any thread."""
 
     def release(self) -> None:
         """Frees what `abort` needs. `abort` is not called afterwards."""
@@ -23,7 +23,7 @@ class Waits(Protocol):
 class GroupAbort:
     """The waits of the process group that this rank has joined, and the last order that the core has aborted.
 
-    The ticket of its Join order names a group, and tickets only increase. So an Abort that arrives late, after the rank
+    The ticket of its Join order names a group, and tickets only increase. So an order that arrives late, after the rank
     has joined the next group, does nothing.
     """
 
@@ -33,7 +33,7 @@ class GroupAbort:
         self._lock = threading.Lock()
         self._ticket = 0  # of the Join order of the present group
         self._aborted = -1  # ticket of the last order that was aborted, with all orders before it
-        self._waits: list[Waits] = []
+        self._waits: list[PeerWaits] = []
 
     def begin(self, ticket: int) -> None:
         """Forgets the group before. The waits that are added from now on are those of the group of this Join order."""
@@ -41,7 +41,7 @@ class GroupAbort:
         with self._lock:
             self._ticket = ticket
 
-    def add(self, waits: Waits) -> None:
+    def add(self, waits: PeerWaits) -> None:
         """Adds waits to the present group. Aborts them at once if the group is aborted already."""
         with self._lock:
             self._waits.append(waits)

@@ -17,7 +17,7 @@ def keep_process_after_errors() -> None:
 
 
 class NcclGroups:
-    """Implements Waits by ncclCommAbort. Not measured: it needs two GPUs."""
+    """Implements PeerWaits by ncclCommAbort. Not measured: it needs two GPUs."""
 
     def __init__(self, groups: list[ProcessGroup]) -> None:
         """`groups`: all groups of this process. One made by `new_group` has a communicator of its own."""

@@ -54,7 +54,7 @@ def make_tensor_group(
 
 
 class SharedTensorGroup(ProcessTensorGroup):
-    """Implements TensorGroup and Waits. Raises RuntimeError if a rank of the stage is gone.
+    """Implements TensorGroup and PeerWaits. Raises RuntimeError if a rank of the stage is gone.
 
     Parts must be contiguous.
     """

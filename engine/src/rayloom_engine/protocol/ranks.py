@@ -8,7 +8,7 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
          recognised.
 control  two more threads of the rank, also while the main thread computes or waits for a peer: one sends a Beat every
-         heartbeat_seconds, the other receives Aborts. An Abort has no answer: the order that it ends fails.
+         heartbeat_seconds, the other receives AbortOrders. It has no answer: the order that it ends fails.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
@@ -103,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 # --- to a rank, on `control` ---
 
 
-class Abort(msgspec.Struct, frozen=True, tag="abort"):
+class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
     """Order: end all waits for other ranks in the orders up to this ticket. Their process group is of no further use.
 
     Sent to every rank when one was lost. A rank that joined a group by a later order ignores it, and one that waits for
@@ -205,7 +205,7 @@ Message = (
     | Join
     | Allocate
     | Run
-    | Abort
+    | AbortOrders
     | Loaded
     | StoreOpen
     | Done

@@ -1,7 +1,7 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
-The main thread computes. A second thread sends heartbeats (beats), a third one receives Aborts and ends the waits of
-the main thread for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
+The main thread computes. A second thread sends heartbeats (beats), a third one receives AbortOrders and ends the waits
+of the main thread for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
 ORPHAN_SECONDS.
 """
 
@@ -26,7 +26,7 @@ from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
-    Abort,
+    AbortOrders,
     Allocate,
     Beat,
     Computed,
@@ -178,10 +178,10 @@ class RankServer:
         """Ends the main thread's waits for other ranks when the core orders it, and when the core is gone."""
         with contextlib.suppress(ChannelClosed):
             while True:
-                order = control.expect(Abort)
+                order = control.expect(AbortOrders)
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
-        control.close()  # after a message that is no Abort, the core shall see that this thread has ended
+        control.close()  # after a message of another type, the core shall see that this thread has ended
         # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
         group_abort.abort(_ALL_TICKETS)
 

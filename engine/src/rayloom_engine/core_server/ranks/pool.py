@@ -24,7 +24,7 @@ from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode, welcome
 from rayloom_engine.protocol.messages import RankReport
 from rayloom_engine.protocol.ranks import (
-    Abort,
+    AbortOrders,
     Allocate,
     Beat,
     Computed,
@@ -166,7 +166,7 @@ class RankPool:
         `ticket`: None for all orders so far. A lost rank may get the message as well, even if it reads nothing: the
         buffer of its connection has room for many of them.
         """
-        data = encode(Abort(self._last_ticket if ticket is None else ticket))
+        data = encode(AbortOrders(self._last_ticket if ticket is None else ticket))
         for rank in self.attached.values():
             with contextlib.suppress(ChannelClosed):  # this rank is lost as well
                 rank.control.channel.send_encoded(data)
