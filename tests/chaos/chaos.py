@@ -21,6 +21,7 @@ from rt_faults import breakable_server, strike
 from rt_streams import NUM_TOKENS, disturb, undisturbed
 
 NUM_STAGES = 2
+NUM_SHARDS = 3  # the built-in model has 3 key/value heads
 KINDS = [
     ("rank", "killed"),
     ("rank", "stopped"),
@@ -44,6 +45,7 @@ ARGUMENTS = (
     "1000",
 )
 STAGES = ("--pipeline-parallel-size", str(NUM_STAGES))
+SHARDS = ("--tensor-parallel-size", str(NUM_SHARDS))
 ONE_RANK = ("--async-scheduling",)
 
 
@@ -124,7 +126,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16), help="of the faults; printed")
     parser.add_argument("--faults", type=int, default=30, help="in all, shared among the executors")
     parser.add_argument("--executors", default="mp,ray", help="comma-separated, one server after the other")
-    parser.add_argument("--one-rank", action="store_true", help="with async scheduling, instead of two stages")
+    layouts = parser.add_mutually_exclusive_group()
+    layouts.add_argument("--one-rank", action="store_true", help="with async scheduling, instead of two stages")
+    layouts.add_argument(
+        "--shards", action="store_true", help=f"{NUM_SHARDS} ranks in one stage, instead of two stages"
+    )
     parser.add_argument("--model", default="builtin://smollm2-135m")
     args = parser.parse_args()
     executors = args.executors.split(",")
@@ -133,8 +139,13 @@ def main() -> int:
     took, num_requests, num_failed = {}, 0, 0
     for index, executor in enumerate(executors):
         share = (args.faults + index) // len(executors)
-        faults = draw_faults(rng, share, num_ranks=1 if args.one_rank else NUM_STAGES)
-        took[executor], requests, failed = run(executor, faults, args.model, ONE_RANK if args.one_rank else STAGES)
+        layout, num_ranks = STAGES, NUM_STAGES
+        if args.one_rank:
+            layout, num_ranks = ONE_RANK, 1
+        elif args.shards:
+            layout, num_ranks = SHARDS, NUM_SHARDS
+        faults = draw_faults(rng, share, num_ranks)
+        took[executor], requests, failed = run(executor, faults, args.model, layout)
         num_requests, num_failed = num_requests + requests, num_failed + failed
     print(f"\nSeconds from the fault to the next token of a stream that was running:\n{table(took)}")
     print(f"\nseed {args.seed}: {num_failed} of {num_requests} requests failed; {time.monotonic() - began:.0f} s")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rayloom_engine.parallel import shared_sums
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.shared_sums import SharedTensorGroup
 from rt_forks import forking_context
@@ -40,13 +41,15 @@ class RankOfTest:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._group: SharedTensorGroup | None = None
+        self._group_abort = GroupAbort()
 
     def join(self, port: int, barred: int | None = None) -> str:
         """The reason why memory is not shared; empty when it is. The `barred` rank cannot open the others' memory."""
+        self._group_abort.forget()
         self._group = None
         leave_group()
         rendezvous = Rendezvous(host="127.0.0.1", port=port, rank=self._rank, world_size=SIZE, ranks_per_stage=SIZE)
-        group = join_group(rendezvous, 20.0)
+        group = join_group(rendezvous, 20.0, self._group_abort)
         assert group is not None
         with pytest.MonkeyPatch.context() as patch:
             if self._rank == barred:
@@ -76,6 +79,7 @@ class RankOfTest:
         assert is_readable(inbox, 20.0)
 
     def leave(self) -> None:
+        self._group_abort.forget()
         self._group = None
 
 

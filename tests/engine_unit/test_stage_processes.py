@@ -65,30 +65,24 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
 
 def test_a_stage_continues_before_the_next_one_receives_and_notices_its_end(stages: RankProcesses) -> None:
     stages.join(1)
-    params = DecodingParams(max_tokens=9, temperature=0.0)
-
-    def plan(number: int) -> StepPlan:
-        new = NewSlot(
-            slot=number,
-            request_id=f"{number}",
-            token_ids=(3, 4, 5),
-            num_prompt_tokens=3,
-            block_table=(number,),
-            params=params,
-            eos_token_ids=(),
-        )
-        step = SlotStep(slot=number, start=0, num_tokens=3, samples=True)
-        return StepPlan(step_id=number, epoch=1, new_slots=(new,), slots=(step,))
-
-    assert [stages.ask(0, "run", plan(number))[1].step_id for number in (1, 2)] == [1, 2]
-    results = [stages.ask(1, "run", plan(number))[1] for number in (1, 2)]
+    assert [stages.ask(0, "run", _plan(number))[1].step_id for number in (1, 2)] == [1, 2]
+    results = [stages.ask(1, "run", _plan(number))[1] for number in (1, 2)]
     assert [result.sampled[0].slot for result in results] == [1, 2]
     assert len({result.sampled[0].token_id for result in results}) == 1
     stages.processes[1].kill()
     stages.processes[1].join(10.0)
     with pytest.raises(RuntimeError):
         for number in (3, 4, 5):
-            stages.ask(0, "run", plan(number))
+            stages.ask(0, "run", _plan(number))
+
+
+def test_a_stage_may_wait_for_the_previous_one_longer_than_for_the_rendezvous(stages: RankProcesses) -> None:
+    limit_s = 3.0
+    stages.join(1, limit_s)
+    stages.send(1, "run", _plan(1))
+    assert not stages.has_answer(1, limit_s + 0.5)
+    stages.ask(0, "run", _plan(1))
+    assert stages.receive(1, "run")[1].step_id == 1
 
 
 def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: RankProcesses, expected: dict[str, list[int]]) -> None:
@@ -109,6 +103,21 @@ def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
     assert any(address == "127.0.0.1" for address, _ in addresses)
     assert [(address, interface_towards(address)) for address, _ in addresses] == addresses
     assert interface_towards("host.invalid") is None
+
+
+def _plan(number: int) -> StepPlan:
+    """A prompt of three tokens in a slot of its own, in epoch 1."""
+    new = NewSlot(
+        slot=number,
+        request_id=f"{number}",
+        token_ids=(3, 4, 5),
+        num_prompt_tokens=3,
+        block_table=(number,),
+        params=DecodingParams(max_tokens=9, temperature=0.0),
+        eos_token_ids=(),
+    )
+    step = SlotStep(slot=number, start=0, num_tokens=3, samples=True)
+    return StepPlan(step_id=number, epoch=1, new_slots=(new,), slots=(step,))
 
 
 class _DiesAtStep:

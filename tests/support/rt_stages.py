@@ -24,6 +24,7 @@ from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
@@ -172,13 +173,13 @@ class RankProcesses:
         for rank in range(len(self.processes), config.world_size):
             self.start(rank)
 
-    def join(self, epoch: int) -> tuple[int, list[int]]:
+    def join(self, epoch: int, limit_s: float = 30.0) -> tuple[int, list[int]]:
         """Makes all ranks leave the old group, join a group at a new store, and create runners for `epoch`.
 
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
         port = int(self.ask(0, "open_store"))
-        return port, self._ask(range(self._config.world_size), "join", port, epoch, 30.0)
+        return port, self._ask(range(self._config.world_size), "join", port, epoch, limit_s)
 
     def submit(self, plan: StepPlan) -> None:
         self._send(range(self._config.world_size), "run", plan)
@@ -199,6 +200,16 @@ class RankProcesses:
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
         self._num_submitted = 0
+
+    def send(self, rank: int, what: str, *details: object) -> None:
+        self._send([rank], what, *details)
+
+    def has_answer(self, rank: int, within_s: float) -> bool:
+        return self._connections[rank].poll(within_s)
+
+    def receive(self, rank: int, what: str) -> Any:
+        """The answer to what was sent before."""
+        return self._replies([rank], what)[0]
 
     def ask(self, rank: int, what: str, *details: object) -> Any:
         return self._ask([rank], what, *details)[0]
@@ -240,6 +251,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
     rank: LoadedRank
     runner: Runner | None = None
     store: object = None  # kept as long as the group
+    group_abort = GroupAbort()
 
     def load(new_config: EngineConfig) -> None:
         nonlocal config, rank
@@ -255,6 +267,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
 
     def leave() -> None:
         nonlocal runner
+        group_abort.forget()
         runner = None
         leave_group()
 
@@ -268,8 +281,8 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
             world_size=config.world_size,
             ranks_per_stage=config.tensor_parallel_size,
         )
-        group = join_group(rendezvous, timeout_s)
-        runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group))
+        group = join_group(rendezvous, timeout_s, group_abort)
+        runner = rank.runner(NUM_BLOCKS, epoch, rank.link(), rank.tensor_group(group, group_abort))
         warm_up(runner, epoch)
         return rank.num_bytes_read
 

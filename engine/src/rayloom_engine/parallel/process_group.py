@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -9,11 +10,19 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup as StageGroup  # the ranks that share one stage
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rayloom_engine.parallel.gloo_connections import Store, find_connections, socket_inodes
+from rayloom_engine.parallel.group_abort import GroupAbort
+from rayloom_engine.parallel.nccl_groups import NcclGroups, keep_process_after_errors
+
+logger = logging.getLogger(__name__)
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_STEP_SECONDS = 1800.0  # longest wait in a send or receive
+# longest wait for a peer in a step. A stage waits as long as the previous stage computes. This limit need not be short:
+# a lost peer ends the wait at once, and the core has the wait for a hung peer aborted.
+STEP_LIMIT = timedelta(seconds=1800)
 
 __all__ = ["Rendezvous", "StageGroup", "interface_towards", "join_group", "leave_group", "open_store"]
 
@@ -41,8 +50,10 @@ def open_store(host: str) -> tuple[TCPStore, int]:
     return store, port
 
 
-def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
+def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort) -> StageGroup | None:
     """Makes this process a rank of a new process group, and waits until all ranks have joined.
+
+    `group_abort` gets the waits in the new groups.
 
     Returns the group of this rank's stage, or None if stages have one rank. The group of all ranks becomes torch's
     default group. Both use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join within
@@ -56,9 +67,13 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:
         os.environ[_INTERFACE_VARIABLE] = interface
+    is_nccl = rendezvous.device_type == "cuda"
+    if is_nccl:
+        keep_process_after_errors()
+    earlier = socket_inodes()
     try:
         dist.init_process_group(
-            "nccl" if rendezvous.device_type == "cuda" else "gloo",
+            "nccl" if is_nccl else "gloo",
             store=store,
             rank=rendezvous.rank,
             world_size=rendezvous.world_size,
@@ -72,13 +87,29 @@ def join_group(rendezvous: Rendezvous, timeout_s: float) -> StageGroup | None:
         raise
     else:
         stage_group = _stage_group(rendezvous, timeout) if rendezvous.ranks_per_stage > 1 else None
-        # A stage waits as long as the previous stage computes. This limit need not be short: a lost peer ends the wait
-        # at once, and the core has a hung peer killed.
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS))
+        if is_nccl:
+            group_abort.add(NcclGroups([group for group in (dist.group.WORLD, stage_group) if group is not None]))
+        else:
+            _add_connections(rendezvous, earlier, PrefixStore("rayloom", store), group_abort)
+        dist.distributed_c10d._set_pg_timeout(STEP_LIMIT)
         return stage_group
     finally:
         if given is None:
             os.environ.pop(_INTERFACE_VARIABLE, None)
+
+
+def _add_connections(rendezvous: Rendezvous, earlier: dict[int, str], store: Store, group_abort: GroupAbort) -> None:
+    connections = find_connections(earlier, store, rendezvous.rank, rendezvous.world_size)
+    group_abort.add(connections)
+    num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # one to each peer in each of the groups
+    if len(connections) < num_expected:
+        logger.warning(
+            "rank %d can end its waits in %d of its %d connections to other ranks; if a rank hangs, this one may be "
+            "replaced as well",
+            rendezvous.rank,
+            len(connections),
+            num_expected,
+        )
 
 
 def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
@@ -87,7 +118,7 @@ def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
     firsts = range(0, rendezvous.world_size, size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=timeout) for first in firsts]
     own: StageGroup = groups[rendezvous.rank // size]
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_STEP_SECONDS), own)
+    dist.distributed_c10d._set_pg_timeout(STEP_LIMIT, own)
     return own
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from rayloom_engine.parallel.process_group import STEP_LIMIT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenStates:
@@ -44,13 +46,21 @@ class ProcessGroupLink:
     def receive(self, num_tokens: int) -> torch.Tensor:
         form = self._form
         hidden_TD = torch.empty((num_tokens, form.hidden_size), dtype=form.dtype, device=form.device)
-        dist.recv(hidden_TD, src=self._previous_rank)
+        self._wait(dist.irecv(hidden_TD, src=self._previous_rank))
         return hidden_TD
 
     def send(self, hidden_TD: torch.Tensor) -> None:
         if len(self._sent) == self._depth:
-            self._sent[0][0].wait()
+            self._wait(self._sent[0][0])
             self._sent.popleft()
         work = dist.isend(hidden_TD, dst=self._next_rank)
         assert work is not None, "this process is not in the group"
         self._sent.append((work, hidden_TD))
+
+    def _wait(self, work: dist.Work | None) -> None:
+        assert work is not None, "this process is not in the group"
+        if self._form.device.type == "cpu":
+            # Without a limit, gloo takes that of the rendezvous, and `_set_pg_timeout` does not change it.
+            work.wait(STEP_LIMIT)
+        else:
+            work.wait()  # with a limit, NCCL would block this thread until the tensor is there

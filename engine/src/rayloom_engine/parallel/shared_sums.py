@@ -14,12 +14,14 @@ import json
 import logging
 import mmap
 import os
+import threading
 from io import FileIO
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.process_group import StageGroup
 from rayloom_engine.parallel.process_sums import ProcessTensorGroup
 from rayloom_engine.parallel.tensor_group import TensorGroup
@@ -29,28 +31,40 @@ logger = logging.getLogger(__name__)
 
 _SLOT_BYTES = 4 * 1024 * 1024  # larger parts are summed in pieces of this size; Linux allocates only the pages in use
 _MAX_MESSAGE_BYTES = 4096
+_ARRIVED = b"\0"  # a peer's part is in its memory
+_ABORTED = b"\1"  # written by this process itself
 
 
-def make_tensor_group(stage_group: StageGroup, widths: tuple[int, ...], device_type: str) -> TensorGroup[torch.Tensor]:
+def make_tensor_group(
+    stage_group: StageGroup, widths: tuple[int, ...], device_type: str, group_abort: GroupAbort
+) -> TensorGroup[torch.Tensor]:
     """Returns the fastest TensorGroup for the ranks of a stage: over shared memory on one CPU host, else over torch.
 
-    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup.
+    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup. `group_abort` gets the
+    waits that are not those of the process group.
     """
     if device_type == "cpu":
         try:
-            return SharedTensorGroup(stage_group, widths)
+            group = SharedTensorGroup(stage_group, widths)
+            group_abort.add(group)
+            return group
         except OSError as error:
             logger.info("the ranks of this stage sum over gloo, not in shared memory: %s", error)
     return ProcessTensorGroup(stage_group, widths)
 
 
 class SharedTensorGroup(ProcessTensorGroup):
-    """Implements TensorGroup. Raises RuntimeError if a rank of the stage is gone. Parts must be contiguous."""
+    """Implements TensorGroup and PeerWaits. Raises RuntimeError if a rank of the stage is gone.
+
+    Parts must be contiguous.
+    """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
         """Every rank of the group must make one at the same time. Raises OSError either on all ranks or on none."""
         super().__init__(group, widths)
         self._turn = 0
+        # Held while the pipes are closed or another thread opens one of them again by its number.
+        self._closing = threading.Lock()
         rank = dist.get_rank(group)
         size = dist.get_world_size(group)
         inboxes: list[FileIO | None] = []
@@ -100,6 +114,17 @@ class SharedTensorGroup(ProcessTensorGroup):
         parts = self._exchange(part.reshape(-1), [num_rows * width for width in self._widths])
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
+    def abort(self) -> None:
+        """Writes a byte into the pipes that this rank reads: a thread that reads a pipe is not woken by its close."""
+        with self._closing:
+            for inbox in self._inboxes:
+                if not inbox.closed:
+                    with open_pipe(os.getpid(), inbox.fileno(), "w", os.O_NONBLOCK) as writer:
+                        writer.write(_ABORTED)
+
+    def release(self) -> None:
+        """Does nothing: the pipes are closed with this object."""
+
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
         """Exchanges parts with all peers. Returns every rank's part, valid until two exchanges later.
 
@@ -115,14 +140,15 @@ class SharedTensorGroup(ProcessTensorGroup):
         parts[self._rank].copy_(part)
         try:
             for outbox in self._outboxes:
-                outbox.write(b"\0")
+                outbox.write(_ARRIVED)
             for inbox in self._inboxes:
-                if not inbox.read(1):
-                    raise ConnectionError("connection closed")
+                if (received := inbox.read(1)) != _ARRIVED:
+                    raise ConnectionError("the step was aborted" if received == _ABORTED else "connection closed")
         except (OSError, ValueError) as error:  # ValueError: the pipes were closed here by an earlier failure
             # A third rank may wait for this rank's byte, which will never come. Closing the pipes ends its wait.
-            for pipe in (*self._outboxes, *self._inboxes):
-                pipe.close()
+            with self._closing:
+                for pipe in (*self._outboxes, *self._inboxes):
+                    pipe.close()
             raise RuntimeError(f"a rank of this stage is gone ({error})") from error
         return parts
 

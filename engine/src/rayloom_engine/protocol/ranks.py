@@ -7,7 +7,8 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          (rank 0), Join, Allocate, and Run for ever. It answers each order; only the first rank of the last stage
          answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
          recognised.
-control  the rank's second thread: a Beat every heartbeat_seconds, also while the main thread computes.
+control  two more threads of the rank, also while the main thread computes or waits for a peer: one sends a Beat every
+         heartbeat_seconds, the other receives AbortOrders. It has no answer: the order that it ends fails.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
@@ -19,7 +20,7 @@ import msgspec
 
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 4
+RANK_PROTOCOL_VERSION = 5
 
 Role = Literal["steps", "control", "launch"]
 
@@ -97,6 +98,19 @@ class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
 class Run(msgspec.Struct, frozen=True, tag="run"):
     ticket: int
     plan: StepPlan
+
+
+# --- to a rank, on `control` ---
+
+
+class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
+    """Order: end all waits for other ranks in the orders up to this ticket. Their process group is of no further use.
+
+    Sent to every rank when one was lost. A rank that joined a group by a later order ignores it, and one that waits for
+    no peer finds its group closed in the next step or leaves it at the next Join.
+    """
+
+    ticket: int
 
 
 # --- from a rank, on `steps` ---
@@ -191,6 +205,7 @@ Message = (
     | Join
     | Allocate
     | Run
+    | AbortOrders
     | Loaded
     | StoreOpen
     | Done

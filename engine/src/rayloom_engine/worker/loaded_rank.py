@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.memory import GIB, KvPlan
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import Stage
 from rayloom_engine.parallel.stage_link import StageLink
@@ -77,14 +78,17 @@ class LoadedRank:
 
         return NumpyLink(link)
 
-    def tensor_group(self, stage_group: StageGroup | None) -> TensorGroup[Any] | None:
-        """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank."""
+    def tensor_group(self, stage_group: StageGroup | None, group_abort: GroupAbort) -> TensorGroup[Any] | None:
+        """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank.
+
+        `group_abort` can end its waits.
+        """
         if stage_group is None:
             return None
         from rayloom_engine.parallel.shared_sums import make_tensor_group
 
         widths = self.shard.widths(self.loaded.shape.vocab_size)
-        group = make_tensor_group(stage_group, widths, self.device_type)
+        group = make_tensor_group(stage_group, widths, self.device_type, group_abort)
         if not self.loaded.has_numpy_arrays:
             return group
         from rayloom_engine.parallel.numpy_bridge import NumpyGroup

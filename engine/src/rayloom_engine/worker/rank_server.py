@@ -1,7 +1,8 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
-The main thread computes; a second thread sends heartbeats (beats). When the core is gone, the rank keeps its weights
-and tries to connect again for ORPHAN_SECONDS.
+The main thread computes. A second thread sends heartbeats (beats), a third one receives AbortOrders and ends the waits
+of the main thread for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
+ORPHAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import psutil
 from rayloom_engine.common.process import node_name, thread_cpu_clock
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, CorruptRank, ModelError
+from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial
 from rayloom_engine.protocol.ranks import (
+    AbortOrders,
     Allocate,
     Beat,
     Computed,
@@ -51,6 +54,7 @@ DIAL_SECONDS = 0.2  # seconds between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
 _LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone
+_ALL_TICKETS = 2**63  # higher than the ticket of every order
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, as all are alive and have loaded
 
 
@@ -80,6 +84,8 @@ class RankServer:
         self._rank: LoadedRank | None = None
         self._runner: Runner[Any] | None = None
         self._group: TensorGroup[Any] | None = None  # this rank and those that share its stage
+        # of the present connection: a thread of an earlier one must not end the waits of the present group
+        self._group_abort = GroupAbort()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
@@ -116,8 +122,13 @@ class RankServer:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
         try:
-            arguments = (control, thread_cpu_clock())
-            threading.Thread(target=self._send_beats, args=arguments, name="beats", daemon=True).start()
+            group_abort = self._group_abort = GroupAbort()
+            cpu_clock = thread_cpu_clock()
+            for name, run in (
+                ("beats", lambda: self._send_beats(control, cpu_clock)),
+                ("aborts", lambda: self._receive_aborts(control, group_abort)),
+            ):
+                threading.Thread(target=run, name=name, daemon=True).start()
             self._serve(steps)
         except ChannelClosed as error:
             logger.info("the core is gone (%s)", error)
@@ -162,6 +173,17 @@ class RankServer:
         if self._exit_code is not None:
             time.sleep(_LAST_SECONDS)  # the main thread exits by itself, unless it waits for a peer that hangs
             os._exit(self._exit_code())
+
+    def _receive_aborts(self, control: Channel, group_abort: GroupAbort) -> None:
+        """Ends the main thread's waits for other ranks when the core orders it, and when the core is gone."""
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                order = control.expect(AbortOrders)
+                if group_abort.abort(order.ticket):
+                    logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
+        control.close()  # after a message of another type, the core shall see that this thread has ended
+        # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
+        group_abort.abort(_ALL_TICKETS)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
         self._beat = Beat(phase=phase, step=self._num_steps, memory_bytes=0, done=done, total=total, unit=unit)
@@ -239,6 +261,7 @@ class RankServer:
 
     def _leave(self) -> None:
         """Leaves the process group. First drops all objects that use it: they would keep its connections open."""
+        self._group_abort.forget()
         self._runner = None
         self._group = None
         if self._config.world_size == 1:
@@ -265,7 +288,7 @@ class RankServer:
                 self._store, port = open_store(local_host)
                 return StoreOpen(ticket, local_host, port)
             case Join(ticket, host, port):
-                self._join(self._rank, host, port)
+                self._join(self._rank, host, port, ticket)
                 return Done(ticket)
             case Allocate(ticket, epoch, num_blocks):
                 self._allocate(self._rank, epoch, num_blocks)
@@ -273,7 +296,7 @@ class RankServer:
             case _:
                 raise ValueError(f"a rank has no order of the type {type(order).__name__}")
 
-    def _join(self, loaded: LoadedRank, host: str, port: int) -> None:
+    def _join(self, loaded: LoadedRank, host: str, port: int, ticket: int) -> None:
         """Joins a process group with the other ranks. They find each other through the store at host:port."""
         from rayloom_engine.parallel.process_group import Rendezvous, join_group
 
@@ -286,7 +309,9 @@ class RankServer:
             ranks_per_stage=self._config.tensor_parallel_size,
             device_type=loaded.device_type,
         )
-        self._group = loaded.tensor_group(join_group(rendezvous, _GROUP_SECONDS))
+        self._group_abort.begin(ticket)
+        stage_group = join_group(rendezvous, _GROUP_SECONDS, self._group_abort)
+        self._group = loaded.tensor_group(stage_group, self._group_abort)
 
     def _allocate(self, loaded: LoadedRank, epoch: int, num_blocks: int) -> None:
         """Makes the runner of an epoch and warms it up."""

@@ -66,11 +66,14 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Drops the ranks that are gone after a loss. Returns the loss, with the rank to blame.
+    """Frees ranks that wait for a lost one, and drops those that are gone. Returns the loss, with the rank to blame.
 
     If no rank is gone, the rank that reported a failure is alive. It is kept the first time, and dropped if it fails
     again before a step has succeeded.
     """
+    # A lost rank whose process is stopped or whose machine is off closes no connection: without the order, its peers
+    # would wait in their collectives, miss the next rendezvous and be replaced as well.
+    pool.abort_orders()
     # The wait lets all deaths of one cause count as one loss: one cause may kill several ranks, and a live rank may
     # report a dead peer before this process sees the end of that peer's connection.
     time.sleep(_BLAME_SECONDS)

@@ -24,6 +24,7 @@ from rayloom_engine.errors import RankLost
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, encode, welcome
 from rayloom_engine.protocol.messages import RankReport
 from rayloom_engine.protocol.ranks import (
+    AbortOrders,
     Allocate,
     Beat,
     Computed,
@@ -158,6 +159,17 @@ class RankPool:
                 loss = loss or RankLost(rank.rank, f"its connection ended ({error})")
         if loss is not None:
             raise loss
+
+    def abort_orders(self, ticket: int | None = None) -> None:
+        """Orders all ranks to abort the orders up to this ticket, so that none waits for a lost rank. Does not block.
+
+        `ticket`: None for all orders so far. A lost rank may get the message as well, even if it reads nothing: the
+        buffer of its connection has room for many of them.
+        """
+        data = encode(AbortOrders(self._last_ticket if ticket is None else ticket))
+        for rank in self.attached.values():
+            with contextlib.suppress(ChannelClosed):  # this rank is lost as well
+                rank.control.channel.send_encoded(data)
 
     def take_arrivals(self) -> list[int]:
         """Attaches the ranks that have connected since the last call. Returns their numbers.
@@ -329,6 +341,7 @@ class RankPool:
                 with self._lock:
                     self._controls[greeting.rank, greeting.incarnation] = control
                 channel.send(Welcomed())
+                channel.limit_sends(self._hang_seconds)
                 self._read_beats(control, greeting)
             else:
                 self._attach(channel, greeting)

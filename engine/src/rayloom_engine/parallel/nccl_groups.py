@@ -1,0 +1,31 @@
+"""NcclGroups: the NCCL communicators of a process, which can be aborted while a kernel of theirs waits for a peer."""
+
+from __future__ import annotations
+
+import os
+
+from torch.distributed import ProcessGroup
+
+# NCCL's watchdog thread shall end the communicator after an error ("CleanUpOnly"). By default it ends the process, and
+# the rank's weights with it.
+_ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+
+
+def keep_process_after_errors() -> None:
+    """Lets this process survive an error of NCCL, unless the environment says otherwise. Call it before a join."""
+    os.environ.setdefault(*_ERROR_HANDLING)
+
+
+class NcclGroups:
+    """Implements PeerWaits by ncclCommAbort. Not measured: it needs two GPUs."""
+
+    def __init__(self, groups: list[ProcessGroup]) -> None:
+        """`groups`: all groups of this process. One made by `new_group` has a communicator of its own."""
+        self._groups = groups
+
+    def abort(self) -> None:
+        for group in self._groups:
+            group.abort()
+
+    def release(self) -> None:
+        self._groups = []
