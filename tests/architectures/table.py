@@ -30,13 +30,15 @@ _SECONDS = 600.0  # for one model
 # A fork has the imports of this process, which take longer than a model.
 _CONTEXT = multiprocessing.get_context("fork")
 
+_MARKS = {True: "yes", False: "**no**", None: "refused"}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
     architecture: str = ""
     backend: str = ""
-    passed: dict[str, bool] = field(default_factory=dict)
+    passed: dict[str, bool | None] = field(default_factory=dict)
     failure: str = ""
 
     @property
@@ -126,7 +128,7 @@ def page(rows: list[Row], refusals: list[tuple[str, str]]) -> str:
         f"|{'---|' * (3 + len(CHECKS))}",
     ]
     for row in rows:
-        marks = [{True: "yes", False: "**no**"}.get(row.passed.get(check, False), "") for check in CHECKS]
+        marks = [_MARKS[row.passed.get(check, False)] for check in CHECKS]
         lines.append(f"| {row.name} | {row.architecture or row.failure} | {row.backend} | {' | '.join(marks)} |")
     lines += [
         "",
