@@ -12,7 +12,7 @@ from rayloom_operator.resolve.resolved import resolve
 
 # No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
 # secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).
-# The number of engines on a machine is known to whoever starts them.
+# The number of engines on a machine is known to whoever starts them. Manifests have no LoRA adapters yet.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -29,6 +29,10 @@ NOT_IN_MANIFESTS = {
     "front_tls_ca_file",
     "front_tls_mode",
     "engines_on_host",
+    "adapters",
+    "max_loras",
+    "max_lora_rank",
+    "allow_runtime_lora_updating",
     "heartbeat_seconds",
     "api_key_file",
     "admin_token_file",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from rayloom_engine.adapter_settings import AdapterSettings
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
@@ -66,7 +67,7 @@ class EngineConfig(BaseModel):
         " fits.",
     )
 
-    adapters: tuple[str, ...] = Field(
+    adapters: AdapterSettings = Field(
         (),
         strict=False,
         description="LoRA adapters as NAME=PATH: folders in PEFT's format. Requests name one in `model`. Only on CPU.",
@@ -303,18 +304,6 @@ class EngineConfig(BaseModel):
         if model != model.strip():
             raise ValueError("remove the blanks around the model's name")
         return model
-
-    @field_validator("adapters")
-    @classmethod
-    def _adapters_have_names_and_paths(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
-        names = [given.partition("=")[0] for given in adapters]
-        for given in adapters:
-            name, _, path = given.partition("=")
-            if not name or not path:
-                raise ValueError(f"{given!r} is not NAME=PATH")
-            if names.count(name) > 1:
-                raise ValueError(f"the name {name!r} is given twice; give each adapter a name of its own")
-        return adapters
 
     @field_validator("ray_resources_per_rank")
     @classmethod

@@ -166,7 +166,6 @@ ROUTES: tuple[ApiRoute, ...] = (
         text="text/plain",
         statuses=OF_BODIES | {403, 404},
         needs_key=True,
-        examples={"folder": {"lora_name": "sql", "lora_path": "/adapters/sql"}},
     ),
     ApiRoute(
         method="POST",
@@ -178,7 +177,6 @@ ROUTES: tuple[ApiRoute, ...] = (
         text="text/plain",
         statuses=OF_BODIES | {403, 404},
         needs_key=True,
-        examples={"name": {"lora_name": "sql"}},
     ),
     ApiRoute(
         method="POST",

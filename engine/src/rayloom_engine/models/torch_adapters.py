@@ -36,7 +36,7 @@ class Update(NamedTuple):
     scale: float
 
 
-class Run(NamedTuple):
+class AdapterRun(NamedTuple):
     """Neighbouring tokens of a step with the same adapter."""
 
     slot: int
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 class StepRuns:
     """The runs of the present step, which all products of a model read."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[AdapterRun] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -121,8 +121,8 @@ class TorchAdapters:
         return found
 
 
-def runs_of(adapters_T: npt.NDArray[np.int32]) -> list[Run]:
+def runs_of(adapters_T: npt.NDArray[np.int32]) -> list[AdapterRun]:
     """Returns the runs of a step, without the tokens that have no adapter."""
     borders = [0, *(np.flatnonzero(np.diff(adapters_T)) + 1).tolist(), len(adapters_T)]
-    runs = [Run(int(adapters_T[start]), slice(start, end)) for start, end in pairwise(borders)]
+    runs = [AdapterRun(int(adapters_T[start]), slice(start, end)) for start, end in pairwise(borders)]
     return [run for run in runs if run.slot >= 0]

@@ -10,7 +10,7 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
         400: "The request cannot be used; the message says what to change, `param` names the field.",
         401: "API keys are set, and the request has none or a wrong one.",
         403: "The request is not allowed.",
-        404: "`model` is not the served model.",
+        404: "`model` is neither the served model nor one of its LoRA adapters.",
         408: "Headers or body did not arrive in time.",
         413: "The body is larger than the setting `max_body_bytes`.",
         415: "The body's Content-Type is not JSON.",

@@ -146,8 +146,7 @@ class Generation:
         }
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
-        """Yields lists of deltas until every choice is finished. Yields an empty list whenever nothing arrives for
-        `wait_s`.
+        """Yields lists of deltas until every choice is finished; an empty list if nothing arrives for `wait_s`.
 
         `first_wait_s` replaces `wait_s` for the first list. Small deltas go to `sink` and are not yielded. Raises the
         error that ended the request: QueueFull, RequestError, EngineDead or ClientGone.

@@ -94,7 +94,7 @@ def adapter_of(folder: Path) -> Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class _AdapterTensor:
     name: str
     sizes: tuple[int, ...]
     element_type: str
@@ -107,9 +107,11 @@ def _matrix_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     return {name: (rows.size, linear.inputs.size) for linear in linears for name, rows in linear.outputs.items()}
 
 
-def _tensors(path: Path, config: PeftConfig, sizes: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, _Tensor]]:
+def _tensors(
+    path: Path, config: PeftConfig, sizes: Mapping[str, tuple[int, int]]
+) -> dict[str, dict[str, _AdapterTensor]]:
     """Returns matrix -> "A" and "B" -> tensor. Raises ModelError for tensors that belong to no matrix of the model."""
-    found: dict[str, dict[str, _Tensor]] = {}
+    found: dict[str, dict[str, _AdapterTensor]] = {}
     strange: list[str] = []
     try:
         with safe_open(path, framework="np") as tensors:
@@ -119,7 +121,7 @@ def _tensors(path: Path, config: PeftConfig, sizes: Mapping[str, tuple[int, int]
                     strange.append(name)
                     continue
                 header = tensors.get_slice(name)
-                tensor = _Tensor(name, tuple(header.get_shape()), header.get_dtype())
+                tensor = _AdapterTensor(name, tuple(header.get_shape()), header.get_dtype())
                 found.setdefault(parsed["matrix"], {})[parsed["side"]] = tensor
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist; an adapter's weights must be in a file of this name") from error
@@ -140,7 +142,7 @@ def _tensors(path: Path, config: PeftConfig, sizes: Mapping[str, tuple[int, int]
 
 
 def _update(
-    path: Path, config: PeftConfig, matrix: str, sides: Mapping[str, _Tensor], sizes: tuple[int, int]
+    path: Path, config: PeftConfig, matrix: str, sides: Mapping[str, _AdapterTensor], sizes: tuple[int, int]
 ) -> LowRank:
     """Returns the update of a matrix [outputs, inputs]. Raises ModelError if its tensors do not fit it."""
     if len(sides) < 2:

@@ -141,7 +141,7 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("SGLang", "stop_regex", "an expression that ends the answer", "", [], instead="stop"),
             _refused("SGLang", "no_stop_trim", "the stop string stays", False, instead="include_stop_str_in_output"),
             _refused("SGLang", "min_new_tokens", "a least length", 0, instead="min_tokens"),
-            _refused("SGLang", "lora_path", "an adapter"),
+            _refused("SGLang", "lora_path", "an adapter", instead="model"),
             _refused("SGLang", "separate_reasoning", "thoughts in a field of their own", False),
             _refused("SGLang", "stream_reasoning", "thoughts in a field of their own", False),
             _refused("SGLang", "custom_logit_processor", "code that changes the logits"),

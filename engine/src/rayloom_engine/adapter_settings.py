@@ -1,0 +1,22 @@
+"""AdapterSettings: the type of the setting `adapters`, NAME=PATH of each LoRA adapter."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def _check(adapters: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the adapters. Raises ValueError if one has no name or path, or if two have the same name."""
+    names = [given.partition("=")[0] for given in adapters]
+    for given in adapters:
+        name, _, path = given.partition("=")
+        if not name or not path:
+            raise ValueError(f"{given!r} is not NAME=PATH")
+        if names.count(name) > 1:
+            raise ValueError(f"the name {name!r} is given twice; give each adapter a name of its own")
+    return adapters
+
+
+AdapterSettings = Annotated[tuple[str, ...], AfterValidator(_check)]
