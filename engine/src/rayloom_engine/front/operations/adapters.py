@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.adapter import Adapter
-from rayloom_engine.errors import ModelError, shown
+from rayloom_engine.errors import ModelError
 from rayloom_engine.front.http.errors import ApiError
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,37 @@
+"""LoRA adapters on torch: equal to PEFT in float32, mixed in one step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rayloom_engine.models.adapters.peft_folder import adapter_of
+from rt_adapters import peft_logits, write_adapter
+from rt_tiny import TinySequence, advance, load_tiny, make_cache, tiny_variant, transformers_logits
+
+TOKENS = [5, 9, 17, 33, 65, 129, 200, 3, 77, 12]
+
+
+def test_sequences_of_one_step_have_their_own_adapters(tmp_path: Path) -> None:
+    folder = tiny_variant(tmp_path / "model", "llama-biases")
+    first = write_adapter(tmp_path / "first", folder, seed=1, rank=8)
+    second = write_adapter(
+        tmp_path / "second", folder, seed=2, rank=16, matrices=("k_proj", "up_proj"), use_rslora=True
+    )
+    model = load_tiny(folder)
+    model.adapters.load(0, adapter_of(first))
+    model.adapters.load(1, adapter_of(second))
+    cache = make_cache(model.shape)
+    sequences = [TinySequence(TOKENS, range(index * 3, index * 3 + 3)) for index in range(3)]
+    model.adapters.begin_step(np.repeat(np.array([1, -1, 0], dtype=np.int32), len(TOKENS)))
+    found = advance(model, cache, [(sequence, len(TOKENS)) for sequence in sequences])
+    expected = [
+        peft_logits(folder, second, TOKENS),
+        transformers_logits(folder, TOKENS),
+        peft_logits(folder, first, TOKENS),
+    ]
+    for logits, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+    assert (expected[0] - expected[1]).abs().max() > 0.1
