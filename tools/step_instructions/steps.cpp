@@ -57,11 +57,11 @@ rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, b
     void* packed = aligned_alloc(64, plain.size() * 2);
     if (!is_int8) {
         library.pack_weight(RL_BFLOAT16, plain.data(), packed, num_outputs, num_inputs);
-        return {packed, nullptr, nullptr, num_outputs, num_inputs};
+        return {packed, nullptr, nullptr, num_outputs, num_inputs, {}};
     }
     float* scales = (float*)malloc((size_t)num_outputs * sizeof(float));
     library.pack_int8_weight(RL_BFLOAT16, plain.data(), packed, scales, num_outputs, num_inputs);
-    return {packed, scales, nullptr, num_outputs, num_inputs};
+    return {packed, scales, nullptr, num_outputs, num_inputs, {}};
 }
 
 // Computes the last `num_tokens` of each of `num_sequences` contexts `count` times. Returns 0 for success.
