@@ -10,9 +10,9 @@ import pytest
 
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import AxisPart, slices_of
-from rayloom_engine.models.costs import layer_elements
 from rayloom_engine.models.decoder_spec import checkpoint_sizes, decoder_spec
 from rayloom_engine.models.families import FAMILIES
+from rayloom_engine.models.quantised.amounts import layer_amount
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import WHOLE, Shard
@@ -92,7 +92,7 @@ def test_parameters_and_costs_are_those_of_the_checkpoint(architecture: str, tmp
     shape = shape_of(tmp_path, architecture, num_hidden_layers=2, num_key_value_heads=1, **biases)
     elements = [math.prod(sizes) for sizes in checkpoint_sizes(shape).values()]
     assert shape.num_parameters == sum(elements)
-    assert layer_elements(shape, WHOLE) == shape.num_layer_parameters
+    assert layer_amount(shape, 0, WHOLE) == (shape.num_layer_parameters, 0)
 
 
 def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) -> None:

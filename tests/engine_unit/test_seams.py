@@ -79,8 +79,16 @@ def test_a_backend_may_plan_attention_in_its_own_way(tmp_path: Path) -> None:
         def __init__(self, inner: AttentionPlan) -> None:
             self.inner = inner
 
-        def attend(self, query_THD: torch.Tensor, pages: torch.Tensor, scale: float) -> torch.Tensor:
-            return self.inner.attend(query_THD, pages, scale)
+        def attend(
+            self,
+            query_THD: torch.Tensor,
+            pages: torch.Tensor,
+            scale: float,
+            *,
+            soft_cap: float | None = None,
+            sinks_H: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            return self.inner.attend(query_THD, pages, scale, soft_cap=soft_cap, sinks_H=sinks_H)
 
     def plan_attention(
         batch: AttentionBatch, *, num_heads: int, pages: torch.Tensor, window: int | None, compute_dtype: torch.dtype
