@@ -110,7 +110,7 @@ int run(const Library& library, bool is_int8, int num_sequences, int num_tokens,
     std::vector<float> residual((size_t)total * kWidth);
     const rl_batch batch = {total, num_sequences, query_lens.data(), context_lens.data(), tables.data(), blocks,
                             slots.data(), cosines.data(), sines.data(), cosines.data(), sines.data(),
-                            addresses.data(), residual.data(), nullptr, 0};
+                            addresses.data(), residual.data(), nullptr, 0, nullptr, nullptr};
     volatile int64_t progress = 0;
     for (int step = 0; step < count; step++) {
         for (float& value : residual) {

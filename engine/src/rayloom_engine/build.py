@@ -124,9 +124,7 @@ def served_model(
         tensor_parallel_size=config.tensor_parallel_size,
         engine_version=version("rayloom-engine"),
         max_model_len=max_model_len,
-        rope_context=found.shape.for_context(
-            config.max_model_len or found.shape.max_position_embeddings
-        ).rope.context_len,
+        rope_context=found.shape.rope.context_len,
     )
     return msgspec.structs.replace(served, fingerprint=fingerprint, text_files=files)
 

@@ -31,6 +31,7 @@ from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
 from rayloom_engine.parallel.shard import Shard
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_MOST_KINDS = 6  # of layers: the document must fit in a pod's termination message
 
 
 class _Document(BaseModel):
@@ -113,14 +114,20 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
     dense = dataclasses.replace(shape, scheme=None)
 
-    # Layers with equal windows and equally stored matrices are of one kind.
-    of_layers = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
+    # Layers with equal windows and equally stored matrices are of one kind. If these are many kinds, as in a file that
+    # mixes formats, layers with equal windows are of one kind, and each counts as the largest of them.
+    stored: list[Hashable] = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
+    of_layers = stored if len(set(stored)) <= _MOST_KINDS else list[Hashable](shape.layer_windows)
     kinds = list(dict.fromkeys(of_layers))
     kv = most(lambda shard: (2 * len(shard.kv_heads(shape.num_kv_heads)) * shape.head_dim, 0))
 
-    def layer_kind(kind: tuple[int | None, Hashable]) -> LayerKind:
-        index = of_layers.index(kind)
-        return LayerKind(weights=weights(lambda of, shard: layer_amount(of, index, shard)), kv=kv, window=kind[0])
+    def layer_weights(index: int) -> Amounts:
+        return weights(lambda of, shard: layer_amount(of, index, shard))
+
+    def layer_kind(kind: Hashable) -> LayerKind:
+        examples = {stored[index]: index for index, of_layer in enumerate(of_layers) if of_layer == kind}.values()
+        largest = _largest([layer_weights(index) for index in examples])
+        return LayerKind(weights=largest, kv=kv, window=shape.layer_windows[of_layers.index(kind)])
 
     return Costs(
         tensor=tuple(tensor),
@@ -135,6 +142,20 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
             sequence_bytes=step_sequence_bytes(shape),
         ),
         checkpoint_bytes=checkpoint_bytes(shape),
+    )
+
+
+def _largest(amounts: Sequence[Amounts]) -> Amounts:
+    """Returns the largest of each number of some parts."""
+
+    def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+        known = [numbers for numbers in lists if numbers is not None]
+        return tuple(max(column) for column in zip(*known, strict=True)) if known else None
+
+    return Amounts(
+        elements=most([amount.elements for amount in amounts]) or (),
+        kept_elements=most([amount.kept_elements for amount in amounts]),
+        kept_bytes=most([amount.kept_bytes for amount in amounts]),
     )
 
 

@@ -21,7 +21,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     compute_dtype: str
     quantization: str
-    arithmetic: str  # the kernel set: an instruction set of the C library, or torch
+    arithmetic: str  # the kernel set: an instruction set of the C library, torch, or transformers
     tensor_parallel_size: int  # the order in which ranks add depends on it
     engine_version: str
     max_model_len: int  # decides only which sequences fit, but for `rope_context`

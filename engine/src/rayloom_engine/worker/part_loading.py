@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +43,6 @@ def load_part(
     `num_threads`: compute threads of this process.
     """
     longest = config.max_model_len or wanted.shape.max_position_embeddings
-    wanted = dataclasses.replace(wanted, shape=wanted.shape.for_context(longest))
     device = choose_device(config.device, _has_cuda)
     dtype = choose_weight_type(config.dtype, wanted.shape.checkpoint_dtype)
     if device == "cpu" and config.dtype == "auto" and dtype == "float16" and wanted.shape.scheme is not None:

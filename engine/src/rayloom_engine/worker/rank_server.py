@@ -80,6 +80,7 @@ class RankServer:
         self.is_refused = False  # True if this rank last told the core that it cannot use the settings or the model
         self._exit_code = exit_code
         self._config = config
+        self._given_config = config  # without the sizes of the first assembly
         self._place = place
         self._rank: LoadedRank | None = None
         self._runner: Runner[Any] | None = None
@@ -227,7 +228,7 @@ class RankServer:
             from rayloom_engine.worker.start import find_model, load_rank, part_of
 
             try:
-                resolved, shape = find_model(self._config, self._progress)
+                resolved, shape = find_model(self._given_config, self._progress)
                 self._rank = load_rank(
                     self._config,
                     resolved,

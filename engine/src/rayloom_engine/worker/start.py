@@ -45,6 +45,10 @@ def find_model(
 ) -> tuple[ResolvedModel, ModelShape]:
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
+    A rotary embedding that depends on the context follows `max_model_len` as it was given, or else the model's longest
+    context. So `config` must be that of the first start: a context that was cut to the memory would give a restarted
+    process another embedding.
+
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
@@ -64,7 +68,7 @@ def find_model(
         check_int8(shape, config.dtype, config.tensor_parallel_size)
     elif config.quantization == "auto" and shape.scheme is not None:
         check_groups(shape, config.tensor_parallel_size)
-    return resolved, shape
+    return resolved, shape.for_context(longest or shape.max_position_embeddings)
 
 
 def part_of(config: EngineConfig, shape: ModelShape, rank: int) -> ModelPart:

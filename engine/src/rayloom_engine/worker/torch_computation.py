@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import torch
@@ -137,8 +138,13 @@ class TorchPart:
     compute_dtype: str
     limits: DecodeLimits | None = None
 
-    arithmetic = "torch"
     has_numpy_arrays = False
+
+    @property
+    def arithmetic(self) -> str:
+        """Names the code that computes tokens: those of another are not exactly the same."""
+        is_ours = not isinstance(self.shape, MeasuredShape)
+        return "torch" if is_ours else f"transformers {version('transformers')}"
 
     @property
     def shape(self) -> ModelShape:

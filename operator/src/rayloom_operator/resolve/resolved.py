@@ -212,8 +212,12 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
 
 
 def _quantization(service: LLMService) -> str | None:
-    """Returns the setting as far as it counts for memory: a GGUF file with a given dtype has dense weights."""
+    """Returns the setting as far as it counts for memory.
+
+    A GGUF file with a given dtype has dense weights. So has every model in float16, which the CPU library lacks.
+    """
     model = service.spec.model
     is_gguf = model.is_gguf or model.source_kind == "builtin"
     given = service.spec.engine.args.quantization
-    return DENSE if is_gguf and model.dtype != "auto" and given in (None, "auto") else given
+    is_dense = model.dtype == "float16" or (is_gguf and model.dtype != "auto")
+    return DENSE if is_dense and given in (None, "auto") else given

@@ -118,7 +118,10 @@ class AdapterList:
         from rayloom_engine.models.adapters.peft_folder import adapter_of, read_peft_folder
         from rayloom_engine.models.shape import read_shape
 
-        place = Path(path.removeprefix("file://")).expanduser().absolute()
+        try:
+            place = Path(path.removeprefix("file://")).expanduser().absolute()
+        except RuntimeError as error:
+            raise ModelError(f"{shown(path)} names the home of an unknown user", "NotFound") from error
         found = read_peft_folder(place, read_shape(folder), self._config.max_lora_rank)
         return ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
 

@@ -7,6 +7,7 @@ other values; their keys are regular expressions for the end of a matrix's name,
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -112,6 +113,12 @@ def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
 def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> float:
     """Returns the value of the first key that matches the name or its end behind a dot."""
     for key, value in pattern.items():
-        if re.fullmatch(rf"(.*\.)?({key})", matrix):
+        if _at_the_end(key).fullmatch(matrix):
             return float(value)
     return otherwise
+
+
+@functools.lru_cache(maxsize=2 * _MOST_PATTERNS)
+def _at_the_end(key: str) -> re.Pattern[str]:
+    """Returns the compiled key. Python's own cache has fewer places than a pattern may have keys."""
+    return re.compile(rf"(.*\.)?({key})")

@@ -49,6 +49,7 @@ def read_config(folder: Path) -> tuple[Any, type[Any]]:
         raise unsupported(path, f"architecture {named} is not {model_type}'s causal language model")
     _check_class(path, model_class)
     _check_layers(path, model_type, config)
+    _check_rope(path, model_type, config)
     return config, model_class
 
 
@@ -61,6 +62,20 @@ def _check_layers(path: Path, model_type: str, config: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if kinds:
         raise unsupported(path, f"{model_type} has layers of the kind {', '.join(sorted(map(word, kinds)))}")
+
+
+def _check_rope(path: Path, model_type: str, config: Any) -> None:
+    """Refuses rotary embeddings that transformers recomputes from the longest sequence of a call.
+
+    A step has the sequences of many clients, and keys in the cache outlive it.
+    """
+    of_model = getattr(config, "rope_parameters", None) or {}
+    given = [each for each in (of_model, *of_model.values()) if isinstance(each, dict)]
+    refused = [kind for kind in ("dynamic", "longrope") if any(each.get("rope_type") == kind for each in given)]
+    if refused:
+        raise unsupported(
+            path, f"{model_type} has rope_type {' and '.join(refused)}, which works with the native backend alone"
+        )
 
 
 def _check_class(path: Path, model_class: type[Any]) -> None:
