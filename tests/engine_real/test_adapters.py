@@ -177,7 +177,7 @@ def test_wrong_adapters_are_refused_with_a_sentence(server: RunningServer, model
         ("narrow", 400, "and this model's matrix [64, 96] needs A [rank, 96] and B [64, rank]"),
         ("deep", 400, "updates what this model does not have, or what no adapter can update: "),
         ("wide", 400, "the adapter has rank 32, and max_lora_rank is 16; raise max_lora_rank"),
-        ("dora", 400, "use_dora is True, and DoRA is not supported; train the adapter without it"),
+        ("dora", 400, "use_dora is true, and DoRA is not supported; train the adapter without it"),
     ):
         given = refusal(server, path, {"lora_name": "x", "lora_path": str(tmp_path / folder)})
         assert given[0] == status, given

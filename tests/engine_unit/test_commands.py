@@ -62,7 +62,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_defaults_in_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(help_of(command, capsys).split())
-    assert "None" not in text and "[" not in text.replace("[MODEL] [flags]", "").replace("[ORIGINS ...]", "")
+    assert "None" not in text and "[" not in re.sub(r"\[(MODEL\] \[flags|ORIGINS \.\.\.|NAME=PATH \.\.\.)\]", "", text)
     assert text.startswith(f"usage: rayloom-engine {command} [MODEL] [flags]")
 
 
@@ -72,11 +72,12 @@ def test_every_setting_has_its_default_and_a_group(capsys: pytest.CaptureFixture
     for name in set(EngineConfig.model_fields) - {"version"}:
         (paragraph,) = [part for part in paragraphs if re.match(rf"--{name.replace('_', '-')}[ ,\n]", part)]
         assert "Default: " in " ".join(paragraph.split()), name
-    groups = re.findall(r"\n\n([a-z][^\n]*):\n", text)
+    groups = re.findall(r"\n\n([A-Za-z][^\n]*):\n", text)
     assert groups == [
         "positional arguments",
         "options",
         "model",
+        "LoRA adapters",
         "ranks: how many, and where they run",
         "loss of ranks",
         "steps and KV cache",
@@ -125,6 +126,11 @@ def test_a_model_wins_over_the_document(tmp_path) -> None:
             ["--max-model-len", "auto"],
             "'auto' is not a whole number; without --max-model-len: the limit of the model's config",
         ),
+        (
+            ["--quantization", "awq"],
+            "--quantization: invalid choice: 'awq' (choose from auto, none, int8); auto reads AWQ, GPTQ, fp8 and",
+        ),
+        (["--enable-lora"], "--enable-lora: there is no such flag; use --lora NAME=PATH, or --allow-runtime-lora-"),
         (["--max-num-seqs", "auto"], "'auto' is not a whole number; without --max-num-seqs: 64\n"),
         (["--hang-seconds", "soon"], "'soon' is not a number\n"),
         (["--max-num-seq", "5"], "--max-num-seq: there is no such flag; did you mean --max-num-seqs?"),
@@ -150,8 +156,14 @@ def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no such flag" in refusal(["serve", "--pipeline", "2"], capsys)
 
 
+def test_adapters_are_for_serving_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--adapters", "--lora", "--lora-modules"):
+        assert config_of(flag, "a=/a", "b=/b").adapters == ("a=/a", "b=/b")
+        assert f"{flag}: there is no such flag" in refusal(["generate", flag, "a=/a"], capsys)
+
+
 def test_no_advice_is_about_a_flag_that_there_is() -> None:
-    flags = {f"--{name.replace('_', '-')}" for name in EngineConfig.model_fields}
+    flags = {f"--{name.replace('_', '-')}" for name in EngineConfig.model_fields} | {"--lora", "--lora-modules"}
     assert flags.isdisjoint(_ELSEWHERE)
     named = set(re.findall(r"--[a-z-]+", " ".join(_ELSEWHERE.values())))
     assert named <= flags

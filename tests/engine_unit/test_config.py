@@ -37,6 +37,10 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"port": 70000}, "port: .*65535, given 70000"),
         ({"model": " x"}, "remove the blanks"),
         ({"version": "v2"}, "version: .*'v1'"),
+        (
+            {"adapters": ["foo"]},
+            "adapters: 'foo' has no name or no path; write NAME=PATH, such as sql=/adapters/sql, given",
+        ),
         ([], "EngineConfig: "),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size: .*greater than or equal to 1, given 0"),
         (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayloom_engine import LLM, SamplingParams
-from rayloom_engine.errors import EngineDead, ModelError, RequestError
+from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RequestError
 from rt_tiny import tiny_checkpoint, tiny_tokenizer, tiny_variant, transformers_logits
 
 PROMPT = [5, 17, 33, 8, 90, 121, 7, 7, 60, 200, 14, 3, 77, 41, 2, 9, 130, 55, 21, 6]
@@ -169,6 +169,11 @@ def test_an_llm_that_was_shut_down_refuses_prompts(folder: Path) -> None:
     llm.shutdown()
     with pytest.raises(EngineDead, match="shut down"):
         llm.generate("x")
+
+
+def test_adapters_are_refused_because_no_prompt_can_name_one(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="adapters: no prompt of LLM can name an adapter; leave adapters and"):
+        LLM(str(folder), adapters=["a=/a"])
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_requests_alone_and_is_tried_a
 
 
 def test_an_engine_without_adapter_slots_refuses_an_adapter() -> None:
-    with pytest.raises(RequestError, match="holds no adapters; set max_loras"):
+    with pytest.raises(RequestError, match="takes no adapters; start it with --lora or --allow-runtime"):
         make_scheduler().add(sequence_with("1", A))
 
 

@@ -75,7 +75,11 @@ def test_auto_takes_the_own_decoder_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_the_native_backend_refuses_other_architectures_and_names_its_own(cohere2: Path) -> None:
-    with pytest.raises(ModelError, match=r"architecture Cohere2ForCausalLM is not supported; works: LlamaForCausalLM"):
+    sentence = (
+        "architecture Cohere2ForCausalLM is not supported; works: LlamaForCausalLM, .*; with model_backend auto or "
+        "transformers, most other decoder-only models work$"
+    )
+    with pytest.raises(ModelError, match=sentence):
         read_model_shape(cohere2, "native")
 
 
@@ -111,9 +115,21 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
 
 def test_tensor_parallelism_is_refused_with_the_setting_to_change(cohere2: Path) -> None:
     config = EngineConfig(model=str(cohere2), tensor_parallel_size=2)
-    message = r"tensor_parallel_size: the transformers backend, which computes Cohere2ForCausalLM, .* given 2; use 1"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as refused:
         find_model(config, no_progress)
+    assert str(refused.value) == (
+        "tensor_parallel_size: 2 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules "
+        "compute; use 1, and for more ranks pipeline_parallel_size"
+    )
+
+
+def test_adapters_are_refused_with_the_settings_to_remove(cohere2: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        find_model(EngineConfig(model=str(cohere2), allow_runtime_lora_updating=True), no_progress)
+    assert str(refused.value) == (
+        "adapters: LoRA adapters need the native backend, and transformers' modules compute Cohere2ForCausalLM; "
+        "remove adapters and allow_runtime_lora_updating"
+    )
 
 
 def test_stages_hold_their_own_weights_alone(cohere2: Path) -> None:

@@ -190,8 +190,8 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
             SpecError,
             (SMOLLM2,),
             {"tensor": 2},
-            "spec.parallelism.tensor: 2 ranks cannot share the model's 9 attention heads and 3 key/value heads evenly; "
-            "use one of 1, 3, 9",
+            "spec.parallelism.tensor: 2 ranks cannot share a layer of LlamaForCausalLM; use one of 1, 3, 9, and for "
+            "more ranks spec.parallelism.pipeline",
         ),
         (
             SpecError,

@@ -88,7 +88,8 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
         flags += ["--revision", settings.revision]
     if settings.served_model_name is not None:
         flags += ["--served-model-name", settings.served_model_name]
-    flags += settings.serve_flags
+    # The label and the cost are those of dense weights. By default a GGUF file's weights would stay quantised.
+    flags += ["--quantization", "none", *settings.serve_flags]
 
     log("first start of rayloom-engine serve (converts the model if it is not converted yet)")
     with running_server(flags) as server:

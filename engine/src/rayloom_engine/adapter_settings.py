@@ -13,7 +13,7 @@ def _check(adapters: tuple[str, ...]) -> tuple[str, ...]:
     for given in adapters:
         name, _, path = given.partition("=")
         if not name or not path:
-            raise ValueError(f"{given!r} is not NAME=PATH")
+            raise ValueError(f"{given!r} has no name or no path; write NAME=PATH, such as sql=/adapters/sql")
         if names.count(name) > 1:
             raise ValueError(f"the name {name!r} is given twice; give each adapter a name of its own")
     return adapters

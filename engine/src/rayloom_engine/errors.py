@@ -3,6 +3,7 @@
 Those that derive from ValueError are faults that users can fix; their message says how.
 """
 
+import json
 import reprlib
 from typing import Literal, TypeAlias
 
@@ -88,7 +89,9 @@ class RankLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """Shortens a value from a file or request to one printable line, for a message."""
+    """Shortens a value from a file or request to one printable line, for a message. true, false and null as in JSON."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return _SHORT.repr(value)
 
 

@@ -122,6 +122,11 @@ class LLM:
                 f"LLM runs one rank in this process, given executor {config.executor!r} with "
                 f"{config.parallelism}; leave these out, or use `rayloom-engine serve`"
             )
+        if config.takes_adapters:
+            raise ConfigError(
+                "adapters: no prompt of LLM can name an adapter; leave adapters and allow_runtime_lora_updating out, "
+                "or use `rayloom-engine serve`"
+            )
         built = build_engine(config, epoch=1, progress=no_progress)
         folder = Path(built.model.path)
         self._engine = built.engine

@@ -18,14 +18,21 @@ _SERVING_ONLY = (
     *("host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file", "cors_allowed_origins"),
     *("root_path", "metrics_prefix", "ui", "front_host", "front_port", "front_key_file"),
     *("front_tls_cert_file", "front_tls_key_file", "front_tls_ca_file", "front_tls_mode"),
+    *("adapters", "max_loras", "max_lora_rank", "allow_runtime_lora_updating"),
 )
-_ALIASES = {"adapters": ("--lora",)}  # field -> further names of its flag
+_ALIASES = {"adapters": ("--lora", "--lora-modules")}  # field -> further names of its flag
+_METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; other fields: the last word of the name
+# Field -> what to do instead of giving a value that it does not have.
+_CHOICE_HINTS = {
+    "quantization": "auto reads AWQ, GPTQ, fp8 and compressed-tensors from the checkpoint, so leave it out",
+}
 # Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",
+    "adapters": "LoRA adapters",
     "tensor_parallel_size": "ranks: how many, and where they run",
     "heartbeat_seconds": "loss of ranks",
-    "max_num_seqs": "steps and KV cache",
+    "async_scheduling": "steps and KV cache",
     "host": "ports, keys and limits",
     "drain_seconds": "life of the processes",
 }
@@ -91,17 +98,25 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     if kind is bool:
         group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
         return
+    if kind in (int, float):
+        kind = _Number(kind, f"without {flag}: {text.rpartition('Default: ')[2]}")
+    elif choices is not None and name in _CHOICE_HINTS:
+        kind = _Choice(choices, _CHOICE_HINTS[name])
     group.add_argument(
         flag,
         *_ALIASES.get(name, ()),
         dest=name,
-        type=_Number(kind, f"without {flag}: {text.rpartition('Default: ')[2]}") if kind in (int, float) else kind,
+        type=kind,
         choices=choices,
         nargs="*" if is_list else None,
         default=None,
         help=text,
-        metavar=None if choices else "JSON" if kind is _json_object else name.rsplit("_", 1)[-1].upper(),
+        metavar=None if choices else "JSON" if kind is _json_object else _metavar(name),
     )
+
+
+def _metavar(name: str) -> str:
+    return _METAVARS.get(name, name.rsplit("_", 1)[-1].upper())
 
 
 def _help(field: FieldInfo) -> str:
@@ -133,6 +148,21 @@ class _Number:
             wanted = "a whole number" if self._kind is int else "a number"
             hint = f"; {self._otherwise.rstrip('.')}" if text in ("auto", "none", "None", "") else ""
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{hint}") from error
+
+
+class _Choice:
+    """A type for argparse. Its error message names the choices, and what to do instead of giving another value."""
+
+    def __init__(self, choices: Collection[str], otherwise: str) -> None:
+        self._choices = choices
+        self._otherwise = otherwise
+
+    def __call__(self, text: str) -> str:
+        if text not in self._choices:
+            raise argparse.ArgumentTypeError(
+                f"invalid choice: {text!r} (choose from {', '.join(self._choices)}); {self._otherwise}"
+            )
+        return text
 
 
 def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from rayloom_engine.core.step import TokenLogprobs
+
+if TYPE_CHECKING:
+    from rayloom_engine.core.sequence import Sequence
+    from rayloom_engine.core.step import SampledToken
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,3 +33,21 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     queue_s: float = 0.0  # seconds from the sequence's acceptance to its first step; only in the first output
     num_preemptions: int = 0  # preemptions of the sequence so far
     attempt: int = 0  # on the wire: the attempt number of the Submit
+
+
+def output_of(sequence: Sequence, sampled: SampledToken, reason: str | None) -> SequenceOutput:
+    """Returns the output with a sequence's newest token. `reason`: why the token completes the sequence, or None."""
+    is_first = sequence.num_generated == 1
+    if reason is None and sampled.logprobs is None and not is_first and not sequence.num_preemptions:
+        return SequenceOutput(sequence_id=sequence.request_id, token_ids=(sampled.token_id,))
+    return SequenceOutput(
+        sequence_id=sequence.request_id,
+        token_ids=(sampled.token_id,),
+        logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
+        finish_reason=reason,
+        stop_token_id=sampled.token_id if reason == "stop" else None,
+        num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
+        queue_s=(sequence.queue_s or 0.0) if is_first else 0.0,
+        num_preemptions=sequence.num_preemptions,
+    )

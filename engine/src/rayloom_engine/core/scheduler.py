@@ -47,13 +47,13 @@ from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.load import LoadCount, SchedulerLoad
-from rayloom_engine.core.output import SequenceOutput
+from rayloom_engine.core.output import SequenceOutput, output_of
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
 from rayloom_engine.core.planning.step_drafts import StepDrafts
 from rayloom_engine.core.planning.step_planner import StepPlanner
-from rayloom_engine.core.planning.waiting_queue import WaitingQueue, has_room
+from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
@@ -61,7 +61,7 @@ from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
-from rayloom_engine.errors import QueueFull, RequestError
+from rayloom_engine.errors import RequestError
 
 
 class Scheduler:
@@ -125,11 +125,13 @@ class Scheduler:
                 f"{sequence.num_tokens} tokens leave no room to generate; at most {longest - 1}", "prompt"
             )
         if sequence.params.adapter is not None and not self._running.adapters.num_slots:
-            raise RequestError("this engine holds no adapters; set max_loras to at least 1", "model")
+            raise RequestError(
+                "this engine takes no adapters; start it with --lora or --allow-runtime-lora-updating", "model"
+            )
         if sequence.request_id in self._sequences:
             raise RequestError(f"the id {sequence.request_id!r} is in use by an unfinished request", "request_id")
         if not is_resume:
-            self._check_room(sequence.tenant)
+            self._waiting.check_room(sequence.tenant, self._running.num_free_slots, self.config.max_queued)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
             sequence.prompt_ids = first_choice.prompt_ids  # prompts that are one object are compared fast
@@ -275,7 +277,7 @@ class Scheduler:
         if sequence.num_computed >= len(sequence.token_ids):  # a placeholder, or an accepted draft token
             self._running.learned(sequence)
         reason = sequence.finish_reason(self.config.max_model_len)
-        outputs.append(_output(sequence, sampled, reason))
+        outputs.append(output_of(sequence, sampled, reason))
         self.counters.generation_tokens += 1
         if reason is not None:
             if not is_probe(sequence.request_id):
@@ -348,22 +350,6 @@ class Scheduler:
             )
             assert num_samplings == sequence.num_placeholders <= 1 + self.config.num_ahead, "a token is sampled once"
 
-    def _check_room(self, tenant: str) -> None:
-        """Raises QueueFull if the queue, or the tenant's part of it, is full."""
-        num_own = self._waiting.num_of(tenant)
-        num_waiting = len(self._waiting)
-        num_free_slots = self._running.num_free_slots
-        max_queued = self.config.max_queued
-        if num_waiting >= max_queued + num_free_slots:
-            raise QueueFull(f"{num_waiting} sequences wait already, at most {max_queued + num_free_slots} may", 1)
-        # Without API keys there is one tenant, and the queue is not shared.
-        if tenant and not has_room(num_own, num_waiting, num_free_slots, max_queued):
-            raise QueueFull(
-                f"{num_own} sequences of this API key wait already, and the queue's other places are kept for other "
-                "keys; try again when some of them run",
-                1,
-            )
-
     def _num_tokens_left(self) -> int:
         """Number of tokens that are in flight or still to compute.
 
@@ -396,21 +382,3 @@ class Scheduler:
     def unfinished(self) -> Iterator[Sequence]:
         """All waiting and running sequences, sorted by `Sequence.order`."""
         return iter(sorted(self._sequences.values(), key=order_of))
-
-
-def _output(sequence: Sequence, sampled: SampledToken, reason: str | None) -> SequenceOutput:
-    """Returns the output with a sequence's newest token. `reason`: why the token completes the sequence, or None."""
-    is_first = sequence.num_generated == 1
-    if reason is None and sampled.logprobs is None and not is_first and not sequence.num_preemptions:
-        return SequenceOutput(sequence_id=sequence.request_id, token_ids=(sampled.token_id,))
-    return SequenceOutput(
-        sequence_id=sequence.request_id,
-        token_ids=(sampled.token_id,),
-        logprobs=(sampled.logprobs,) if sampled.logprobs is not None else (),
-        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
-        finish_reason=reason,
-        stop_token_id=sampled.token_id if reason == "stop" else None,
-        num_cached_tokens=(sequence.num_cached_tokens or 0) if is_first else 0,
-        queue_s=(sequence.queue_s or 0.0) if is_first else 0.0,
-        num_preemptions=sequence.num_preemptions,
-    )

@@ -104,7 +104,8 @@ def architecture_of(config: ConfigJson) -> str:
     architecture = _named_architecture(config)
     if architecture not in FAMILIES:
         raise ModelError(
-            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}",
+            f"{config.path}: architecture {architecture} is not supported; works: {', '.join(ARCHITECTURES)}; "
+            "with model_backend auto or transformers, most other decoder-only models work",
             "Unsupported",
         )
     return architecture

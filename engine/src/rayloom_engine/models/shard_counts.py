@@ -11,9 +11,10 @@ def check_shards(shape: ModelShape, num_shards: int) -> None:
     """Raises ConfigError, listing the numbers that work, if `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
     if isinstance(shape, MeasuredShape) and num_shards > 1:
+        stages = ", and for more ranks pipeline_parallel_size" if shape.can_be_staged else ""
         raise ConfigError(
-            f"tensor_parallel_size: the transformers backend, which computes {shape.architecture}, cuts no layer, "
-            f"given {num_shards}; use 1, and for more ranks pipeline_parallel_size"
+            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, which "
+            f"transformers' modules compute; use 1{stages}"
         )
     if num_shards not in choices and shape.traits.has_wide_qk_norm:
         raise ConfigError(
@@ -33,8 +34,8 @@ def check_stages(shape: ModelShape, num_stages: int) -> None:
     """Raises ConfigError if the layers of the model cannot be shared by several stages."""
     if isinstance(shape, MeasuredShape) and num_stages > 1 and not shape.can_be_staged:
         raise ConfigError(
-            f"pipeline_parallel_size: the transformers backend, which computes {shape.architecture}, cannot share "
-            f"its layers, because they need more than the layer before; given {num_stages}, use 1"
+            f"pipeline_parallel_size: {num_stages} stages cannot share the layers of {shape.architecture}, which "
+            "transformers' modules compute, because a layer reads more than the output of the layer before it; use 1"
         )
 
 

@@ -14,7 +14,7 @@ class PeerWaits(Protocol):
     """The waits of one communication group, which another thread can end. `abort` may come after the last wait."""
 
     def abort(self) -> None:
-        """Makes the present wait and all later ones raise RuntimeError. PeerWaits for no peer. For any thread."""
+        """Makes the present wait and all later ones raise RuntimeError. Waits for no peer itself. For any thread."""
 
     def release(self) -> None:
         """Frees what `abort` needs. `abort` is not called afterwards."""

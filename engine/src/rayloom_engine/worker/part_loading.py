@@ -65,6 +65,13 @@ def load_part(
 
         form = weight_format(chosen.library, dtype, config.quantization)
         logger.info("device cpu, %d threads; %s", num_threads, form.description)
+        if wanted.shape.scheme is not None and config.quantization != "auto":
+            logger.warning(
+                "the checkpoint's quantised weights (%s) become %s, because the setting quantization is %s",
+                wanted.shape.scheme.label,
+                "int8" if config.quantization == "int8" else form.dtype,
+                config.quantization,
+            )
         logger.info("kernels: C library on cpu, %s, %s", form.dtype, form.library.description)
         return load_library_part(wanted.folder, wanted.shape, form, wanted.part, progress)
     with without_garbage_collection():

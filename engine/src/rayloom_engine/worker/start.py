@@ -18,6 +18,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.adapters.memory import adapter_bytes, adapter_step_bytes
+from rayloom_engine.models.adapters.support import check_adapters
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_groups, check_int8
@@ -64,6 +65,8 @@ def find_model(
     check_stages(shape, config.pipeline_parallel_size)
     split_layers(shape.num_layers, config.pipeline_parallel_size)
     check_shards(shape, config.tensor_parallel_size)
+    if config.takes_adapters:
+        check_adapters(shape)
     if config.quantization == "int8":
         check_int8(shape, config.dtype, config.tensor_parallel_size)
     elif config.quantization == "auto" and shape.scheme is not None:

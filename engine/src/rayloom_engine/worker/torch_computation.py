@@ -25,6 +25,7 @@ from rayloom_engine.kernels.target import Target
 from rayloom_engine.kernels.triton.choice import uses_triton
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.models.adapters.support import needs_native
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.measured_shape import MeasuredShape
@@ -83,7 +84,7 @@ class TorchComputation:
 
     def load_adapter(self, load: AdapterLoad) -> None:
         if self._adapters is None:
-            raise ModelError(f"{load.adapter.path}: a {type(self._model).__name__} takes no adapters", "Unsupported")
+            raise ModelError(f"{load.adapter.path}: {needs_native(self._model.shape.architecture)}", "Unsupported")
         self._adapters.load(load.slot, load.adapter)
 
     def forward(

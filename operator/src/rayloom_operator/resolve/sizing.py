@@ -113,11 +113,12 @@ def _problems(question: Question) -> tuple[str, ...]:
     shape = question.shape
     choices = question.parts.tensor
     num_layers = question.parts.num_layers
+    stages = ", and for more ranks spec.parallelism.pipeline" if num_layers > 1 else ""
     found = []
     if question.tensor is not None and question.tensor not in choices:
         found.append(
-            f"spec.parallelism.tensor: {question.tensor} ranks cannot share the model's {shape.num_heads} attention "
-            f"heads and {shape.num_kv_heads} key/value heads evenly; use one of {', '.join(map(str, choices))}"
+            f"spec.parallelism.tensor: {question.tensor} ranks cannot share a layer of {shape.architecture}; use "
+            f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(str, choices))}{stages}"
         )
     if question.pipeline is not None and question.pipeline > num_layers:
         found.append(

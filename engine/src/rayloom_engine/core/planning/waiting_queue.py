@@ -14,6 +14,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 
 from rayloom_engine.core.sequence import Sequence, order_of
+from rayloom_engine.errors import QueueFull
 
 _MAX_TENANTS = 1024  # limit of remembered last admissions: API keys may be replaced while an engine runs
 
@@ -44,6 +45,19 @@ class WaitingQueue:
 
     def num_of(self, tenant: str) -> int:
         return len(self._lines.get(tenant, ()))
+
+    def check_room(self, tenant: str, num_free_slots: int, max_queued: int) -> None:
+        """Raises QueueFull if the queue, or the tenant's part of it, is full."""
+        num_own = self.num_of(tenant)
+        if self._size >= max_queued + num_free_slots:
+            raise QueueFull(f"{self._size} sequences wait already, at most {max_queued + num_free_slots} may", 1)
+        # Without API keys there is one tenant, and the queue is not shared.
+        if tenant and not has_room(num_own, self._size, num_free_slots, max_queued):
+            raise QueueFull(
+                f"{num_own} sequences of this API key wait already, and the queue's other places are kept for other "
+                "keys; try again when some of them run",
+                1,
+            )
 
     def add(self, sequence: Sequence) -> None:
         insort(self._lines.setdefault(sequence.tenant, []), sequence, key=order_of)

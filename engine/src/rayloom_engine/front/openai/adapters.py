@@ -42,6 +42,11 @@ async def _read_change(request: Request, service: Service, kind: type[_Change]) 
         )
     if not request.state.owner and request.headers.get("origin") is not None:
         # Without API keys a web page could send the request from a browser on this machine.
-        raise ApiError(403, "without API keys no web page may change the adapters", code="foreign_origin")
+        raise ApiError(
+            403,
+            "without API keys no web page may change the adapters; set API keys, or send the request without the "
+            "header Origin",
+            code="foreign_origin",
+        )
     service.model_text()  # not before the model is loaded
     return parse_request(kind, await read_json(request, service.config.max_body_bytes))

@@ -111,7 +111,7 @@ class AdapterList:
             raise ModelError(f"there are {_MOST_ADAPTERS} adapters already, which is the most; unload one first")
         entry = await asyncio.to_thread(self._read, name, path, folder)
         self._entries[name] = entry
-        logger.info("adapter %s loaded from %s, rank %d", shown(name), entry.adapter.path, entry.rank)
+        logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
 
     def _read(self, name: str, path: str, folder: Path) -> ServedAdapter:
         # Imported late, because few servers have adapters.

@@ -15,7 +15,7 @@ from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json
 _WORKS = "works: decoder-only language models of transformers whose attention is the only memory of earlier tokens"
 
 # Layers whose only memory is a KV cache.
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def read_config(folder: Path) -> tuple[Any, type[Any]]:

@@ -212,6 +212,6 @@ def _layer_list(model: torch.nn.Module, calls: tuple[AttentionCall, ...], num_la
         if is_long and all(call.module.startswith(f"{name}.{index}.") for index, call in enumerate(calls)):
             return str(name)
     raise ModelError(
-        f"it has {len(calls)} calls of attention for {num_layers} layers, and works: one in each layer, in order",
+        f"it calls attention {len(calls)} times for {num_layers} layers; each layer must call it once, in order",
         "Unsupported",
     )

@@ -1,0 +1,20 @@
+"""The kinds of models that LoRA adapters can update."""
+
+from __future__ import annotations
+
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.shape import ModelShape
+
+
+def check_adapters(shape: ModelShape) -> None:
+    """Raises ConfigError if no adapter can update the model. Call it if the configuration takes adapters."""
+    if isinstance(shape, MeasuredShape):
+        raise ConfigError(
+            f"adapters: {needs_native(shape.architecture)}; remove adapters and allow_runtime_lora_updating"
+        )
+
+
+def needs_native(architecture: str) -> str:
+    """Returns the reason why adapters cannot update a model of the transformers backend."""
+    return f"LoRA adapters need the native backend, and transformers' modules compute {architecture}"

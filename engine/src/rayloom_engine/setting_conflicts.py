@@ -1,0 +1,60 @@
+"""Settings that exclude each other, or need each other. Pure.
+
+config.py checks each setting on its own; ranks check those that depend on the model or on the machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayloom_engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayloom_engine.config import EngineConfig
+
+
+def check_conflicts(config: EngineConfig) -> None:
+    """Raises ConfigError if two settings exclude each other, or if one lacks another that it needs."""
+    if config.executor == "uni" and config.world_size > 1:
+        raise ConfigError(
+            f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "
+            "use mp, ray or auto"
+        )
+    if config.ngram_min > config.ngram_max:
+        raise ConfigError(
+            f"EngineConfig: ngram_min: {config.ngram_min} is more than ngram_max {config.ngram_max}; "
+            "lower it, or raise ngram_max"
+        )
+    if config.heartbeat_seconds > config.hang_seconds / 2:
+        raise ConfigError(
+            f"EngineConfig: heartbeat_seconds: {config.heartbeat_seconds:g} is more than half of hang_seconds "
+            f"{config.hang_seconds:g}; lower it, or raise hang_seconds"
+        )
+    if config.front_port is not None and config.front_key_file is None:
+        raise ConfigError(
+            f"EngineConfig: front_key_file: front_port is {config.front_port}, so a key is needed; set front_key_file "
+            "to a file with at least 16 random characters, or remove front_port"
+        )
+    if config.front_tls_paths is not None and config.front_port is None:
+        raise ConfigError(
+            "EngineConfig: front_tls_cert_file: TLS is for the port for gateways, and front_port is not set; set it, "
+            "or remove the front_tls settings"
+        )
+    if config.quantization == "int8":
+        _check_quantization(config)
+    if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
+        raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
+
+
+def _check_quantization(config: EngineConfig) -> None:
+    """Raises ConfigError for settings that exclude quantised weights. A rank checks model and machine."""
+    if config.device == "cuda":
+        raise ConfigError(
+            f"EngineConfig: quantization: {config.quantization!r} works on CPU only, and device is 'cuda'; "
+            "remove one of the two"
+        )
+    if config.dtype == "float16":
+        raise ConfigError(
+            f"EngineConfig: quantization: {config.quantization!r} works with dtype bfloat16 or float32, and dtype is "
+            "'float16'; change one of the two"
+        )
