@@ -122,7 +122,8 @@ def page(rows: list[Row], refusals: list[tuple[str, str]]) -> str:
         f"{NUM_TOKENS} greedy tokens after each of four prompts, in float32. The engine must generate the same tokens, "
         "with prompts computed *at once* or *chunked* into steps of 7 tokens, all prompts *batched*, *preempted* for "
         "lack of KV blocks, *replayed* by a new engine from the first five tokens, and by *two stages* of a pipeline "
-        "with a small pool. The [backend](../models.md#model-backends) is the one that `auto` takes.",
+        "with a small pool. The [backend](../models.md#model-backends) is the one that `auto` took when this page was "
+        "written.",
         "",
         f"| model type | architecture | backend | {' | '.join(CHECKS)} |",
         f"|{'---|' * (3 + len(CHECKS))}",

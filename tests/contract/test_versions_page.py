@@ -90,6 +90,12 @@ def test_torch_and_its_cuda():
         assert f"CUDA {torch.version.cuda} of torch {pinned('torch')}" in row("NVIDIA driver")[0]
 
 
+def test_transformers():
+    required, tested, _ = row("transformers")
+    assert required == f"{floor('engine', 'transformers')} or newer, below 6"
+    assert tested == pinned("transformers")
+
+
 @pytest.mark.parametrize("project", ["engine", "operator", "bench"])
 def test_python(project):
     required, tested, _ = row("Python")
@@ -101,5 +107,5 @@ def test_python(project):
 
 def test_every_row_says_what_is_required_and_tested():
     parts = [line.split("|")[1:4] for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
-    assert len(parts) == 11
+    assert len(parts) == 12
     assert all(cell.strip() for cells in parts for cell in cells)

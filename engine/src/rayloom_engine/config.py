@@ -50,9 +50,9 @@ class EngineConfig(BaseModel):
     )
     quantization: Quantization = Field(
         "auto",
-        description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay so on CPU, those "
-        "of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the checkpoint at the "
-        "start; only on CPU.",
+        description="Form of the weights in memory. auto: the checkpoint's; quantised weights stay quantised on a "
+        "CPU; those of a GGUF file only if `dtype` is auto as well. none: `dtype`. int8: one byte each, made from the "
+        "checkpoint at the start; only on CPU.",
     )
     model_backend: ModelBackend = Field(
         "auto",
@@ -80,7 +80,10 @@ class EngineConfig(BaseModel):
         description="Adapters in memory at once; requests for others wait. No effect without adapters.",
     )
     max_lora_rank: int = Field(
-        16, ge=1, le=256, description="Highest rank of an adapter. Memory is kept free for max_loras of this rank."
+        16,
+        ge=1,
+        le=256,
+        description="Highest LoRA rank (`r`) of an adapter. Memory is kept free for max_loras of this rank.",
     )
     allow_runtime_lora_updating: bool = Field(
         False,
@@ -148,12 +151,13 @@ class EngineConfig(BaseModel):
     )
     speculation: Literal["off", "ngram"] = Field(
         "off",
-        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
-        "step while that saves time. The answers are the same.",
+        description="ngram: draft next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The tokens are the same on the CPU library, and in float32; otherwise rounding "
+        "can change a token, as batching can.",
     )
-    num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most tokens that one guess has.")
+    num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most draft tokens of a sequence in a step.")
     ngram_min: int = Field(
-        2, ge=1, le=32, description="A guess needs at least so many equal tokens in a row before it."
+        2, ge=1, le=32, description="A draft needs at least this many equal tokens in a row before it."
     )
     ngram_max: int = Field(
         5, ge=1, le=32, description="Of several places, the one with the most equal tokens counts, up to this number."

@@ -43,7 +43,10 @@ class Model(_StatusPart):
     num_parameters: int
     dtype: str = Field(description="Type of the weights; if they are quantised, the type from which they were.")
     compute_dtype: str = Field(description="Type of the arithmetic on this device.")
-    quantization: str = Field(description="Form of the weights in memory: none, which is their type, or int8.")
+    quantization: str = Field(
+        description="Form of the weights in memory: none, which is their type, int8, or the checkpoint's scheme, such "
+        "as awq-int4-g128."
+    )
     weight_bytes: int
     max_model_len: int
 
@@ -117,10 +120,10 @@ class Load(_StatusPart):
 
 
 class Speculation(_StatusPart):
-    """Guesses of next tokens (`speculation`) since the core started."""
+    """Draft tokens (`speculation`) since the core started."""
 
-    draft_tokens: int = Field(0, description="Tokens of guesses that were verified.")
-    accepted_tokens: int = Field(0, description="Those that equal the sampled tokens.")
+    draft_tokens: int = Field(0, description="Draft tokens that were verified.")
+    accepted_tokens: int = Field(0, description="Draft tokens that equal the sampled ones.")
 
 
 class RecoveryPhase(_StatusPart):

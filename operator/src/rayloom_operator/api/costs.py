@@ -42,8 +42,7 @@ class Amounts(CostsPart):
     packed: Counts | None = Field(
         None,
         alias="bytes",
-        description="Bytes of the part that do not depend on the type in which a rank computes, for example of "
-        "quantised weights; absent if there are none. The engine does not set this field yet.",
+        description="Bytes that do not depend on the type; absent if there are none.",
     )
 
     kept_elements: Counts | None = Field(

@@ -33,9 +33,9 @@ class EngineArgs(Part):
     )
     quantization: Literal["auto", "none", "int8"] | None = Field(
         None,
-        description="Form of the weights in memory. auto, the default: the checkpoint's; quantised weights stay so on "
-        "CPU, those of a GGUF file if `dtype` is auto, too. none: `dtype`. int8: one byte each, made from the "
-        "checkpoint at the start; only on CPU.",
+        description="Form of the weights in memory. auto, the default: the checkpoint's; quantised weights stay "
+        "quantised on a CPU; those of a GGUF file only if `dtype` is auto as well. none: `dtype`. int8: one byte each, "
+        "made from the checkpoint at the start; only on CPU.",
     )
     model_backend: Literal["auto", "native", "transformers"] | None = Field(
         None,
@@ -50,14 +50,15 @@ class EngineArgs(Part):
     )
     speculation: Literal["off", "ngram"] | None = Field(
         None,
-        description="ngram: guess next tokens from repetitions in a sequence's own text, and verify several in one "
-        "step while that saves time. The answers are the same. off is the default.",
+        description="ngram: draft next tokens from repetitions in a sequence's own text, and verify several in one "
+        "step while that saves time. The tokens are the same on the CPU library, and in float32; otherwise rounding "
+        "can change a token, as batching can. off is the default.",
     )
     num_speculative_tokens: int | None = Field(
-        None, ge=1, le=64, description="Most tokens that one guess has; 7 by default."
+        None, ge=1, le=64, description="Most draft tokens of a sequence in a step; 7 by default."
     )
     ngram_min: int | None = Field(
-        None, ge=1, le=32, description="A guess needs at least so many equal tokens in a row before it; 2 by default."
+        None, ge=1, le=32, description="A draft needs at least this many equal tokens in a row before it; 2 by default."
     )
     ngram_max: int | None = Field(
         None,

@@ -39,7 +39,9 @@ class Wire(BaseModel):
 
     least_tokens: ClassVar[int] = 0  # least max_tokens of this endpoint
 
-    model: str | None = Field(None, description="The served model's name. Default: the served model.")
+    model: str | None = Field(
+        None, description="The served model's name, or that of a LoRA adapter. Default: the served model."
+    )
 
 
 class StreamOptions(BaseModel):
@@ -139,9 +141,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         "2147483647. Without the setting `enable_priority` only 0 is allowed. Default: 0.",
     )
     speculation: bool | None = Field(
-        None,
-        description="false: no next tokens are guessed for this answer, if the setting `speculation` does so. The "
-        "tokens are the same. Default: true.",
+        None, description="false switches the setting `speculation` off for this answer. Default: true."
     )
     cache_salt: Annotated[str, Field(min_length=1)] | None = Field(
         None, description="Requests of one API key share cached prompt prefixes only if this text is the same."
