@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.layers.linear_spec import AxisPart, slices_of
+from rayloom_engine.models.adapters.support import check_adapters
 from rayloom_engine.models.decoder_spec import checkpoint_sizes, decoder_spec
 from rayloom_engine.models.families import FAMILIES
 from rayloom_engine.models.quantised.amounts import layer_amount
@@ -124,3 +125,9 @@ def test_what_a_family_does_not_compute_is_named(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         shape_of(tmp_path, architecture, **changes)
+
+
+def test_adapters_are_refused_for_fused_matrices(tmp_path: Path) -> None:
+    check_adapters(shape_of(tmp_path, "LlamaForCausalLM"))
+    with pytest.raises(ConfigError, match=r"Phi3ForCausalLM have one matrix for q, k and v.*remove adapters"):
+        check_adapters(shape_of(tmp_path, "Phi3ForCausalLM"))
