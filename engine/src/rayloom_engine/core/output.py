@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from rayloom_engine.core.step import TokenLogprobs
-
-if TYPE_CHECKING:
-    from rayloom_engine.core.sequence import Sequence
-    from rayloom_engine.core.step import SampledToken
+from rayloom_engine.core.sequence import Sequence
+from rayloom_engine.core.step import SampledToken, TokenLogprobs
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
