@@ -35,7 +35,7 @@ def test_a_model_that_does_not_allow_the_given_parallelism_creates_no_pod():
     async def story(world):
         world.ask_for(service(parallelism={"tensor": 2}))
         await world.until(lambda: world.reason() == "InvalidSpec")
-        assert world.message().endswith("use one of 1, 3, 9")
+        assert world.message().endswith("use one of 1, 3, 9, and for more ranks spec.parallelism.pipeline")
         world.ask_for(service(engine={"resources": {"limits": {"memory": "400Mi"}}}) | generation(2))
         await world.until(lambda: world.reason() == "DoesNotFit")
         assert world.kube.named("RayCluster") == []

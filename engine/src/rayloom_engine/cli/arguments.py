@@ -101,7 +101,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     if kind in (int, float):
         kind = _Number(kind, f"without {flag}: {text.rpartition('Default: ')[2]}")
     elif choices is not None and name in _CHOICE_HINTS:
-        kind = _Choice(choices, _CHOICE_HINTS[name])
+        kind = _ChoiceType(choices, _CHOICE_HINTS[name])
     group.add_argument(
         flag,
         *_ALIASES.get(name, ()),
@@ -150,7 +150,7 @@ class _Number:
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}{hint}") from error
 
 
-class _Choice:
+class _ChoiceType:
     """A type for argparse. Its error message names the choices, and what to do instead of giving another value."""
 
     def __init__(self, choices: Collection[str], otherwise: str) -> None:
