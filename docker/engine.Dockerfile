@@ -38,13 +38,15 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
     python -m pip install --no-cache-dir -c /build/constraints.txt setuptools
 
 FROM builder AS model
-# Only the modules of the conversion, so that other changes of the engine do not rebuild this layer.
+# Both forms of the built-in model, dense and quantised, because pods cannot write into the image. Only the modules of
+# the conversion, so that other changes of the engine do not rebuild this layer.
 COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /build/rayloom_engine/
 COPY engine/src/rayloom_engine/models/__init__.py /build/rayloom_engine/models/
 COPY engine/src/rayloom_engine/models/checkpoint /build/rayloom_engine/models/checkpoint
 RUN set -e; cd /build; \
     RAYLOOM_CACHE=/opt/rayloom/cache python -c \
-      'from rayloom_engine.models.checkpoint.source import resolve; resolve("builtin://smollm2-135m")'; \
+      'from rayloom_engine.models.checkpoint.source import resolve; \
+       [resolve("builtin://smollm2-135m", keeps_blocks=kept) for kept in (False, True)]'; \
     find /opt/rayloom/cache -name '*.lock' -delete
 
 FROM builder AS compiler

@@ -26,7 +26,8 @@ def test_the_copied_modules_convert_a_model(tmp_path):
         target.write_bytes((source / name).read_bytes())
     write_gguf(tmp_path / "tiny.gguf", tiny_variant(tmp_path / "original", "llama"))
     script = (
-        "import sys; from rayloom_engine.models.checkpoint.source import resolve; print(resolve(sys.argv[1]).path);"
+        "import sys; from rayloom_engine.models.checkpoint.source import resolve;"
+        "print(*(resolve(sys.argv[1], keeps_blocks=kept).path for kept in (False, True)), sep='\\n');"
         "print(*sorted(m.__file__ for n, m in sys.modules.items() if n.startswith('rayloom_engine')), sep='\\n')"
     )
     done = subprocess.run(
@@ -37,7 +38,15 @@ def test_the_copied_modules_convert_a_model(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    folder, *used = done.stdout.splitlines()
-    assert (Path(folder) / "model.safetensors").exists()
+    dense, quantised, *used = done.stdout.splitlines()
+    assert dense != quantised
+    assert (Path(dense) / "model.safetensors").exists()
+    assert (Path(quantised) / "model.safetensors").exists()
     # The hub's module is imported with the source's, and the library of the hub only for one of its models.
     assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used
+
+
+def test_the_image_has_every_form_of_the_built_in_model_that_engines_ask_for():
+    """An engine in a pod cannot write into the image, so it would end if its form were missing."""
+    text = (ROOT / "docker/engine.Dockerfile").read_text()
+    assert 'resolve("builtin://smollm2-135m", keeps_blocks=kept) for kept in (False, True)' in text
