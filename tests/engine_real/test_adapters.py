@@ -19,7 +19,7 @@ import torch
 
 from rt_adapters import write_adapter
 from rt_faults import strike
-from rt_server import RunningServer, running_server, wait_until
+from rt_server import RunningServer, is_ready, running_server, wait_until
 from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
 
@@ -222,7 +222,7 @@ def test_a_killed_process_loses_no_adapter(server: RunningServer, model: Path, t
     if victim == "core":
         assert [stream.failure for stream in streams] == [None] * len(names)
         assert all(len(stream.tokens) == 600 for stream in streams)
-    wait_until(lambda: server.client.get(f"{server.api_url}/ready").status_code == 200, 60.0, server.log_text)
+    wait_until(lambda: is_ready(server), 60.0, server.log_text)
     assert [complete(server, each, PROMPTS[0], 600)[0] for each in names] == alone
     shutil.rmtree(folder)
 
@@ -232,12 +232,20 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
 ) -> None:
     names = ("a0", "a1", None)
     expected = [complete(server, name, PROMPTS[0], 200)[0] for name in names]
+    changed = write_adapter(tmp_path_factory.mktemp("adapters") / "changed", model, seed=21)
     with running_server(
         tmp_path_factory.mktemp("shared"),
         *("--model", str(model), *ARGUMENTS, "--executor", "mp"),
         *("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
-        *("--lora", *(f"{folder.name}={folder}" for folder in adapters[:2])),
+        *("--lora", *(f"{folder.name}={folder}" for folder in (*adapters[:2], changed))),
     ) as shared:
+        # The front has read the adapter; no rank has, so all ranks find other files.
+        write_adapter(changed, model, seed=22)
+        assert refusal(shared, "/v1/completions", body(changed.name, PROMPTS[0])) == (
+            400,
+            f"{changed}: the files of the adapter have changed since it was loaded; load it again",
+        )
+        assert shared.status()["recoveries"] == []
         assert [complete(shared, name, PROMPTS[0], 200)[0] for name in names] == expected
         streams, threads = start_streams(shared, [body(name, PROMPTS[0], 200) for name in names])
         wait_until(lambda: all(len(stream.tokens) >= 16 for stream in streams), 60.0, shared.log_text)

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.config import Quantization
-from rayloom_engine.core.adapter import AdapterLoad
+from rayloom_engine.core.adapter import Adapter, AdapterLoad
+from rayloom_engine.errors import ModelError
 from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.kv.paged_batch import PagedBatch
 from rayloom_engine.models.adapters.peft_folder import adapter_of
@@ -185,3 +186,19 @@ def test_another_adapter_in_a_slot_replaces_the_first(folders: dict[str, Case]) 
     assert torch.equal(alone(model, 0), second)
     model.load_adapter(AdapterLoad(1, adapter_of(case.adapters[0])))
     assert torch.equal(alone(model, 1), first)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_an_adapter_that_cannot_be_loaded_gives_no_token_of_the_plain_model(folders: dict[str, Case], isa: str) -> None:
+    model = load(folders["qwen3"], isa, torch.bfloat16)
+    usable = adapter_of(folders["qwen3"].adapters[1])
+    expected = alone(model, 1), alone(model, -1)
+    with pytest.raises(ModelError, match="have changed"):
+        model.load_adapter(AdapterLoad(1, Adapter(usable.path, bytes(16))))
+    sequences = [TinySequence(token_ids_of(0), range(index * BLOCKS, (index + 1) * BLOCKS)) for index in range(2)]
+    steps = [(sequence, NUM_TOKENS, slot) for sequence, slot in zip(sequences, (1, -1), strict=True)]
+    with_it, without = logits_of(model, library_cache(model, 2 * BLOCKS), steps)
+    assert with_it.isnan().all()
+    assert torch.equal(without, expected[1])
+    model.load_adapter(AdapterLoad(1, usable))
+    assert torch.equal(alone(model, 1), expected[0])

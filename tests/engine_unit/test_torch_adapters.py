@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from rayloom_engine.core.adapter import Adapter
+from rayloom_engine.errors import ModelError
 from rayloom_engine.models.adapters.peft_folder import adapter_of
 from rt_adapters import peft_logits, write_adapter
 from rt_tiny import TinySequence, advance, load_tiny, make_cache, tiny_variant, transformers_logits
@@ -35,3 +38,20 @@ def test_sequences_of_one_step_have_their_own_adapters(tmp_path: Path) -> None:
     for logits, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
     assert (expected[0] - expected[1]).abs().max() > 0.1
+
+
+def test_an_adapter_that_cannot_be_loaded_gives_no_token_of_the_plain_model(tmp_path: Path) -> None:
+    folder = tiny_variant(tmp_path / "model", "llama-biases")
+    model = load_tiny(folder)
+    usable = adapter_of(write_adapter(tmp_path / "adapter", folder, seed=1, rank=8))
+    with pytest.raises(ModelError, match="have changed"):
+        model.adapters.load(0, Adapter(usable.path, bytes(16)))
+    sequences = [TinySequence(TOKENS, range(index * 3, index * 3 + 3)) for index in range(2)]
+    model.adapters.begin_step(np.repeat(np.array([0, -1], dtype=np.int32), len(TOKENS)))
+    with_it, without = advance(model, make_cache(model.shape), [(sequence, len(TOKENS)) for sequence in sequences])
+    assert with_it.isnan().all()
+    torch.testing.assert_close(without, transformers_logits(folder, TOKENS), rtol=1e-4, atol=1e-4)
+    model.adapters.load(0, usable)
+    model.adapters.begin_step(np.zeros(len(TOKENS), dtype=np.int32))
+    (again,) = advance(model, make_cache(model.shape), [(TinySequence(TOKENS, range(3)), len(TOKENS))])
+    torch.testing.assert_close(again, peft_logits(folder, Path(usable.path), TOKENS), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "library.h"
+
 namespace {
 
 // Rows of a tile: enough that the keys and values are read seldom, few enough that its scores stay in the L1 cache.
@@ -15,8 +17,6 @@ constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
 // a context of 131,072 positions would take 3 GB on 64 threads, for which the process has planned no memory.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t tile_tokens(const rl_model& model) {
     const int64_t group = model.num_heads / model.num_kv_heads;

@@ -254,21 +254,8 @@ static void grouped_tile(const LinearTask& task, int64_t row, int64_t num_rows, 
     tile.zero = (float)task.groups.zero;
     tile.ahead = ahead;
     tile.scales_ahead = scales_ahead;
-    if (Output::addend(task, row, block, num_columns).first == kZeros) {
-        tile.out = task.out + row * task.out_stride + block * 16;
-        tile.out_stride = task.out_stride;
-        compute_grouped_tile<Weights>(tile, num_rows, num_columns);
-        return;
-    }
-    LinearTile result;
-    result.row = row;
-    result.num_rows = num_rows;
-    result.block = block;
-    result.num_columns = num_columns;
-    tile.out = result.sums;
-    tile.out_stride = num_columns * 16;
-    compute_grouped_tile<Weights>(tile, num_rows, num_columns);
-    Output::template write<Operand>(task, result);
+    compute_into_output<Operand, Output>(task, row, num_rows, block, num_columns, tile,
+                                         [&] { compute_grouped_tile<Weights>(tile, num_rows, num_columns); });
 }
 
 template <class Operand, class Weights, class Output>

@@ -196,6 +196,28 @@ static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t nu
     }
 }
 
+// Calls compute() with `tile.out` at the outputs of the task, if Output stores sums without a bias, else at a buffer that
+// Output writes.
+template <class Operand, class Output, class Tile, class Compute>
+RL_INLINE void compute_into_output(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block,
+                                   int64_t num_columns, Tile& tile, Compute compute) {
+    if (Output::addend(task, row, block, num_columns).first == kZeros) {
+        tile.out = task.out + row * task.out_stride + block * 16;
+        tile.out_stride = task.out_stride;
+        compute();
+        return;
+    }
+    LinearTile result;
+    result.row = row;
+    result.num_rows = num_rows;
+    result.block = block;
+    result.num_columns = num_columns;
+    tile.out = result.sums;
+    tile.out_stride = num_columns * 16;
+    compute();
+    Output::template write<Operand>(task, result);
+}
+
 // One tile: rows [row, row + num_rows) x `num_columns` columns.
 template <class Operand, class Output>
 static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
@@ -214,21 +236,8 @@ static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int
             tile.scales[c] = last_scales;
         }
     }
-    if (Output::addend(task, row, block, num_columns).first == kZeros) {
-        tile.out = task.out + row * task.out_stride + block * 16;
-        tile.out_stride = task.out_stride;
-        compute_int8_tile(tile, num_rows, num_columns);
-        return;
-    }
-    LinearTile result;
-    result.row = row;
-    result.num_rows = num_rows;
-    result.block = block;
-    result.num_columns = num_columns;
-    tile.out = result.sums;
-    tile.out_stride = num_columns * 16;
-    compute_int8_tile(tile, num_rows, num_columns);
-    Output::template write<Operand>(task, result);
+    compute_into_output<Operand, Output>(task, row, num_rows, block, num_columns, tile,
+                                         [&] { compute_int8_tile(tile, num_rows, num_columns); });
 }
 
 template <class Operand, class Output>

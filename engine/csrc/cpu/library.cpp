@@ -61,8 +61,6 @@ void run_pieces(int64_t num_pieces, Piece piece) {
         &context);
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Runs work(row) for all rows, on all threads if there are many.
 template <class Work>
 void for_rows(int64_t num_rows, Work work) {

@@ -6,6 +6,8 @@
 #include "kernels.h"
 #include "threads.h"
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 const Kernels& chosen_kernels(int dtype);
 ThreadPool& thread_pool();
 Arena& step_arena();

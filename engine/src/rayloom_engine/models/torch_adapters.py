@@ -8,6 +8,7 @@ Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,6 +25,7 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.models.adapters.peft_folder import PeftFolder, adapter_of, read_peft_folder
+from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.shape import ModelShape
 
 
@@ -82,12 +84,19 @@ class TorchAdapters:
     def load(self, slot: int, adapter: Adapter) -> None:
         """Puts an adapter into a slot. One that another slot has is not read again.
 
-        Raises ModelError if its files cannot be used, or are not those of the digest; the slot is empty then.
+        Raises ModelError if its files cannot be used, or are not those of the digest. Its tokens become NaN then, on
+        all ranks of the stage and in all later stages.
         """
         if not self._products:
             self._products = [linear.replace_product(self._updated) for _, linear in self._matrices]
         known = next((number for number, digest in self._digests.items() if digest == adapter.digest), None)
-        updates = self._read(adapter) if known is None else [p.updates.get(known, []) for p in self._products]
+        self._digests.pop(slot, None)
+        try:
+            updates = self._read(adapter) if known is None else [p.updates.get(known, []) for p in self._products]
+        except ModelError:
+            for product, (spec, _) in zip(self._products, self._matrices, strict=True):
+                product.updates[slot] = [self._corrupting(spec)]
+            raise
         self._digests[slot] = adapter.digest
         for product, of_matrix in zip(self._products, updates, strict=True):
             product.updates[slot] = of_matrix
@@ -95,6 +104,12 @@ class TorchAdapters:
     def begin_step(self, adapters_T: npt.NDArray[np.int32] | None) -> None:
         """Sets the adapter slots of the next step's tokens; -1: no adapter."""
         self._step.runs = [] if adapters_T is None else runs_of(adapters_T)
+
+    def _corrupting(self, spec: LinearSpec) -> Update:
+        """Returns an update that makes a matrix's outputs NaN."""
+        a_rK = torch.zeros(1, spec.num_inputs, dtype=self._dtype)
+        b_Nr = torch.zeros(spec.num_outputs, 1, dtype=self._dtype)
+        return Update(slice(None), a_rK, b_Nr, math.nan)
 
     def _updated(self, multiply: Callable[[torch.Tensor], torch.Tensor]) -> UpdatedProduct:
         return UpdatedProduct(multiply, self._step)
@@ -104,7 +119,10 @@ class TorchAdapters:
         path = Path(adapter.path)
         if adapter_of(path).digest != adapter.digest:
             raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
-        folder = read_peft_folder(path, self._shape)
+        with refuses_broken(path):  # files that change meanwhile
+            return self._read_folder(read_peft_folder(path, self._shape))
+
+    def _read_folder(self, folder: PeftFolder) -> list[list[Update]]:
         with safe_open(folder.weights, framework="pt") as file:
             names = [name for update in folder.updates.values() for name in (update.a, update.b)]
             tensors = {name: file.get_tensor(name).to(self._dtype) for name in names}

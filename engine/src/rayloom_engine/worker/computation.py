@@ -39,7 +39,7 @@ class RankComputation(Protocol[ArrayT]):
         """Fills KV blocks with zeros in all layers."""
 
     def load_adapter(self, load: AdapterLoad) -> None:
-        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; the slot is empty then."""
+        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; its tokens are NaN then."""
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
         """Copies whole KV blocks in all layers; each pair is (from, to). No block may be in both places."""

@@ -5,6 +5,7 @@ Each stage of a model sends its hidden states to the next stage. The first rank 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from rayloom_engine.worker.masks import Masks, StepMasks
 from rayloom_engine.worker.slots import Slot, SlotTable
 from rayloom_engine.worker.verification import sampled_rows, sampled_slots, verdict
 from rayloom_engine.worker.wanted_logprobs import with_tokens
+
+logger = logging.getLogger(__name__)
 
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
@@ -130,6 +133,7 @@ class Runner(Generic[ArrayT]):
                 masks = self._masks.set(steps_N, is_whole_step=len(sampling) == len(batch.steps))
                 sampled = self._sample(logits_NV, steps_N, corrupt)
         broken_adapters = self._with_broken_adapters(steps)
+        corrupt.difference_update(*(broken.slots for broken in broken_adapters))
         without_token = corrupt | masks.postponed | masks.broken.keys()
         without_token.update(*(broken.slots for broken in broken_adapters))
         return StepResult(
@@ -160,16 +164,16 @@ class Runner(Generic[ArrayT]):
         self._masks = Masks(self._slots.forms, self._vocab_size)
 
     def _load_adapter(self, load: AdapterLoad) -> None:
-        """Loads an adapter into its slot. Only the rank that answers can report that this failed.
+        """Loads an adapter into its slot.
 
-        Raises RuntimeError on other ranks.
+        If this fails, the rank that answers reports it. On another rank, tokens with the adapter are NaN, so the rank
+        that answers finds the logits of these sequences corrupt.
         """
         self._broken_adapters.pop(load.slot, None)
         try:
             self._computation.load_adapter(load)
         except ModelError as error:
-            if not self.answers:
-                raise RuntimeError(f"an adapter cannot be loaded: {error}") from error
+            logger.error("an adapter cannot be loaded: %s", error)
             self._broken_adapters[load.slot] = str(error)
 
     def _with_broken_adapters(self, steps: list[tuple[SlotStep, Slot]]) -> tuple[BrokenAdapter, ...]:

@@ -3,8 +3,8 @@
 Let r be the share of draft tokens that are accepted if all tokens of the draft before them are. Then the i-th token of
 a draft saves the time of a token with probability r ** i. It is worth verifying if this is more than its cost: the time
 that it adds to a step, in units of the time that a step takes for each of its tokens without drafts. So a draft has the
-largest length i with r ** i > cost. If even one token is not worth its cost, the sequence gets no drafts for a while,
-then one short draft on trial. Each trial in vain doubles the time to the next one.
+largest length i with r ** i > cost. If not even one token is worth its cost, the sequence gets no drafts for its
+next 32 tokens, then a short one. If its tokens are rejected as well, the next pause is twice as long.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The thresholds of top_k, min_p and top_p, found without a sort.
 
-Logits are mapped to integers that have the same order (keys). The threshold of top_k is the smallest key that fewer
-than k tokens exceed. The threshold of top_p is the smallest key above which the tokens have less than top_p of the
-probability. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9 passes find
-a threshold exactly.
+Each logit is mapped to an integer, its key, so that a higher logit has a higher key. The threshold of top_k is the k-th
+highest key. The threshold of top_p is the lowest key for which all tokens with higher keys have a probability of less
+than top_p together. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9
+passes find a threshold exactly.
 
 Tokens that equal a threshold are kept in the order of their ids, as many as the rule allows, as the C library does.
 torch's sort keeps any of them.

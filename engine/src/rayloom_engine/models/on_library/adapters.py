@@ -9,6 +9,7 @@ Legend: r rank of the adapter, padded with zeros to a multiple of 16; K inputs, 
 from __future__ import annotations
 
 import ctypes
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from rayloom_engine.cpu_library.structures import AdapterLayerStruct, UpdateStru
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows
 from rayloom_engine.models.adapters.peft_folder import LowRank, PeftFolder, adapter_of, read_peft_folder
+from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, decoder_spec
 from rayloom_engine.models.on_library.matrix import WeightFormat
 from rayloom_engine.models.on_library.tensor_file import TensorFile
@@ -76,6 +78,28 @@ class LibraryAdapter:
         return np.zeros(sizes, dtype=ELEMENTS[self._form.dtype])
 
 
+class UnusableAdapter:
+    """Stands for an adapter that cannot be loaded. Its tokens become NaN on all ranks of the stage and in all later
+    stages, so no rank takes them for tokens of the plain model.
+    """
+
+    def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
+        self._arrays: list[Array] = []  # those whose addresses the structures hold
+        self._layers = (AdapterLayerStruct * len(spec.layers))(
+            *(AdapterLayerStruct(out=self._update(layer.out, form)) for layer in spec.layers)
+        )
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._layers)
+
+    def _update(self, spec: LinearSpec, form: WeightFormat) -> UpdateStruct:
+        sizes = ((_RANK_UNIT, spec.num_inputs), (spec.num_outputs, _RANK_UNIT))
+        packed = [form.library.pack(np.zeros(size, dtype=ELEMENTS[form.dtype])) for size in sizes]
+        self._arrays += packed
+        return UpdateStruct(a=address(packed[0]), b=address(packed[1]), scale=math.nan, rank=_RANK_UNIT)
+
+
 class LibraryAdapters:
     """The adapters of a rank by adapter slot."""
 
@@ -84,26 +108,38 @@ class LibraryAdapters:
         self._spec = decoder_spec(shape, part, form.cut_unit)
         self._form = form
         self._slots: dict[int, tuple[bytes, LibraryAdapter]] = {}  # slot -> digest, adapter
+        self._unusable: dict[int, UnusableAdapter] = {}  # slot -> in place of an adapter that could not be loaded
         self._no_adapter = (AdapterLayerStruct * len(self._spec.layers))()
 
     def load(self, slot: int, adapter: Adapter) -> None:
         """Puts an adapter into a slot. One that another slot has is not read again.
 
-        Raises ModelError if its files cannot be used, or are not those of the digest; the slot is empty then.
+        Raises ModelError if its files cannot be used, or are not those of the digest. Its tokens become NaN then.
         """
         known = dict(self._slots.values())
         self._slots.pop(slot, None)
-        loaded = known.get(adapter.digest) or self._read(adapter)
+        self._unusable.pop(slot, None)
+        try:
+            loaded = known.get(adapter.digest) or self._read(adapter)
+        except ModelError:
+            self._unusable[slot] = UnusableAdapter(self._spec, self._form)
+            raise
         self._slots[slot] = (adapter.digest, loaded)
 
     def table(self, count: int) -> ctypes.Array[ctypes.c_void_p]:
         """Returns the addresses of the adapters in the first `count` slots. An empty slot updates nothing."""
-        empty = ctypes.addressof(self._no_adapter)
-        addresses = (self._slots[slot][1].address if slot in self._slots else empty for slot in range(count))
-        return (ctypes.c_void_p * count)(*addresses)
+        return (ctypes.c_void_p * count)(*(self._address(slot) for slot in range(count)))
+
+    def _address(self, slot: int) -> int:
+        if slot in self._slots:
+            return self._slots[slot][1].address
+        if slot in self._unusable:
+            return self._unusable[slot].address
+        return ctypes.addressof(self._no_adapter)
 
     def _read(self, adapter: Adapter) -> LibraryAdapter:
         folder = Path(adapter.path)
         if adapter_of(folder).digest != adapter.digest:
             raise ModelError(f"{folder}: the files of the adapter have changed since it was loaded; load it again")
-        return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)
+        with refuses_broken(folder):  # files that change meanwhile
+            return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)

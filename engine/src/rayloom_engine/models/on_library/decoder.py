@@ -74,7 +74,7 @@ class LibraryDecoder:
         return self._progress.value
 
     def load_adapter(self, load: AdapterLoad) -> None:
-        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; the slot is empty then."""
+        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; its tokens are NaN then."""
         self._adapters.load(load.slot, load.adapter)
 
     def forward(

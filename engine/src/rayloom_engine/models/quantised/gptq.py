@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import Array
 from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights
-from rayloom_engine.models.quantised.reader import StoredTensor, grouped, library_group, nibbles
+from rayloom_engine.models.quantised.reader import StoredTensor, centred_form, grouped, nibbles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,7 @@ class GptqReader:
         }
 
     def form(self, num_inputs: int) -> GroupedForm:
-        return GroupedForm(
-            bits=self.bits,
-            group_size=library_group(self.group_size),
-            zero=1 << (self.bits - 1),
-            has_offsets=not self.is_symmetric,
-            has_factors=True,
-        )
+        return centred_form(self.bits, self.group_size, has_offsets=not self.is_symmetric)
 
     def packed(self, tensors: Mapping[str, Array]) -> GroupedWeights:
         scales_NG = tensors["scales"].T

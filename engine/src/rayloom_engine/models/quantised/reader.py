@@ -61,6 +61,20 @@ def library_group(stored: int | None) -> int:
     return next(size for size in GROUP_SIZES if (stored or GROUP_SIZES[-1]) % size == 0)
 
 
+def centred_form(bits: int, group_size: int | None, *, has_offsets: bool) -> GroupedForm:
+    """Returns the form of integers whose middle stands for the weight 0, with a factor for each output.
+
+    `group_size`: inputs that share a scale in the checkpoint; None: all of them.
+    """
+    return GroupedForm(
+        bits=bits,
+        group_size=library_group(group_size),
+        zero=1 << (bits - 1),
+        has_offsets=has_offsets,
+        has_factors=True,
+    )
+
+
 def grouped(
     form: GroupedForm,
     integers_NK: npt.NDArray[np.uint8],

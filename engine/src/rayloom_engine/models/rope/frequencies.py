@@ -1,5 +1,5 @@
 """The formulas of rotary embedding: how fast each pair of a head turns, and by what its cosines and sines are
-multiplied. numpy alone, for every backend.
+multiplied. Torch and the C library use the same functions; these need numpy, but not torch.
 
 Powers are computed in float64 and rounded to float32, in which the rest is computed, as transformers does. A frequency
 may differ from that of transformers in its last bits.

@@ -1,0 +1,55 @@
+// Step: what the threads share that compute one step together, and Phase: a part of a half layer that they share out.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "adapters.h"
+#include "attention_plan.h"
+#include "kernels.h"
+#include "library.h"
+#include "rayloom_cpu.h"
+
+// Number of phases of the attention of a layer: norm, product (3 phases), rotation, choice of rows, attention (2),
+// product (3), sum with the residual stream.
+constexpr int kMaxPhases = 12;
+
+// Everything that the threads of a step share.
+struct Step {
+    const Kernels* kernels;
+    ThreadPool* pool;
+    const rl_model* model;
+    const rl_batch* batch;
+    int first_half;
+    int end_half;
+    float* partial;
+    volatile int64_t* progress;
+    const AttentionPlan* attention;
+    PhaseCounters* counters;         // [halves][kMaxPhases]
+    void* normed;                    // [T][D], operand
+    float* qkv;                      // [T][(H + 2 K) d]
+    void* query;                     // [T][H][d], operand
+    void* attended;                  // [T][H][d], operand
+    void* gated;                     // [T][I], operand
+    float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
+    void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
+    const AdapterRuns* adapters;     // null: no row has one
+    float* gate_up;                  // [T][2 I], if there are adapters
+    const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
+};
+
+// One phase of a half layer. The threads share out its pieces among themselves.
+class Phase {
+public:
+    Phase(const Step& step, int half, int phase)
+        : counters_(step.counters[(half - step.first_half) * kMaxPhases + phase]), pool_(*step.pool) {}
+
+    template <class Piece>
+    void run(int64_t num_pieces, Piece piece) {
+        pool_.share(counters_, num_pieces, piece);
+    }
+
+private:
+    PhaseCounters& counters_;
+    ThreadPool& pool_;
+};
