@@ -61,7 +61,7 @@ client-packages: $(STAMP)
 chaos: $(LIBRARY) ## Break real servers 30 times under load (minutes); CHAOS_ARGS="--seed 7 --faults 30 --executors mp,ray"
 	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests/support $(BIN)/python tests/chaos/chaos.py $(CHAOS_ARGS)
 
-archs: $(LIBRARY) ## Compare tiny models of 67 architectures with transformers, and write docs/benchmarks/architectures.md (10 minutes); ARGS="gemma2 phi"
+archs: $(LIBRARY) ## Compare tiny models of 67 architectures with transformers, and write docs/benchmarks/architectures.md (4 minutes); ARGS="gemma2 phi"
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tests/architectures/table.py $(ARGS)
 
 faults: $(LIBRARY) ## Run the slow tests of fault detection and recovery, which `make test` leaves out

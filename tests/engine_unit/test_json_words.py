@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayloom_engine.common.json_words import SHOWN_CHARS, shown
+from rayloom_engine.common.json_words import SHOWN_CHARS, first_of, shown
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,10 @@ def test_only_the_shown_part_of_a_value_is_encoded() -> None:
     for _ in range(100_000):
         nested = [nested]
     assert shown(nested) == "[" * 77 + "..."
+
+
+def test_of_many_values_a_message_names_the_first_and_the_number_of_the_others() -> None:
+    assert first_of(["a", None], 2) == '"a", null'
+    assert first_of(["a", "b", "c", "d"], 2) == '"a", "b" and 2 more'
+    assert first_of({"x": 1, "y": 2}, 1, str.upper) == "X and 1 more"
+    assert first_of([], 2) == ""

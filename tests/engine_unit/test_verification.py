@@ -11,7 +11,7 @@ from rayloom_engine.core.step import SlotStep
 from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.sampler import Sampler
 from rayloom_engine.worker.slots import Slot
-from rayloom_engine.worker.verification import Verdict, sampled_rows, sampled_slots, verdict
+from rayloom_engine.worker.verification import AcceptedRows, accepted_rows, sampled_rows, sampled_slots
 from rt_sampling import random_logits, random_params
 from rt_slots import make_slot
 
@@ -21,19 +21,19 @@ VOCAB_SIZE = 30
 @pytest.mark.parametrize(
     ("draft", "token_ids", "expected"),
     [
-        ((), [7], Verdict(1)),
-        ((), [None], Verdict(0, is_corrupt=True)),
-        ((4, 5), [4, 5, 6], Verdict(3)),
-        ((4, 5), [4, 9, 6], Verdict(2)),
-        ((4, 5), [9, 5, 6], Verdict(1)),
-        ((4, 5), [9, None, 6], Verdict(1, is_dirty=True)),
-        ((4, 5), [4, None, 6], Verdict(1, is_dirty=True)),
-        ((4, 5), [None, 5, 6], Verdict(0, is_dirty=True)),
-        ((4, 5), [4, 5, None], Verdict(2, is_dirty=True)),
+        ((), [7], AcceptedRows(1)),
+        ((), [None], AcceptedRows(0, is_corrupt=True)),
+        ((4, 5), [4, 5, 6], AcceptedRows(3)),
+        ((4, 5), [4, 9, 6], AcceptedRows(2)),
+        ((4, 5), [9, 5, 6], AcceptedRows(1)),
+        ((4, 5), [9, None, 6], AcceptedRows(1, is_dirty=True)),
+        ((4, 5), [4, None, 6], AcceptedRows(1, is_dirty=True)),
+        ((4, 5), [None, 5, 6], AcceptedRows(0, is_dirty=True)),
+        ((4, 5), [4, 5, None], AcceptedRows(2, is_dirty=True)),
     ],
 )
 def test_tokens_count_up_to_the_first_that_is_not_the_drafts(draft, token_ids, expected) -> None:
-    assert verdict(draft, token_ids) == expected
+    assert accepted_rows(draft, token_ids) == expected
 
 
 def test_a_slot_has_a_row_for_its_newest_token_and_each_token_of_its_draft() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 
-from rayloom_engine.common.json_words import shown
+from rayloom_engine.common.json_words import first_of, shown
 from rayloom_engine.common.ranges import Range
 from rayloom_engine.common.seeds import choice_seed
 from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
@@ -195,8 +195,8 @@ class SamplingParams:
             outside = [token_id for token_id in ids if token_id >= vocab_size]
             if outside:
                 raise RequestError(
-                    f"{name} has token id {_listed(outside)}, but the model's {vocab_size} ids go from 0 to "
-                    f"{vocab_size - 1}; use smaller ids",
+                    f"{name} has token id {first_of(outside, _MAX_NAMED)}, but the model's {vocab_size} ids go from 0 "
+                    f"to {vocab_size - 1}; use smaller ids",
                     name,
                 )
         return DecodingParams(
@@ -374,11 +374,6 @@ def _logit_bias(biases: object) -> dict[int, float]:
         _BIAS.check("logit_bias", bias)
         checked[token_id] = float(bias)
     if no_ids:
-        raise RequestError(f"logit_bias must have token ids as keys, given {_listed(no_ids)}", "logit_bias")
+        given = first_of(no_ids, _MAX_NAMED)
+        raise RequestError(f"logit_bias must have token ids as keys, given {given}", "logit_bias")
     return checked
-
-
-def _listed(values: Sequence[object]) -> str:
-    """Returns the first few wrong values as text, for a message."""
-    named = ", ".join(map(shown, values[:_MAX_NAMED]))
-    return named if len(values) <= _MAX_NAMED else f"{named} and {len(values) - _MAX_NAMED} more"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
+from typing import TypeVar
 
 SHOWN_CHARS = 80
 _MAX_BITS = 1024  # a larger integer is shown only by its number of bits, because computing its digits would take long
+
+T = TypeVar("T")
 
 _other = reprlib.Repr()
 _other.maxstring = _other.maxother = SHOWN_CHARS
@@ -26,6 +30,12 @@ def shown(value: object) -> str:
         if len(text) > SHOWN_CHARS:
             return text[: SHOWN_CHARS - 3] + "..."
     return text
+
+
+def first_of(values: Collection[T], most: int, write: Callable[[T], str] = shown) -> str:
+    """Returns the first `most` values with commas between them, and the number of the others."""
+    named = ", ".join(map(write, islice(values, most)))
+    return f"{named} and {len(values) - most} more" if len(values) > most else named
 
 
 def _pieces(value: object) -> Iterator[str]:

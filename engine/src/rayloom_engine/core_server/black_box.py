@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from rayloom_engine.common.process import silence_mark, trial_mark
+from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.core.planning.spans import Span
 from rayloom_engine.core.suspicion import Suspicion
 
@@ -82,10 +83,8 @@ class BlackBox:
 
     def save(self) -> None:
         """Writes the suspicion to its file, for the next EngineCore process."""
-        draft = self._suspicion_path.with_suffix(".new")
         with contextlib.suppress(OSError):
-            draft.write_bytes(_framed(self.suspicion))
-            draft.replace(self._suspicion_path)
+            write_whole(self._suspicion_path, _framed(self.suspicion))
 
 
 def _framed(content: Suspicion | dict[str, Span]) -> bytes:

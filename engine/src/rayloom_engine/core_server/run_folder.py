@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rayloom_engine.common.process import drain_mark
+from rayloom_engine.common.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class RunFolder:
         """Returns a new epoch: a number that this server has not used for an epoch before."""
         file = self.path / "epoch"
         epoch = int(file.read_text()) + 1 if file.exists() else 1
-        _write_whole(file, str(epoch))
+        write_whole(file, str(epoch).encode())
         return epoch
 
     def sizes(self) -> KeptSizes | None:
@@ -48,11 +49,4 @@ class RunFolder:
         return KeptSizes(**json.loads(file.read_text())) if file.exists() else None
 
     def keep_sizes(self, sizes: KeptSizes) -> None:
-        _write_whole(self.path / "sizing.json", json.dumps(asdict(sizes)))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replaces the file in one operation, so that a kill cannot leave half a file to the next process."""
-    draft = path.with_suffix(".new")
-    draft.write_text(text)
-    draft.replace(path)
+        write_whole(self.path / "sizing.json", json.dumps(asdict(sizes)).encode())

@@ -5,11 +5,12 @@ Each rank checks the headers of the whole checkpoint, so that all ranks refuse t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from rayloom_engine.common.json_words import first_of
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
@@ -47,12 +48,13 @@ def weight_files(folder: Path) -> list[Path]:
         files = [folder / name for name in names]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            raise ModelError(f"{folder}: {_INDEX} names files that are not there: {_list(absent)}; download them again")
+            missing = first_of(absent, _MAX_NAMES, word)
+            raise ModelError(f"{folder}: {_INDEX} names files that are not there: {missing}; download them again")
         return files
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     others = sorted(path.name for path in folder.glob("*.bin"))
-    hint = f"; {_list(others)} must be converted to safetensors" if others else ""
+    hint = f"; {first_of(others, _MAX_NAMES, word)} must be converted to safetensors" if others else ""
     raise ModelError(f"{folder} has neither model.safetensors nor {_INDEX}{hint}")
 
 
@@ -93,7 +95,7 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
             raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
     missing = [name for name in wanted if name not in found]
     problems = [
-        f"{label}: {_list(names)}"
+        f"{label}: {first_of(names, _MAX_NAMES, word)}"
         for label, names in (("missing", missing), ("left over", left_over), ("wrong", wrong))
         if names
     ]
@@ -122,9 +124,3 @@ def _is_derived(name: str, shape: ModelShape) -> bool:
     if shape.scheme is not None and name.endswith(shape.scheme.left_out):
         return True
     return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
-
-
-def _list(names: Iterable[str]) -> str:
-    names = [word(name) for name in names]
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more

@@ -33,7 +33,7 @@ from rayloom_engine.worker.computation import RankComputation
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.masks import Masks, StepMasks
 from rayloom_engine.worker.slots import Slot, SlotTable
-from rayloom_engine.worker.verification import sampled_rows, sampled_slots, verdict
+from rayloom_engine.worker.verification import accepted_rows, sampled_rows, sampled_slots
 from rayloom_engine.worker.wanted_logprobs import with_tokens
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Runner(Generic[ArrayT]):
         end = 0
         for step, slot in steps_N:
             begin, end = end, end + 1 + len(step.draft_token_ids)
-            found = verdict(step.draft_token_ids, token_ids[begin:end])
+            found = accepted_rows(step.draft_token_ids, token_ids[begin:end])
             if found.is_corrupt:
                 if is_probe(slot.request_id):
                     raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")

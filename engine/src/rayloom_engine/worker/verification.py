@@ -17,7 +17,7 @@ Steps = Sequence[tuple[SlotStep, Slot]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AcceptedRows:
     """The meaning of the rows of one slot."""
 
     num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens
@@ -27,11 +27,11 @@ class Verdict:
     is_dirty: bool = False
 
 
-def verdict(draft: Sequence[int], token_ids: Sequence[int | None]) -> Verdict:
+def accepted_rows(draft: Sequence[int], token_ids: Sequence[int | None]) -> AcceptedRows:
     """Returns which rows count. `token_ids`: the sampled token of each row; None if its logits are not finite."""
     assert len(token_ids) == len(draft) + 1, f"{len(token_ids)} rows for a draft of {len(draft)}"
     if not draft:
-        return Verdict(0, is_corrupt=True) if token_ids[0] is None else Verdict(1)
+        return AcceptedRows(0, is_corrupt=True) if token_ids[0] is None else AcceptedRows(1)
     num = 0
     for row, token_id in enumerate(token_ids):
         if token_id is None:
@@ -39,7 +39,7 @@ def verdict(draft: Sequence[int], token_ids: Sequence[int | None]) -> Verdict:
         num += 1
         if row < len(draft) and token_id != draft[row]:
             break
-    return Verdict(num, is_dirty=None in token_ids)
+    return AcceptedRows(num, is_dirty=None in token_ids)
 
 
 def sampled_slots(steps: Steps) -> list[Slot]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from rayloom_engine.common.json_words import shown
+from rayloom_engine.common.json_words import first_of, shown
+from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.errors import ModelError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_ADAPTERS = 1024
 _MOST_NAME = 256  # characters
+MOST_NAMES = 10  # in one message
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +93,9 @@ class AdapterList:
         """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
         async with self._is_changing:
             if name not in self._entries:
-                loaded = ", ".join(map(shown, self._entries)) or "none"
                 raise ApiError(
                     404,
-                    f"no adapter has the name {shown(name)}; loaded: {loaded}",
+                    f"no adapter has the name {shown(name)}; loaded: {first_of(self._entries, MOST_NAMES) or 'none'}",
                     param="lora_name",
                     code="adapter_not_found",
                 )
@@ -126,8 +127,5 @@ class AdapterList:
         return ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
 
     def _keep(self) -> None:
-        if self._file is None:
-            return
-        draft = self._file.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(self.entries))
-        draft.replace(self._file)  # in one operation, so that a kill cannot leave half a file to the next front
+        if self._file is not None:
+            write_whole(self._file, msgspec.json.encode(self.entries))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from rayloom_engine.common.json_words import first_of
 from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.adapters.peft_config import CONFIG, MOST_RANK, PeftConfig, read_peft_config
@@ -128,11 +129,10 @@ def _tensors(
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
     if strange:
-        more = f" and {len(strange) - _MOST_NAMES} more" if len(strange) > _MOST_NAMES else ""
         matrices = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in sizes))
         raise ModelError(
             f"{path} updates what this model does not have, or what no adapter can update: "
-            f"{', '.join(word(name) for name in strange[:_MOST_NAMES])}{more}; works: {matrices} in the model's "
+            f"{first_of(strange, _MOST_NAMES, word)}; works: {matrices} in the model's "
             f"{_num_layers(sizes)} layers{_made_for(config)}",
             "Unsupported",
         )

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from rayloom_engine.common.json_words import first_of
 from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.weight_files import weight_files
@@ -112,7 +113,11 @@ class WeightPlan:
             for name, target in self._targets.items()
             if isinstance(target.rule, WeightRenaming) and self._size(target) != list(self._wanted[name].shape)
         ]
-        problems = [f"{label}: {_list(names)}" for label, names in (("missing", missing), ("wrong", wrong)) if names]
+        problems = [
+            f"{label}: {first_of(names, _MAX_NAMES, word)}"
+            for label, names in (("missing", missing), ("wrong", wrong))
+            if names
+        ]
         if problems:
             raise ModelError(
                 f"{folder}: the weights do not fit config.json ({type(self._model).__name__}); " + "; ".join(problems)
@@ -156,8 +161,3 @@ def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Returns a key that sorts numbers in names by value, as transformers' rules for lists expect."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(map(word, names[:_MAX_NAMES])) + more

@@ -6,16 +6,15 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from rayloom_engine.common.json_words import shown
+from rayloom_engine.common.json_words import first_of, shown
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fields.parsing import parse_request
 from rayloom_engine.front.openai.fields.wire import Wire
-from rayloom_engine.front.operations.adapters import ServedAdapter
+from rayloom_engine.front.operations.adapters import MOST_NAMES, ServedAdapter
 from rayloom_engine.front.operations.service import Service
 
-_MOST_NAMES = 10  # names in one message
 _Wire = TypeVar("_Wire", bound=Wire)
 
 
@@ -46,11 +45,9 @@ def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
     found = service.adapters.get(model)
     if found is None:
         names = [name, *(entry.name for entry in service.adapters.entries)]
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         raise ApiError(
             404,
-            f"the model {shown(model)} does not exist; this server has {', '.join(map(shown, names[:_MOST_NAMES]))}"
-            f"{more}",
+            f"the model {shown(model)} does not exist; this server has {first_of(names, MOST_NAMES)}",
             param="model",
             code="model_not_found",
         )

@@ -1,0 +1,12 @@
+"""Files that another process may read at any time, or after this one was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replaces a file in one operation, so that nobody finds half of it. Raises OSError."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
