@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.front.generation.admission import check_room
 from rayloom_engine.front.operations.engines_document import engines_document
+from rayloom_engine.protocol.messages import ServedModel
 from rayloom_engine.protocol.text_files import text_files
 from rayloom_engine.sampling_params import ContextTooLong, SamplingParams
 from rt_byte_model import byte_model
@@ -84,6 +86,29 @@ def test_the_text_is_taken_once_and_serves_a_start_without_an_engine(tmp_path: P
             await until(lambda: service.lifecycle.accepts)
             assert rendered(service) == "first: Hi"
             assert service.state() == ("recovering", "waiting for the core")
+
+    asyncio.run(story())
+
+
+def test_a_gateway_that_has_served_can_start_without_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, may_record = threading.Event(), threading.Event()
+    use = TextCache.use
+
+    def slow_use(cache: TextCache, model: ServedModel) -> None:
+        entered.set()
+        assert may_record.wait(20.0)
+        use(cache, model)
+
+    monkeypatch.setattr(TextCache, "use", slow_use)
+
+    async def story() -> None:
+        async with running(tmp_path, {"a": engine(tmp_path, "first")}) as service:
+            await until(entered.is_set)
+            assert service.text is None, "the gateway would serve before its cache knows the text"
+            may_record.set()
+            await until(lambda: service.lifecycle.was_ready)
+        async with running(tmp_path, {}) as service:
+            await until(lambda: service.lifecycle.accepts)
 
     asyncio.run(story())
 

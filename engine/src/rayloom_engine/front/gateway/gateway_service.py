@@ -84,8 +84,9 @@ class GatewayService(Service):
         """Loads the text that the service used last, then keeps the connections to all engines until cancelled."""
         try:
             last = None if self.text is not None else await asyncio.to_thread(self._cache.last)
-            if last is not None:
-                await self._load(last)
+            files = None if last is None else await self._load(last)
+            if last is not None and files is not None:
+                self._take_over(last, files)
             await super().run()
         finally:
             if self._changing is not None:
@@ -152,10 +153,13 @@ class GatewayService(Service):
                 contents = {file.sha256: await self._fetch.fetch(link, file) for file in model.text_files}
                 stored = await asyncio.to_thread(self._cache.store, model, contents)
                 logger.info("took %d text files from %s", len(contents), link.name)
-            if await self._load(stored):
-                await asyncio.to_thread(self._cache.use, stored)
-            else:
+            files = await self._load(stored)
+            if files is None:
                 self._failed.add(link.name)
+                return
+            # First the cache, then the clients: a gateway that has served can start again without an engine.
+            await asyncio.to_thread(self._cache.use, stored)
+            self._take_over(stored, files)
         except ModelError as error:
             self._failed.add(link.name)
             self._report(f"cannot take the tokenizer from {link.name}: {error}")
@@ -165,20 +169,22 @@ class GatewayService(Service):
         finally:
             self._changing = None
 
-    async def _load(self, model: ServedModel) -> bool:
-        """Loads a stored text and uses it from now on. Returns False if the text cannot be used."""
+    async def _load(self, model: ServedModel) -> TextFiles | None:
+        """Returns a stored text, or None after a report if it cannot be used."""
         try:
-            files = await TextFiles.load(Path(model.path), self.config, self._tokenizers.load)
+            return await TextFiles.load(Path(model.path), self.config, self._tokenizers.load)
         except (ModelError, OSError) as error:
             self._report(f"cannot load the tokenizer in {model.path}: {error}")
-            return False
+            return None
+
+    def _take_over(self, model: ServedModel, files: TextFiles) -> None:
+        """Uses `files`, the text of `model`, from now on."""
         self.client.pool.model = model.fingerprint
         self._text_hash = text_hash(model)
         self._stored_context = model.max_model_len
         self.text = ModelText.of(model, files)
         self._use_files(files)
         logger.info("text of %s, %s", model.architecture, model.commit or "no commit")
-        return True
 
     def _report(self, problem: str) -> None:
         """Logs a problem once, not at every attempt."""
