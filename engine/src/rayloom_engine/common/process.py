@@ -24,6 +24,7 @@ PULSE_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _LAST_SECONDS = 5.0
+_YOUNG_OBJECTS = 20_000  # lists, tuples, objects: a few megabytes
 
 
 def set_up_logging(role: str, level: str) -> None:
@@ -46,6 +47,16 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def collect_garbage_seldom() -> None:
+    """Exempts the present objects from garbage collection, and makes collections of later ones rare.
+
+    The objects of one event of many streams are more than the 700 at which Python collects. They are no cycles and are
+    free again a moment later, but each collection would delay all streams.
+    """
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, 10, 10)
 
 
 def return_free_memory() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import gc
 import logging
 import os
 import secrets
@@ -22,6 +21,7 @@ import uvloop
 from rayloom_engine.common.process import (
     EXIT_CONFIG,
     PULSE_SECONDS,
+    collect_garbage_seldom,
     drain_mark,
     end_with_parent,
     give_sign,
@@ -104,7 +104,7 @@ def main() -> int:
         service.on_unusable = give_up
         return await front.run()
 
-    gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
+    collect_garbage_seldom()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 import os
 import secrets
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from rayloom_engine.common.process import collect_garbage_seldom
 from rayloom_engine.front.app import api_app
 from rayloom_engine.front.core_link.handshake import addresses
 from rayloom_engine.front.gateway.engines_dns import EnginesDns
@@ -66,7 +66,7 @@ def run_gateway(config: GatewayConfig, api: socket.socket, admin: socket.socket)
             front.run_beside(source.watch(changed))
         await front.run()
 
-    gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
+    collect_garbage_seldom()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 from pathlib import Path
 
 import uvloop
 
+from rayloom_engine.common.process import collect_garbage_seldom
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.app import ApiApplication, port_middleware
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
@@ -43,7 +43,7 @@ def run_models(config: GatewayConfig, api: socket.socket, admin: socket.socket) 
         front.run_beside(file.watch(models.apply))
         await front.run()
 
-    gc.freeze()  # imported objects are never garbage; scanning them would only delay the streams
+    collect_garbage_seldom()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
     return 0
