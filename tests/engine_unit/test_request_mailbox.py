@@ -37,7 +37,7 @@ class ReadMailbox:
 
     def put(self, token_id: int) -> None:
         if self.mailbox.put(0, output(token_id)):
-            self._due.add([self.mailbox])
+            self._due.add([], [self.mailbox])
 
 
 async def turns(number: int = 4) -> None:
@@ -82,6 +82,41 @@ def test_outputs_that_the_reader_refuses_go_to_the_task_with_those_after_them() 
     run(work())
 
 
+def test_between_some_streams_and_the_next_the_loop_does_other_work_and_new_answers_come_first() -> None:
+    async def work() -> None:
+        order: list[str] = []
+        due = DueReaders()
+
+        def boxes(name: str, number: int) -> list[Mailbox]:
+            made = [Mailbox() for _ in range(number)]
+            for mailbox in made:
+                tasks.append(asyncio.ensure_future(mailbox.take(60.0, lambda items: order.append(name) is None)))
+            return made
+
+        def put(mailboxes: list[Mailbox]) -> list[Mailbox]:
+            return [mailbox for mailbox in mailboxes if mailbox.put(0, output(1))]
+
+        tasks: list[asyncio.Task[Items]] = []
+        running, new = boxes("running", 40), boxes("new", 2)
+        await turns()
+        due.add([], put(running))
+        asyncio.get_running_loop().call_soon(order.append, "a request")
+        await turns(1)
+        assert order == ["running"] * 16 + ["a request"]
+        due.add(put(new), [])
+        await turns(1)
+        assert order[17:] == ["new"] * 2 + ["running"] * 14
+        await turns(1)
+        assert order[33:] == ["running"] * 10
+        due.add([], put(running))
+        await turns(3)
+        assert order[43:] == ["running"] * 40, "later outputs are read as well"
+        for task in tasks:
+            task.cancel()
+
+    run(work())
+
+
 def test_a_failure_comes_after_the_outputs_before_it() -> None:
     async def work() -> None:
         box = ReadMailbox()
@@ -109,7 +144,7 @@ def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_cli
         task = asyncio.ensure_future(mailbox.take(60.0, broken))
         await turns()
         if mailbox.put(0, output(1)):
-            due.add([mailbox])
+            due.add([], [mailbox])
         await turns(1)
         assert not mailbox.put(0, output(2)), "after the error, and before the task runs"
         with pytest.raises(ZeroDivisionError, match="reader"):

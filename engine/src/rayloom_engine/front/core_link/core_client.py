@@ -31,7 +31,7 @@ from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.placement import Placement
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
 from rayloom_engine.front.core_link.refusals import refusal
-from rayloom_engine.front.core_link.request_mailbox import DueReaders
+from rayloom_engine.front.core_link.request_mailbox import DueReaders, Mailbox
 from rayloom_engine.front.core_link.sequences import (
     ClientSequence,
     by_prompt,
@@ -279,7 +279,8 @@ class CoreClient:
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         engine = link.name
-        due = []
+        first: list[Mailbox] = []  # those of answers that begin
+        others: list[Mailbox] = []
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
@@ -287,7 +288,9 @@ class CoreClient:
             place = sequence.place
             if place.attempt != output.attempt or place.engine != engine:  # `is_current`, without a call for each token
                 continue  # the sequence was submitted again meanwhile
+            due = others
             if not place.is_decoding:
+                due = first
                 link.estimate.has_token(sequence.sequence_id)
                 place.is_decoding = True
                 sequence.is_accepted = True  # the answer has begun, so no later engine may refuse the sequence
@@ -303,7 +306,7 @@ class CoreClient:
                 del self._sequences[whole.sequence_id]
             if sequence.mailbox.put(sequence.lane, whole):
                 due.append(sequence.mailbox)
-        self._readers.add(due)
+        self._readers.add(first, others)
 
     def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
         sequence = self._sequences.get(message.sequence_id)
