@@ -18,14 +18,14 @@ SCHEMA = Path(__file__).resolve().parents[2] / "schemas/gateway-config.v1.json"
 
 
 def document():
-    return gateway_config(parse_gateway(make_gateway_document(holdSeconds=60, drainSeconds=7)))
+    return gateway_config(parse_gateway(make_gateway_document(holdSeconds=60, drainSeconds=7, rootPath="/llm")))
 
 
 def test_a_gateway_of_several_models_takes_the_document():
     config = parse_gateway_config(document())
 
     assert config.gateway.models_file == "/etc/rayloom-models/models.json"
-    assert (config.gateway.hold_seconds, config.front.drain_seconds) == (60, 7)
+    assert (config.gateway.hold_seconds, config.front.drain_seconds, config.front.root_path) == (60, 7, "/llm")
 
 
 def test_the_schema_knows_each_field():

@@ -75,6 +75,23 @@ def test_the_model_of_a_request_answers_and_other_names_are_refused(tmp_path: Pa
     run(story)
 
 
+def test_names_are_served_behind_a_root_path_as_well(tmp_path: Path) -> None:
+    async def story() -> None:
+        def document(world: World) -> ModelsDocument:
+            return world.document({"both": UNIFORM}, one={}, two={})
+
+        async with running(tmp_path, "one two", document, root_path="/llm") as w:
+            await w.ready("one", "two")
+            for root in ("", "/llm"):
+                listed = (await w.http.get(f"{root}/v1/models")).json()["data"]
+                assert [each["id"] for each in listed] == ["one", "two", "both"]
+                body = {"model": "two", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+                assert said(await w.http.post(f"{root}/v1/chat/completions", json=body)) == "I am two."
+            assert (await w.http.get("/llm/llm/v1/models")).status_code == 404
+
+    run(story)
+
+
 def test_an_alias_keeps_its_users_and_repeats_and_names_its_target(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, "one two", lambda world: world.document({"both": UNIFORM}, one={}, two={})) as w:

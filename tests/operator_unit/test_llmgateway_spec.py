@@ -95,6 +95,7 @@ BAD = {
     "fewer than no pods": ({"replicas": -1}, "-1 is not allowed: use 0 to 16 gateway pods"),
     "a time as text": ({"holdSeconds": "5m"}, "spec.holdSeconds: '5m' is not allowed; this must be a whole number"),
     "a hold of weeks": ({"holdSeconds": 86401}, "86401 is too large; use 86400 or less"),
+    "a path without a slash": ({"rootPath": "llm"}, "spec.rootPath: 'llm' is not allowed"),
     "a field of a service": ({"engine": {"args": {}}}, "spec.engine: is not a field; "),
     "a misspelt field": ({"drainSecond": 3}, "spec.drainSecond: is not a field; did you mean drainSeconds?"),
     "a gpu": ({"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "nvidia.com/gpu: a gateway uses cpu, memory and"),

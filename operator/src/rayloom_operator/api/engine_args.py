@@ -8,6 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from rayloom_operator.api.base import Part, rules
 
+ROOT_PATH = r"^(/[A-Za-z0-9._~-]+)*$"
+
 _NGRAM_MIN, _NGRAM_MAX = 2, 5  # the engine's defaults
 _NGRAM_IN_WORDS = (
     f"ngramMin (default {_NGRAM_MIN}) is more than ngramMax (default {_NGRAM_MAX}): lower it, or raise the other"
@@ -123,7 +125,7 @@ class EngineArgs(Part):
     )
     root_path: str | None = Field(
         None,
-        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        pattern=ROOT_PATH,
         description="Path in front of the API, such as /llm, behind a proxy that does not remove it.",
     )
     metrics_prefix: Literal["rayloom", "vllm"] | None = Field(

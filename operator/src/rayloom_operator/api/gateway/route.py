@@ -97,7 +97,7 @@ class _Exposed(Part):
         max_length=1024,
         description="Beginning of the paths that are routed, in whole segments. /v1 leaves out the paths beside the "
         "API, some of which need no key, such as /metrics. / publishes every path. The path is not changed on the way: "
-        "below another path, set engine.args.rootPath of the LLMService to it; an LLMGateway has no such setting.",
+        "below another path, set engine.args.rootPath of the LLMService, or rootPath of the LLMGateway, to it.",
         json_schema_extra=rules((_PATH_RULE, _PATH_IN_WORDS)),
     )
     annotations: Annotated[dict[str, Value], AfterValidator(_have_no_snippets)] = Field(

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
+from rayloom_operator.api.engine_args import ROOT_PATH
 from rayloom_operator.api.gateway.route import GatewayRoute
 from rayloom_operator.api.gateway.spec import MAX_GATEWAYS, GatewayResources
 from rayloom_operator.api.llmgateway.alias import Alias
@@ -60,6 +61,12 @@ class GatewaySpec(Part):
     )
     drain_seconds: int = Field(
         30, ge=0, le=86400, description="Seconds for which a terminating gateway pod may finish its running requests."
+    )
+    root_path: str | None = Field(
+        None,
+        pattern=ROOT_PATH,
+        description="Path in front of the API, such as /llm, if route or a proxy leads such a path here. A change "
+        "replaces the gateway pods.",
     )
     auth: Auth | None = Field(
         None,

@@ -25,6 +25,8 @@ def gateway_config(gateway: LLMGateway, tls: TlsMode = "off") -> dict[str, Any]:
     spec = gateway.spec
     models = {"models_file": f"{MODELS_FOLDER}/{MODELS_KEY}"}
     settings = pod_settings(spec.hold_seconds, spec.drain_seconds)
+    if spec.root_path:
+        settings["root_path"] = spec.root_path
     return settings | models | gateway_tls(tls, gateway.metadata.namespace)
 
 
