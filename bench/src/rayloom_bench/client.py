@@ -45,12 +45,12 @@ class RequestOptions:
     reuses_connections: bool = True  # False for servers that may close a connection after an answer
 
 
-class _BadAnswer(ValueError):
+class BadAnswer(ValueError):
     """The server's answer is not as requested; the message has the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stream:
+class ReadStream:
     """One stream that ended with `[DONE]`. Times of time.perf_counter, in seconds."""
 
     start_s: float
@@ -90,9 +90,9 @@ def first_chat_token(endpoint: Endpoint) -> float:
         "stream": True,
     }
 
-    async def ask() -> _Stream:
+    async def ask() -> ReadStream:
         async with session(endpoint) as client:
-            return await _stream(client, f"{endpoint.base_url}/v1/chat/completions", body)
+            return await read_stream(client, f"{endpoint.base_url}/v1/chat/completions", body)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ask()).arrivals_s[0]
@@ -140,9 +140,9 @@ async def _run_workload(
     async def send_in_turn(client: aiohttp.ClientSession) -> None:
         for index in waiting:
             try:
-                stream = await _stream(client, url, bodies[index])
+                stream = await read_stream(client, url, bodies[index])
                 records[index] = _checked(index, prompts[index], workload.num_output, stream)
-            except (_BadAnswer, aiohttp.ClientError, OSError) as error:
+            except (BadAnswer, aiohttp.ClientError, OSError) as error:
                 name = " ".join(part for part in (workload.name, label, f"request {index}") if part)
                 failures[index] = Failure(name=name, reason=str(error) or type(error).__name__)
             on_finished()
@@ -165,8 +165,8 @@ def session(endpoint: Endpoint, reuses_connections: bool = True) -> aiohttp.Clie
     )
 
 
-async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> _Stream:
-    """Sends one request and reads its stream to the end. Raises _BadAnswer, aiohttp.ClientError or OSError."""
+async def read_stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping[str, object]) -> ReadStream:
+    """Sends one request and reads its stream to the end. Raises BadAnswer, aiohttp.ClientError or OSError."""
     payload = body if isinstance(body, bytes) else msgspec.json.encode(body)
     arrivals_s: list[float] = []
     last_s = None
@@ -177,7 +177,7 @@ async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping
     async with client.post(url, data=payload) as response:
         if response.status != 200:
             text = (await response.text(errors="replace"))[:300]
-            raise _BadAnswer(f"HTTP {response.status}: {text}")
+            raise BadAnswer(f"HTTP {response.status}: {text}")
         async for chunk in response.content.iter_any():
             now = time.perf_counter()
             has_new_token = False
@@ -188,9 +188,9 @@ async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping
                 try:
                     event = parse_event(data)
                 except ValueError as error:
-                    raise _BadAnswer(str(error)) from error
+                    raise BadAnswer(str(error)) from error
                 if event.error is not None:
-                    raise _BadAnswer(f"an error event: {event.error}")
+                    raise BadAnswer(f"an error event: {event.error}")
                 if event.choices:
                     last_s = now
                 has_new_token = has_new_token or event.has_new_token
@@ -200,21 +200,21 @@ async def _stream(client: aiohttp.ClientSession, url: str, body: bytes | Mapping
                 arrivals_s.append(now)
     end_s = time.perf_counter()
     if not is_done:
-        raise _BadAnswer("the stream ended without [DONE]")
+        raise BadAnswer("the stream ended without [DONE]")
     if not arrivals_s or last_s is None:
-        raise _BadAnswer("the stream held no token")
-    return _Stream(start_s=start_s, arrivals_s=tuple(arrivals_s), last_s=last_s, end_s=end_s, usage=usage)
+        raise BadAnswer("the stream held no token")
+    return ReadStream(start_s=start_s, arrivals_s=tuple(arrivals_s), last_s=last_s, end_s=end_s, usage=usage)
 
 
-def _checked(index: int, prompt: Prompt, num_output: int, stream: _Stream) -> RequestRecord:
-    """The record of a stream. Raises _BadAnswer unless its token counts are the requested ones."""
+def _checked(index: int, prompt: Prompt, num_output: int, stream: ReadStream) -> RequestRecord:
+    """The record of a stream. Raises BadAnswer unless its token counts are the requested ones."""
     usage = stream.usage
     if usage is None:
-        raise _BadAnswer("no usage in the stream, though stream_options.include_usage was set")
+        raise BadAnswer("no usage in the stream, though stream_options.include_usage was set")
     if usage.completion_tokens != num_output:
-        raise _BadAnswer(f"{usage.completion_tokens} output tokens, {num_output} asked for")
+        raise BadAnswer(f"{usage.completion_tokens} output tokens, {num_output} asked for")
     if not isinstance(prompt, str) and usage.prompt_tokens != len(prompt):
-        raise _BadAnswer(f"{usage.prompt_tokens} prompt tokens counted, {len(prompt)} sent")
+        raise BadAnswer(f"{usage.prompt_tokens} prompt tokens counted, {len(prompt)} sent")
     return RequestRecord(
         index=index,
         num_prompt=usage.prompt_tokens,

@@ -19,9 +19,20 @@ class Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of the prompt that the server found in its prefix cache; 0 if it does not say so."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
