@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.changes.gateway import gateway_objects
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.llmgateway.plan import wanted_objects
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
 from rayloom_operator.objects.engine_config import pod_engine_config
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.objects.tls.certificates import LIFE, PERIOD, Owner, certificate_files
 from rayloom_operator.objects.tls.tls_secrets import service_secrets
+from rayloom_operator.observe.observed import Verdict
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 from rt_llmgateway import make_gateway_document
@@ -171,6 +174,26 @@ def test_a_new_engine_gets_the_certificate_and_a_running_one_is_not_changed():
     head = wanted["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
     assert [name for name in secrets_of(head) if name.startswith("chat-engines-tls-")]
     assert "front_tls_cert_file" in json.loads(wanted["ConfigMap"]["data"]["config.json"])
+
+
+@pytest.mark.parametrize("reason", [Reason.INVALID_SPEC, Reason.NOT_ALLOWED])
+def test_running_engines_get_new_certificates_while_the_spec_cannot_be_used(reason):
+    serving = turn(BEHIND, [make_serving(BEHIND)])
+    situation = turn(BEHIND, [make_serving(BEHIND)], previous=serving.document).situation
+    refused = replace(
+        situation, settings=TLS, resolved=None, step=None, accepted=Verdict(reason=reason, message="changed")
+    )
+    later = replace(refused, now=Now(CLOCK + PERIOD, 0.0))
+    now_made, later_made = (
+        {each["metadata"]["name"]: each for each in decide(each).plan.wanted if each["kind"] == "Secret"}
+        for each in (refused, later)
+    )
+    assert sorted(name[:-9] for name in later_made) == ["chat-engines-tls", "chat-gateway-tls"]
+    assert now_made.keys() == later_made.keys()
+    assert all(now_made[name] != later_made[name] for name in now_made), "a month later, the certificates are new"
+
+    without = replace(refused, settings=SETTINGS)
+    assert not [each for each in decide(without).plan.wanted if each["kind"] == "Secret"]
 
 
 def test_an_llmgateway_has_a_certificate_of_its_own():

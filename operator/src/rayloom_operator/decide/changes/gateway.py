@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import stored_gateway
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.route import RoutePlan
@@ -57,14 +58,24 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
         # Head pods mount the Secret, also while no gateway pod is wanted.
         yield gateway_secret(service, settings.operator_key)
         yield engines_service(service)
-        if settings.pod_tls != "off":
-            yield from service_secrets(service, settings.operator_key, settings.previous_key, situation.now.wall)
+        yield from renewed_certificates(situation, service)
     gateway = service.spec.gateway
     if gateway is not None and gateway.replicas > 0 and is_announced(situation, resolved):
         yield gateway_service(service)
         yield gateway_budget(service, gateway)
         yield gateway_deployment(resolved, gateway, settings.pod_tls)
         yield from gateway_route(situation, resolved).objects()
+
+
+def renewed_certificates(situation: Situation, service: LLMService) -> tuple[Manifest, ...]:
+    """Returns the Secrets with the present certificates of running engines and gateway pods.
+
+    These go on while the spec cannot be used, and their certificates would end.
+    """
+    settings = situation.settings
+    if settings.pod_tls == "off" or stored_gateway(situation.previous) is None:
+        return ()
+    return service_secrets(service, settings.operator_key, settings.previous_key, situation.now.wall)
 
 
 def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:

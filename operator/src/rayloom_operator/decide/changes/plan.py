@@ -14,7 +14,12 @@ from datetime import datetime
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 from rayloom_operator.decide.changes.deletion import Deletion
-from rayloom_operator.decide.changes.gateway import gateway_deletions, gateway_objects, gateway_route
+from rayloom_operator.decide.changes.gateway import (
+    gateway_deletions,
+    gateway_objects,
+    gateway_route,
+    renewed_certificates,
+)
 from rayloom_operator.decide.changes.pod_label import PodLabel
 from rayloom_operator.decide.changes.routes import Route, route_changes
 from rayloom_operator.decide.recovery import Place
@@ -77,7 +82,7 @@ def plan(situation: Situation) -> Plan:
     routes = route_changes(situation)
     stranded = tuple(_stranded_pods(situation))
     if resolved is None or step is None or not situation.can_create:
-        return Plan(wanted=_open_budget(situation), routes=routes, deletions=stranded)
+        return Plan(wanted=_of_running_engines(situation), routes=routes, deletions=stranded)
     replicas = _replicas(situation, resolved)
     update = step.state.update_revision
     stored_spec = old_spec_name(resolved.service.metadata.name, update)
@@ -110,11 +115,15 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
     )
 
 
-def _open_budget(situation: Situation) -> tuple[Manifest, ...]:
-    """Returns the disruption budget that blocks no eviction: no replica can be created to replace an evicted one."""
-    if situation.service is None or not situation.observed.replicas:
+def _of_running_engines(situation: Situation) -> tuple[Manifest, ...]:
+    """Returns the objects that engines need while the spec cannot be used.
+
+    The disruption budget blocks no eviction, because no replica can be created to replace an evicted one.
+    """
+    service = situation.service
+    if service is None or not situation.observed.replicas:
         return ()
-    return (disruption_budget(situation.service),)
+    return (disruption_budget(service), *renewed_certificates(situation, service))
 
 
 def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tuple[Manifest, ...]:
