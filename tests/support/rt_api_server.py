@@ -102,7 +102,7 @@ class ApiServer:
     async def _watch(self, request):
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        async for kind, found in self.kube.watch(request.path, {}, ""):
+        async for kind, found in self.kube.watch(request.path, {}, request.query.get("resourceVersion", "")):
             await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
         return response
 
