@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rt_gateway import free_port, running_gateway, write_key
+from rt_gateway import running_gateway, write_key
+from rt_ports import free_port
 from rt_server import RunningServer, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 

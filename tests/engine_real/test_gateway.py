@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
+from rt_gateway import Gateway, Program, running_gateway, start, write_key
+from rt_ports import free_port
 from rt_server import wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 

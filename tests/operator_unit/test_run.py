@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rt_api_server import serving
+from rt_ports import free_port
 from rt_world import service
 
 SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
@@ -73,11 +74,6 @@ class Operator:
 
     def leads(self):
         return "rayloom_operator_leader 1.0" in self.get("/metrics")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

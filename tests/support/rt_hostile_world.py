@@ -11,7 +11,6 @@ import copy
 import json
 import random
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from rt_fake_kube import FakeKube
 from rt_hostile_engine import KINDS, NUM_WELL
 from rt_inspection import COSTS, SHAPE, ended, facts, make_job_pod
 from rt_operator import SETTINGS, make_pod_document
+from rt_ports import free_port
 
 SERVICES = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices"
 HUGE = 10**12
@@ -261,9 +261,7 @@ def _rss_kib():
 
 
 async def run(seconds):
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     program = [sys.executable, str(Path(__file__).with_name("rt_hostile_engine.py")), str(port)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engines:
         assert engines.stdin is not None and engines.stdout is not None
