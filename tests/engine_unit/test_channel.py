@@ -56,7 +56,7 @@ class Peer:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.join(10.0)
+        self.process.join(60.0)
         self.channel.close()
 
 
@@ -97,7 +97,7 @@ def test_messages_sent_before_the_end_are_received_before_it(peer: Peer) -> None
     wait_until(lambda: _state(peer.process.pid) == "T", 30.0, lambda: "it runs on")
     assert not peer.channel.has_ended
     peer.process.kill()
-    peer.process.join(10.0)
+    peer.process.join(60.0)
     assert [peer.channel.receive(30.0) for _ in range(4)] == [message(number) for number in range(1, 5)]
     with pytest.raises(ChannelClosed):
         peer.channel.receive(30.0)

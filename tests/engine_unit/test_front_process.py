@@ -275,7 +275,7 @@ def test_a_requested_drain_survives_the_front(tmp_path: Path) -> None:
         assert httpx.post(f"{front.admin_url}/drain", headers={"Origin": "https://a.example"}).status_code == 403
         assert httpx.post(f"{front.admin_url}/drain").status_code == 200
         front.process.kill()
-        front.process.wait(10.0)
+        front.process.wait(60.0)
         process, _url, admin_url = start(tmp_path, f"unix:{tmp_path}/core.sock")
         try:
             assert httpx.get(f"{admin_url}/status", timeout=120.0).json()["state"] == "draining"
@@ -283,7 +283,7 @@ def test_a_requested_drain_survives_the_front(tmp_path: Path) -> None:
             assert not (tmp_path / "draining").exists()
         finally:
             process.kill()
-            process.wait(10.0)
+            process.wait(60.0)
 
 
 @pytest.mark.parametrize("was_ready", [True, False], ids=["after the first load", "before it"])
@@ -297,7 +297,7 @@ def test_a_restarted_front_is_healthy_where_the_model_had_been_loaded(tmp_path: 
         assert httpx.get(f"{url}/health").status_code == (200 if was_ready else 503)
     finally:
         process.kill()
-        process.wait(10.0)
+        process.wait(60.0)
 
 
 def test_requests_wait_for_a_restarted_front(tmp_path: Path) -> None:

@@ -292,10 +292,10 @@ def test_it_runs_in_a_thread_and_is_stopped_from_another():
     leads = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(a.run(leads.set)))
     thread.start()
-    assert leads.wait(10)
+    assert leads.wait(60)
     assert a.may_write()
     a.stop()
-    thread.join(10)
+    thread.join(60)
     assert (thread.is_alive(), a.may_write(), holder(kube)) == (False, False, "")
 
 
