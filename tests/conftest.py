@@ -27,8 +27,10 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Exempts imported modules and collected tests from garbage collections, because all of them stay."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        _let_hypothesis_take_its_time()
     gc.disable()
     try:
         result = yield
@@ -36,6 +38,16 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.freeze()
     return result
+
+
+def _let_hypothesis_take_its_time() -> None:
+    """On a busy machine an example takes longer than 200 ms, and ten examples are generated in more than a second."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ModuleNotFoundError:  # the environment of `make client-tests`
+        return
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rt_faults import breakable_server, outlive_supervisor, strike
+from rt_faults import aim, breakable_server, outlive_supervisor, strike
 from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
@@ -44,7 +44,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     children = server.children()
 
     victim = "rank 0" if fault == "stuck" else "core"
-    seen = disturb(server, expected, lambda: strike(server, victim, fault))
+    seen = disturb(server, expected, aim(server, victim, fault))
     assert seen.failures == []
     assert seen.after["recoveries"][-1]["process"] == "core"
     assert seen.after["recoveries"][-1]["replayed_requests"] >= len(expected)
@@ -73,11 +73,12 @@ def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_clien
     client = RawClient(server.api_url, "/v1/completions", kept, key)
     client.read_until(b"data: ")
     client.vanish()
+    kill = aim(server, "core", "killed")
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(ask, server) for ask in (_three_choices, _items_of_responses, _blocks_of_messages)]
         wait_until(lambda: server.status()["requests"]["running"] == 6, 60.0, lambda: str(server.status()))
         struck_at = time.time()
-        strike(server, "core", "killed")
+        kill()
         wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
         repeat = server.client.post(f"{server.api_url}/v1/completions", json=kept, headers=key, timeout=120.0)
         found = [streamed_text(repeat.text), *(answer.result(120.0) for answer in answers)]

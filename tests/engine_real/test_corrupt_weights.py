@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rt_gateway import free_port, running_gateway, write_key
+from rt_gateway import running_gateway, write_key
+from rt_ports import free_port
 from rt_server import RunningServer, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -46,14 +47,14 @@ def test_a_request_with_a_damaged_token_fails_and_others_do_not(tmp_path: Path) 
         assert server.status()["recoveries"] == [], "the probe is finite, so no rank ended"
         counted = 'rayloom:corrupt_requests_total{model_name="m"} 1'
         metrics = f"{server.api_url}/metrics"  # the core reports once a second
-        wait_until(lambda: counted in server.client.get(metrics).text, 10.0, server.log_text)
+        wait_until(lambda: counted in server.client.get(metrics).text, 60.0, server.log_text)
         assert _finished_and_failed(server) == (3, 1)
 
         with running_gateway(tmp_path, {"only": front_port}) as gateway:
             url = f"{gateway.api_url}/v1/completions"
             assert server.client.post(url, json={**body, "prompt": [5, 6, 7]}).json()["choices"] == before
             assert server.client.post(url, json={**body, "prompt": [5, BAD_TOKEN, 7]}).status_code == 500
-            wait_until(lambda: _finished_and_failed(server) == (5, 2), 10.0, server.log_text)
+            wait_until(lambda: _finished_and_failed(server) == (5, 2), 60.0, server.log_text)
 
 
 def _finished_and_failed(server: RunningServer) -> tuple[int, int]:

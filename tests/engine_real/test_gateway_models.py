@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rt_gateway import KEY, Gateway, Program, free_port, running_gateway_of_models, start, write_key
+from rt_gateway import KEY, Gateway, Program, running_gateway_of_models, start, write_key
+from rt_ports import free_port
 from rt_server import wait_until
 from rt_streams import PROMPTS
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rt_gateway import Gateway, Program, free_port, running_gateway, start, write_key
+from rt_gateway import Gateway, Program, running_gateway, start, write_key
+from rt_ports import free_port
 from rt_server import wait_until
 from rt_streams import Said, Stream, completion_body, join_streams, said, start_streams
 from rt_tls import DAY, Authority, Issued, tls_flags, write_tls

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rt_faults import breakable_server, strike
+from rt_faults import aim, breakable_server
 from rt_quantised import quantised_checkpoint
 from rt_server import RunningServer, running_server
 from rt_streams import Said, disturb, undisturbed
@@ -42,6 +42,6 @@ def server(quantised: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_tokens_are_those_of_one_rank_also_after_a_kill(server: RunningServer, expected: list[Said]) -> None:
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
-    seen = disturb(server, expected, lambda: strike(server, "rank 0", "killed"), NUM_TOKENS)
+    seen = disturb(server, expected, aim(server, "rank 0", "killed"), NUM_TOKENS)
     assert seen.failures == []
     assert [rank for rank, pid in seen.pids(after=True).items() if pid != pids[rank]] == ["rank 0"]

@@ -40,7 +40,7 @@ def test_a_stream_that_is_cut_thrice_is_computed_once_and_comes_whole(server: Ru
     parts = []
     for _ in range(3):
         client = RawClient(server.api_url, PATH, BODY, headers)
-        parts.append(client.read_until(b'"text":').partition(b"data: ")[2].partition(b"\n\n")[0])
+        parts.append(client.read_until(b"\n\n").partition(b"data: ")[2].partition(b"\n\n")[0])
         client.vanish()
     answer = server.client.post(f"{server.api_url}{PATH}", json=BODY, headers=headers)
     assert answer.headers["idempotent-replayed"] == "true"

@@ -66,7 +66,7 @@ def test_a_front_with_the_key_is_welcome_over_tcp(io: tuple[CoreIo, str], inbox:
     async def talk() -> Welcome:
         connection = await connect(CoreAddress(io[1], KEY, "gateway-1"))
         connection.writer.write(_submit("s"))
-        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 2, 5.0, lambda: str(inbox.items))
+        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 2, 30.0, lambda: str(inbox.items))
         connection.writer.close()
         return connection.welcome
 
@@ -255,10 +255,10 @@ def test_several_fronts_do_not_disturb_each_other(io: tuple[CoreIo, str], inbox:
         first, second, third = [await connect(CoreAddress(io[1], KEY, f"gateway-{number}")) for number in range(3)]
         for name, connection in (("a", first), ("b", second)):
             connection.writer.write(_submit(name))
-        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 5, 5.0, lambda: str(inbox.items))
+        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 5, 30.0, lambda: str(inbox.items))
         third.writer.write(b"\x00\x00\x00\x02??")
         first.writer.transport.abort()
-        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 7, 5.0, lambda: str(inbox.items))
+        await asyncio.to_thread(wait_until, lambda: len(inbox.items) == 7, 30.0, lambda: str(inbox.items))
         owner = {message.sequence_id: number for number, message in inbox.items if isinstance(message, Submit)}
         for name, number in owner.items():
             io[0].send(number, Outputs((SequenceOutput(sequence_id=name, token_ids=(9,), attempt=2),)))

@@ -236,7 +236,7 @@ def test_a_gateway_without_a_valid_certificate_is_refused(
     world.listen(PortTls(world.engine_files(), is_strict=False))
     with pytest.raises(ProtocolError, match=f"refuses this gateway's certificate: .*{front_reads}"):
         world.try_to_connect(world.link_tls(issued))
-    wait_until(lambda: core_logs in caplog.text, 5.0, lambda: caplog.text)
+    wait_until(lambda: core_logs in caplog.text, 30.0, lambda: caplog.text)
     assert list(world.inbox.items) == []
 
 

@@ -134,7 +134,7 @@ class Ranks:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.join(10.0)
+            process.join(60.0)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,8 @@ def test_a_killed_rank_frees_those_that_wait_for_it(lost: int, joined: Ranks) ->
     os.kill(joined.processes[lost].pid, signal.SIGKILL)
     began = time.monotonic()
     assert [type(joined.reply(rank)) for rank in others] == [RuntimeError] * len(others)
-    assert time.monotonic() - began < 5.0
-    joined.processes[lost].join(10.0)
+    assert time.monotonic() - began < 15.0, "before the group's time-out"
+    joined.processes[lost].join(60.0)
     joined.start(lost)
     assert joined.join() == [""] * SIZE
     assert all(torch.equal(got[0], sum_of(5, 4)) for got in joined.ask_all("sums", 5, [4], torch.float32))

@@ -70,7 +70,7 @@ def test_a_stage_continues_before_the_next_one_receives_and_notices_its_end(stag
     assert [result.sampled[0].slot for result in results] == [1, 2]
     assert len({result.sampled[0].token_id for result in results}) == 1
     stages.processes[1].kill()
-    stages.processes[1].join(10.0)
+    stages.processes[1].join(60.0)
     with pytest.raises(RuntimeError):
         for number in (3, 4, 5):
             stages.ask(0, "run", _plan(number))
@@ -134,7 +134,7 @@ class _DiesAtStep:
         if self._num_steps == self._at_step:
             process = self._stages.processes[self._lost]
             os.kill(process.pid, signal.SIGKILL)
-            process.join(10.0)
+            process.join(60.0)
         self._stages.submit(plan)
 
     def collect(self):

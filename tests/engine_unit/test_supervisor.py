@@ -79,9 +79,9 @@ class Heard:
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     child = Heard()
-    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_SLEEPING, 10.0, lambda: "not asleep")
+    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_SLEEPING, 60.0, lambda: "not asleep")
     child.process.send_signal(signal.SIGSTOP)  # so that the process computes nothing
-    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED, 10.0, lambda: "not stopped")
+    wait_until(lambda: psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED, 60.0, lambda: "not stopped")
     yield child
     child.close()
 
@@ -137,7 +137,7 @@ def test_a_child_that_uses_cpu_time_is_alive_without_signals_for_a_while() -> No
     def is_silent_after_work(now: float) -> bool:
         used = sum(psutil.Process(busy.process.pid).cpu_times()[:2])
         wait_until(
-            lambda: sum(psutil.Process(busy.process.pid).cpu_times()[:2]) > used + 0.05, 10.0, lambda: "it does nothing"
+            lambda: sum(psutil.Process(busy.process.pid).cpu_times()[:2]) > used + 0.05, 60.0, lambda: "it does nothing"
         )
         return busy.is_silent(now)
 

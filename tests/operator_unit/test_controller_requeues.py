@@ -84,7 +84,7 @@ def test_an_engine_that_does_not_answer_has_its_service_reconciled(monkeypatch):
         looked_at = asyncio.Event()
         monkeypatch.setattr(world.controller._poller, "silent", lambda since: [KEY])
         monkeypatch.setattr(world.controller._reconciler._observer, "forget", lambda key, clock: looked_at.set())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await looked_at.wait()
 
     with_world(story)

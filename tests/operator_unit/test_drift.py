@@ -89,7 +89,7 @@ def test_an_object_deleted_in_a_gap_of_its_watch_is_drift(monkeypatch):
         path = "/api/v1/namespaces/team/services/chat"
         drift.wrote(KEY, kube.objects[path] | {"kind": "Service"})
         following = asyncio.create_task(drift.reflectors[0].run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not kube._watches:
                 await asyncio.sleep(0.001)
             assert queued.empty() and not drift.take(KEY)

@@ -316,8 +316,7 @@ def test_a_service_event_during_a_reconcile_is_not_lost_with_the_timer_of_the_ev
         await world.until(lambda: world.kube.is_held)
         world.set_service(limited("chat-next", "2026-01-02T00:00:00Z", 200))
         world.kube.may_replace.set()
-        async with asyncio.timeout(1):
-            await world.until(lambda: world.models_file["models"]["chat-next"]["settings"])
+        await world.until(lambda: world.models_file["models"]["chat-next"]["settings"])
         assert [each["settings"] for each in world.models_file["models"].values()] == [
             {"max_output_tokens": 100},
             {"max_output_tokens": 200},

@@ -152,7 +152,7 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     assert named in script
     wait = [shell, option, script.replace(named, str(tmp_path / "alive"))]
 
-    subprocess.run(wait, check=True, timeout=10)  # Ray was never started, or has ended in order
+    subprocess.run(wait, check=True, timeout=60)  # Ray was never started, or has ended in order
     engine = subprocess.Popen(["sleep", "600"])
     try:
         (tmp_path / "alive").write_text(str(engine.pid))
@@ -162,7 +162,7 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     finally:
         engine.kill()
         engine.wait()
-    assert head.wait(10) == 0  # also when it was killed and could take nothing away
+    assert head.wait(60) == 0  # also when it was killed and could take nothing away
 
 
 def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_into_it(tmp_path):
@@ -175,7 +175,7 @@ def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_int
     with pytest.raises(subprocess.TimeoutExpired):
         head.wait(0.5)
     file.unlink()
-    assert head.wait(10) == 0
+    assert head.wait(60) == 0
 
 
 @pytest.mark.parametrize(

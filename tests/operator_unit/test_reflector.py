@@ -20,7 +20,7 @@ async def reflecting(kube, changes=None, namespaces=(), **watched):
     found = Reflector(kube, pods, (changes if changes is not None else []).append, namespaces=namespaces)
     task = asyncio.create_task(found.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await found.is_synced.wait()
             yield found
     finally:

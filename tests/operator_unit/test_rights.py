@@ -157,7 +157,7 @@ def used():
     async def lead():
         lease = Lease(namespace="system", name="operator", identity="a", seconds=1, connect=lambda: kube)
         renewed = asyncio.create_task(lease.run(lambda: None))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not kube.used >= LEASES:
                 await asyncio.sleep(0.01)
         lease.stop()

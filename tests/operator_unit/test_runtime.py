@@ -16,14 +16,10 @@ from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.telemetry import logs
 from rayloom_operator.telemetry.health import serving
 from rayloom_operator.telemetry.metrics import Metrics
+from rt_ports import free_port
 from rt_world import service, with_world
 
 KEY = ("team", "chat")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_probes_and_metrics_are_on_one_port():

@@ -34,7 +34,7 @@ def asked(parts, *, closes, pause_s=0.0):
         async with server:
             port = server.sockets[0].getsockname()[1]
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     return await ask(HOST, port, "secret")
             finally:
                 done.set()

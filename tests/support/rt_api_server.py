@@ -57,7 +57,7 @@ class ApiServer:
 
     def put(self, manifest):
         """Stores an object. May be called from any thread: watches get the event in the server's thread."""
-        asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(60)
 
     async def _put(self, manifest):
         self.kube.put(manifest)
@@ -102,7 +102,7 @@ class ApiServer:
     async def _watch(self, request):
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        async for kind, found in self.kube.watch(request.path, {}, ""):
+        async for kind, found in self.kube.watch(request.path, {}, request.query.get("resourceVersion", "")):
             await response.write(json.dumps({"type": kind, "object": found}).encode() + b"\n")
         return response
 
@@ -127,7 +127,7 @@ def serving(folder):
     thread = threading.Thread(target=asyncio.run, args=(run(),))
     thread.start()
     try:
-        assert is_up.wait(10)
+        assert is_up.wait(60)
         config = {
             "clusters": [{"name": "c", "cluster": {"server": server.address}}],
             "users": [{"name": "u", "user": {"token": "t"}}],
@@ -138,4 +138,4 @@ def serving(folder):
         yield server
     finally:
         server.loop.call_soon_threadsafe(is_over.set)
-        thread.join(10)
+        thread.join(60)

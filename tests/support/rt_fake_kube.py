@@ -56,6 +56,7 @@ class FakeKube:
         # False: as for objects that server-side apply created without `replicas`
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
+        self._events = []  # (version, kind of event, path, object)
         self.put(make_definition())
 
     def put(self, manifest):
@@ -77,6 +78,8 @@ class FakeKube:
 
     def remove(self, path):
         found = self.objects.pop(path)
+        self.version += 1
+        found = found | {"metadata": found["metadata"] | {"resourceVersion": str(self.version)}}
         self._tell("DELETED", path, found)
         self._note_endpoints(found)
 
@@ -201,8 +204,12 @@ class FakeKube:
             yield found[first : first + self.page_size], version
 
     async def watch(self, path, params, version, shape=dict):
+        """Yields the events since `version`, so none is lost between a list and its watch; without it, later ones."""
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))
+        for at, kind, where, found in self._events:
+            if at > int(version or self.version) and _is_of(where, path) and _is_chosen(found, params):
+                queue.put_nowait((kind, copy.deepcopy(found)))
         while True:
             found = await queue.get()
             if isinstance(found, Exception):
@@ -226,6 +233,7 @@ class FakeKube:
                 raise error
 
     def _tell(self, kind, path, found):
+        self._events.append((self.version, kind, path, found))
         for collection, params, queue in self._watches:
             if _is_of(path, collection) and _is_chosen(found, params):
                 queue.put_nowait((kind, copy.deepcopy(found)))

@@ -110,7 +110,7 @@ class FakeRank:
 
     def wait_until_dead(self) -> None:
         """Waits until the rank's thread has ended after `die`. Until then, the thread's read keeps the socket open."""
-        self._server.join(5.0)
+        self._server.join(30.0)
         assert not self._server.is_alive()
 
     def _beat(self) -> None:

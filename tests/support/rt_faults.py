@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -82,18 +82,26 @@ def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
         yield server
 
 
-def strike(server: RunningServer, victim: str, fault: str) -> None:
-    """Causes a fault of "rank N", "core", "launcher" or "front": "killed" or "stopped", for ranks also "stuck".
+def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
+    """Returns what causes a fault of "rank N", "core", "launcher" or "front" as it is now, at once when it is called.
 
-    A stuck rank shows signs of life and never ends its step.
+    The fault is "killed" or "stopped", for ranks also "stuck": such a rank shows signs of life and never ends its step.
     """
-    number = victim.removeprefix("rank ")
     if fault == "stuck":
-        _flag(server.log.parent).write_text(number)
-    else:
-        ranks = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
-        pid = ranks[victim] if victim in ranks else server.children()[victim].pid
-        os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+        flag, number = _flag(server.log.parent), victim.removeprefix("rank ")
+        return lambda: _write(flag, number)
+    ranks = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
+    pid = ranks[victim] if victim in ranks else server.children()[victim].pid
+    return lambda: os.kill(pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+
+
+def strike(server: RunningServer, victim: str, fault: str) -> None:
+    """Looks for the victim, which takes a moment on a busy machine, and causes the fault."""
+    aim(server, victim, fault)()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:

@@ -76,7 +76,7 @@ def front_process(folder: Path, *, max_files: int | None = None, **config: Any) 
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    assert is_running.wait(10.0)
+    assert is_running.wait(30.0)
     loop = running[0].get_loop()
     process: subprocess.Popen[bytes] | ForkedFront
     if max_files is None:
@@ -89,9 +89,9 @@ def front_process(folder: Path, *, max_files: int | None = None, **config: Any) 
         yield front
     finally:
         process.kill()
-        process.wait(10.0)
+        process.wait(30.0)
         loop.call_soon_threadsafe(running[0].cancel)
-        thread.join(10.0)
+        thread.join(30.0)
 
 
 def start(
@@ -137,10 +137,10 @@ def _url(listener: socket.socket) -> str:
 
 def _is_ready(front: FrontProcess) -> bool:
     assert front.process.poll() is None, "the front ended"
-    return httpx.get(f"{front.url}/ready", timeout=30.0).status_code == 200
+    return httpx.get(f"{front.url}/ready", timeout=60.0).status_code == 200
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what}"

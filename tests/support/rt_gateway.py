@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from rt_ports import free_ports
 from rt_server import wait_until
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -52,12 +52,6 @@ class Gateway(Program):
 
     def serving(self) -> set[str]:
         return {name for name, engine in self.engines()["engines"].items() if engine["state"] == "serving"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def start(folder: Path, name: str, *arguments: str) -> Program:
@@ -99,7 +93,7 @@ def running_gateway_of_models(folder: Path, models_file: Path) -> Iterator[Gatew
 
 @contextlib.contextmanager
 def _running(folder: Path, name: str, flags: list[str]) -> Iterator[Gateway]:
-    api, admin = free_port(), free_port()
+    api, admin = free_ports(2)
     flags = [*flags, "--port", str(api), "--admin-port", str(admin), "--cache-dir", str(folder / "cache")]
     program = start(folder, name, "gateway", *flags)
     gateway = Gateway(program.process, program.log, f"http://127.0.0.1:{api}", f"http://127.0.0.1:{admin}")

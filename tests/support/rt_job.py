@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from rt_ports import free_ports
 from rt_server import RunningServer, is_ready, wait_until
 
 
@@ -34,7 +33,7 @@ def running_job(
     until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
 ) -> Iterator[RunningJob]:
     """A server of several ranks, started by torchrun or rank by rank, until the block ends. Waits for `until` first."""
-    master_port, api_port, admin_port = _free_ports()
+    master_port, _, api_port, admin_port = free_ports(4)  # ranks also use the port after MASTER_PORT
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}
     if with_torchrun:
@@ -62,13 +61,3 @@ def running_job(
             finally:
                 for process in processes:
                     process.kill()
-
-
-def _free_ports() -> tuple[int, int, int]:
-    """Returns a free port whose successor is free, too, and two more. The system uses none for outgoing connections."""
-    while True:
-        first = random.randrange(20000, 30000)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 4):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first, first + 2, first + 3

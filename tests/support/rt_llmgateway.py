@@ -96,7 +96,7 @@ class GatewayWorld:
         return [each["metadata"]["labels"].get(name) for each in pods]
 
     async def until(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 

@@ -66,7 +66,7 @@ class RankServers(Ranks):
     def close(self) -> None:
         for process in self._processes.values():
             process.kill()
-            process.join(10.0)
+            process.join(60.0)
 
     def _start(self, rank: int, incarnation: int) -> None:
         place = RankPlace(

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import httpx
 import psutil
 
+from rt_ports import free_ports
+
 _MODULES = {
     "front": "front",
     "core": "core_server.process",
@@ -55,13 +57,7 @@ class RunningServer:
 @contextlib.contextmanager
 def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) -> Iterator[RunningServer]:
     """`rayloom-engine serve` on free ports until the block ends. Prints the log if the server does not become ready."""
-    from rayloom_engine.config import parse_config
-    from rayloom_engine.supervisor.sockets import bind_sockets
-
-    ports = []
-    for listener in bind_sockets(parse_config({"port": 0, "admin_port": 0})):
-        ports.append(listener.getsockname()[1])
-        listener.close()
+    ports = free_ports(2)
     log = folder / "server.log"
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", str(ports[0]), "--admin-port", str(ports[1])]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -35,7 +35,7 @@ class Simulation:
         self.has_stuck_streams = False  # running requests never end
         self.asked = {}  # revision -> Resolved, for all specs so far
         self.old_specs = {}  # the same, for revisions with a ControllerRevision
-        self.proven = set()  # revisions of which an engine has served since the last change of the spec
+        self.proven = set()  # revisions of which an engine has served since the operator noted the spec's revision
         self.bounds = {}  # further fields of spec.rollout
         self.serial = 0
         self.ask()
@@ -52,7 +52,7 @@ class Simulation:
         self.resolved = make_resolved(**self.spec)
         self.revision = revision(self.resolved)
         self.asked[self.revision] = self.resolved
-        self.made_at, self.proven = {}, set()
+        self.made_at = {}
 
     @property
     def clock(self):
@@ -193,7 +193,9 @@ class Simulation:
         for change in changes[:num_actions]:
             change()
         if num_actions is None:
-            self.document = found.document
+            noted, self.document = self.rollout.get("updateRevision"), found.document
+            if noted != self.rollout.get("updateRevision"):
+                self.proven = {each.revision for each in self.there if self.is_available(each)}
         return found
 
     def _make(self, manifest, failed):

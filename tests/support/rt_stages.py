@@ -242,7 +242,7 @@ class RankProcesses:
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.join(10.0)
+            process.join(60.0)
 
 
 def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:

@@ -51,7 +51,7 @@ class World:
         return next(each["message"] for each in self.kube.statuses[-1]["conditions"] if each["type"] == kind)
 
     async def until(self, condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 
