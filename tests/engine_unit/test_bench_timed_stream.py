@@ -25,13 +25,18 @@ def run(url: str, seconds: float) -> TimedStream:
 
 
 def test_answers_follow_each_other_until_the_time_is_over() -> None:
+    seconds = 0.1
     with running(FakeOpenAI()) as fake:
-        start = time.perf_counter()
-        found = run(fake.url, 0.2)
-        assert time.perf_counter() - start >= 0.19  # timers of the event loop may fire a little early
+        found = TimedStream(seconds=seconds)
+        while found.num_answers <= 2 and seconds < 60.0:  # on a busy machine, few answers fit into a short time
+            seconds *= 2
+            fake.bodies.clear()
+            start = time.perf_counter()
+            found = run(fake.url, seconds)
+            assert time.perf_counter() - start >= seconds - 0.01  # timers of the event loop may fire a little early
     assert found.num_answers > 2, "the prompts are sent again"
     assert 5 * found.num_answers <= found.num_tokens <= 5 * (found.num_answers + 1)
-    assert found.tok_s == found.num_tokens / 0.2
+    assert found.tok_s == found.num_tokens / seconds
     assert fake.most_active == 1
     assert [body["prompt"] for body in fake.bodies[:3]] == [[1, 2], [3, 4], [1, 2]]
     assert fake.bodies[0]["x"] == 1 and fake.bodies[0]["ignore_eos"] is True
@@ -59,7 +64,7 @@ def test_a_wrong_answer_is_an_error(fault: str, reason: str) -> None:
 
 def test_the_neighbour_computes_until_the_end_of_the_context() -> None:
     with busy_neighbour() as neighbour:
-        deadline = time.perf_counter() + 20
+        deadline = time.perf_counter() + 60
         while sum(neighbour.cpu_times()[:2]) < 0.05 and time.perf_counter() < deadline:
             assert neighbour.status() in (psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING, psutil.STATUS_DISK_SLEEP)
         assert sum(neighbour.cpu_times()[:2]) >= 0.05

@@ -160,7 +160,7 @@ def test_a_front_of_the_next_version_is_welcome_if_it_speaks_the_one_before(io: 
         writer.close()
         return welcome
 
-    assert asyncio.run(asyncio.wait_for(talk(), 20.0)).version == PROTOCOL_VERSION
+    assert asyncio.run(asyncio.wait_for(talk(), 60.0)).version == PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize("newest", [PROTOCOL_VERSION, NEXT])
@@ -223,7 +223,7 @@ def test_only_the_engines_own_front_can_say_that_it_drains(tmp_path: Path, inbox
         for connection in (second, own):
             connection.writer.close()
 
-    asyncio.run(asyncio.wait_for(talk(), 20.0))
+    asyncio.run(asyncio.wait_for(talk(), 60.0))
     io.stop()
 
 
@@ -245,7 +245,7 @@ def test_a_peer_that_leaves_before_it_is_accepted_is_no_error(
         connection.writer.close()
         return connection.welcome
 
-    assert asyncio.run(asyncio.wait_for(talk(), 20.0)).epoch == 7
+    assert asyncio.run(asyncio.wait_for(talk(), 60.0)).epoch == 7
     io.stop()
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 

@@ -134,7 +134,7 @@ def test_the_death_of_the_core_repeats_the_step(front: FrontUnderTest) -> None:
         front.core.release()
 
     front.do(restart)
-    thread.join(20.0)
+    thread.join(60.0)
     assert [choice["text"] for choice in answers[0]["choices"]] == ["B!", "Aa-"]
 
 

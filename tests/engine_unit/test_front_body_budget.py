@@ -93,7 +93,7 @@ def test_the_lock_is_served_round_robin_by_tenant() -> None:
         tasks[1].cancel()  # a2 waits, and leaves
         go.set()
         await asyncio.wait(tasks)
-        async with asyncio.timeout(20.0), turns.turn("a"):
+        async with asyncio.timeout(60.0), turns.turn("a"):
             return order
 
     assert asyncio.run(scenario()) == ["a1", "b1", "a3", "c1", "b2", "a4"]
@@ -112,7 +112,7 @@ def test_a_waiter_cancelled_as_it_gets_the_lock_hands_it_on() -> None:
             await asyncio.sleep(0)
         waiter.cancel()  # the waiter has the lock, and has not run since
         await asyncio.wait([waiter])
-        async with asyncio.timeout(20.0), turns.turn("b"):
+        async with asyncio.timeout(60.0), turns.turn("b"):
             pass
 
     asyncio.run(scenario())
@@ -171,5 +171,5 @@ def test_a_body_counts_until_it_is_parsed(front: FrontUnderTest, monkeypatch: py
     front.wait_until(lambda: budget.num_bytes > 900 * KIB, "one is parsed and two wait for it")
     parses.set()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(60.0)
     front.wait_until(lambda: budget.num_bytes == 0, "all is given back")

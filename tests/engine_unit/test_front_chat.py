@@ -109,7 +109,7 @@ def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) 
     scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "app": None}
     scope["headers"] = [(b"content-type", b"application/json")]
     handled = api_app(front.service, ApiKeys())(scope, receive, send)
-    asyncio.run_coroutine_threadsafe(handled, front._loop).result(20.0)
+    asyncio.run_coroutine_threadsafe(handled, front._loop).result(60.0)
     parts = [message["body"] for message in sent[1:]]
     assert len(parts) > 2
     assert max(map(len, parts)) == PART_BYTES

@@ -38,7 +38,7 @@ def test_a_whole_answer_has_a_header_and_a_warning(front: FrontUnderTest) -> Non
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(front.complete, "Hi", n=2)
         round_all(front)
-    response = answer.result(20.0)
+    response = answer.result(60.0)
     assert response.headers["x-rayloom-continuation"] == "rounding"
     (warning,) = response.json()["warnings"]
     assert "may differ by rounding" in warning

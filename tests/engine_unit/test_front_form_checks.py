@@ -60,7 +60,7 @@ def test_a_drain_waits_for_a_request_whose_form_is_being_checked(front: FrontUnd
             assert not front.run(lifecycle.wait_idle(0.0))
         finally:
             checks.end.set()
-            response = answer.result(20.0)
+            response = answer.result(60.0)
             front.do(lambda: lifecycle.drain(False))
     assert response.status_code == 200
     assert response.json()["choices"][0]["message"]["content"] == "Hello there."

@@ -235,7 +235,7 @@ def test_a_choice_that_begins_before_the_first_one_waits_for_the_prompts_logprob
 
     front.do(lambda: finish(1))
     front.do(lambda: finish(0))
-    thread.join(20.0)
+    thread.join(60.0)
     choices = answers[0]["choices"]
     assert [choice["text"] for choice in choices] == ["A", "B"]
     assert [list(choice["prompt_logprobs"][1]) for choice in choices] == [["98"], ["98"]]

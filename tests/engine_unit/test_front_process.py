@@ -313,7 +313,7 @@ def test_requests_wait_for_a_restarted_front(tmp_path: Path) -> None:
         front.wait_until(lambda: front.service.lifecycle.num_held == 1, "the request waits")
         front.do(lambda: setattr(front.core, "state", "serving"))
         front.do(front.core.send_status)
-        client.join(20.0)
+        client.join(60.0)
         assert answers[0].status_code == 200
         loss = front.admin.get("/status").json()["recoveries"][0]
         assert loss["seconds"] > 0

@@ -96,7 +96,7 @@ def test_a_request_that_comes_while_the_core_is_away_waits_for_it(front: FrontUn
     front.wait_until(lambda: len(front.core.submits) == 1, "the core has it")
     front.do(front.core.reset)
     front.do(front.core.die)
-    thread.join(20.0)
+    thread.join(60.0)
     assert answers[0].json()["choices"][0]["message"]["content"] == "Hello there."
 
 
@@ -260,7 +260,7 @@ def test_a_stream_of_which_one_choice_is_refused_at_once_is_429(tmp_path: Path) 
         first, second = front.do(lambda: list(front.core.submits))
         output = SequenceOutput(sequence_id=first.sequence_id, token_ids=(65,))
         send_to_front(front, Outputs((output,)), refusal_of(second))
-        thread.join(20.0)
+        thread.join(60.0)
         assert answers[0].status_code == 429
         assert front.do(lambda: sequences(front)) == []
 

@@ -116,7 +116,7 @@ def test_a_repeat_after_a_broken_connection_gets_the_whole_answer(
         repeat = pool.submit(post, front, path, body, given)
         front.wait_until(lambda: num_detached(front) == 0, "the repeat reads")
         front.do(front.core.release)
-        answer = repeat.result(20.0)
+        answer = repeat.result(60.0)
     assert (answer.status_code, answer.headers["idempotent-replayed"]) == (200, "true")
     assert text_in(answer.text) == TEXT
     if is_stream:
@@ -155,7 +155,7 @@ def test_two_connections_with_one_key_get_one_answer(front: FrontUnderTest) -> N
             lambda: [each.num_readers for each in front.kept_answers._book._entries.values()] == [2], "both read"
         )
         front.do(front.core.release)
-        assert text_in(second.result(20.0).text) == TEXT
+        assert text_in(second.result(60.0).text) == TEXT
         assert first.read_until(b"[DONE]").count(b'"content"') == second.result().text.count('"content"')
     assert front.do(lambda: len(front.core.submits)) == 1
 
@@ -232,7 +232,7 @@ def test_a_failure_counts_once_however_many_connections_read_it(front: FrontUnde
         front.wait_until(lambda: [each.num_readers for each in entries(front)] == [3], "all three read")
         front.wait_until(lambda: len(front.core.submits) == 1, "the core has the sequence")
         front.do(lambda: front.core.refuse(front.core.submits[0].sequence_id, "corrupt", "not a number"))
-        assert [answer.result(20.0).status_code for answer in answers] == [500, 500, 500]
+        assert [answer.result(60.0).status_code for answer in answers] == [500, 500, 500]
     assert num_failed(front) == before + 1
 
 
@@ -263,7 +263,7 @@ def test_metrics_count_repeats_and_the_answers_without_a_reader(front: FrontUnde
         front.wait_until(lambda: metrics.detached_answers.value() == 0, "the repeat reads")
         assert front.do(metrics.repeats_answered.value) == before, "its answer has not begun"
         front.do(front.core.release)
-        assert repeat.result(20.0).status_code == 200
+        assert repeat.result(60.0).status_code == 200
     assert front.do(metrics.repeats_answered.value) == before + 1
 
 

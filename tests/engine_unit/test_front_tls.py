@@ -65,7 +65,7 @@ class World:
         self.address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
 
     async def connect(self, tls: LinkTls | None, address: str = "") -> CoreConnection:
-        return await asyncio.wait_for(connect(CoreAddress(address or self.address, KEY, "gateway-1", tls=tls)), 20.0)
+        return await asyncio.wait_for(connect(CoreAddress(address or self.address, KEY, "gateway-1", tls=tls)), 60.0)
 
     def try_to_connect(self, tls: LinkTls | None) -> bool:
         """Returns whether the connection is encrypted. Raises what `connect` raises."""

@@ -59,7 +59,7 @@ async def running(folder: Path, cores: dict[str, FakeCore], **settings: object) 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while not condition():
             await asyncio.sleep(0.005)
 

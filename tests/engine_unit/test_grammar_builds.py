@@ -34,8 +34,14 @@ def test_a_rank_counts_the_wait_for_a_grammar_as_its_progress(tmp_path: Path) ->
     (rank,) = load_stages(stage_config(tiny_variant(tmp_path, "llama")))
     assert rank._forms is not None
     builds, turn = rank._forms._builds, threading.Event()
-    before = rank.activity.advance
-    assert builds.wait_for(builds.start(lambda: turn.wait(0.3))) is False
+    before, report = rank.activity.advance, builds.report_progress
+
+    def report_and_release() -> None:
+        report()
+        turn.set()
+
+    builds.report_progress = report_and_release
+    assert builds.wait_for(builds.start(lambda: turn.wait(60))) is True
     assert rank.activity.advance > before
 
 

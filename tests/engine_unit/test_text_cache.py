@@ -66,7 +66,7 @@ def test_files_cross_in_parts_and_the_cache_gives_them_back(tmp_path: Path, mode
         owner = Listener(fetch)
         link = EngineLink("first", CoreAddress(f"tcp:127.0.0.1:{listener.getsockname()[1]}", KEY), owner)
         task = asyncio.create_task(link.run())
-        await asyncio.wait_for(owner.has_status.wait(), 20.0)
+        await asyncio.wait_for(owner.has_status.wait(), 60.0)
         assert link.status is not None
         assert link.status.model == model
         contents = {file.sha256: await fetch.fetch(link, file) for file in model.text_files}

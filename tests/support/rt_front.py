@@ -42,8 +42,8 @@ class FrontUnderTest:
         self.service: Service = app.state.service
         self.api_url = api
         self.admin_url = admin
-        self.http = httpx.Client(base_url=api, timeout=20.0)
-        self.admin = httpx.Client(base_url=admin, timeout=20.0)
+        self.http = httpx.Client(base_url=api, timeout=60.0)
+        self.admin = httpx.Client(base_url=admin, timeout=60.0)
 
     def do(self, action: Callable[[], R]) -> R:
         """Runs `action` in the front's loop."""
@@ -51,13 +51,13 @@ class FrontUnderTest:
         async def run() -> R:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60.0)
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """The result of `work`, run in the front's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20.0)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60.0)
 
-    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not self.do(condition):
             assert time.monotonic() < deadline, f"waited in vain: {what}"
@@ -145,7 +145,7 @@ def running_front(
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    assert is_started.wait(20.0)
+    assert is_started.wait(60.0)
     front = started[0]
     try:
         front.wait_until(lambda: front.service.lifecycle.was_ready or not ready, "the front is ready")
@@ -154,7 +154,7 @@ def running_front(
         front.http.close()
         front.admin.close()
         front.do(stop[0].set)
-        thread.join(20.0)
+        thread.join(60.0)
 
 
 def events(response: httpx.Response) -> Iterator[Any]:

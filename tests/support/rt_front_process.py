@@ -45,12 +45,12 @@ class FrontProcess:
         async def run() -> Any:
             return action()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20.0)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60.0)
 
     @contextlib.contextmanager
     def chat_stream(self) -> Iterator[Iterator[Any]]:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=20.0) as response:
+        with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=body, timeout=60.0) as response:
             yield events(response)
 
     def is_refusing(self) -> bool:

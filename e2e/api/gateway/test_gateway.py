@@ -14,7 +14,7 @@ from real_api_server.world import World
 from simulated_nodes.api_client import MERGE, Document
 from simulated_nodes.pod_status import RUN, Play
 
-_COMES_BACK_S = 10.0
+_COMES_BACK_S = 30.0
 _OF_PODS = {"Deployment/chat-gateway", "Service/chat-gateway", "PodDisruptionBudget/chat-gateway"}
 
 
@@ -98,7 +98,11 @@ def test_what_somebody_changes_or_deletes_is_as_before(world: World, operator: O
     it.wait(lambda: it.objects["Deployment/chat-gateway"]["spec"]["replicas"] == 1, "one pod", _COMES_BACK_S)
     engines = f"/api/v1/namespaces/{namespace}/services/chat-engines"
     world.request("PATCH", engines, {"spec": {"publishNotReadyAddresses": False}}, content_type=MERGE)
-    it.wait(lambda: it.objects["Service/chat-engines"]["spec"].get("publishNotReadyAddresses"), "unready pods", 10)
+    it.wait(
+        lambda: it.objects["Service/chat-engines"]["spec"].get("publishNotReadyAddresses"),
+        "unready pods",
+        _COMES_BACK_S,
+    )
     for path in (
         deployment,
         engines,

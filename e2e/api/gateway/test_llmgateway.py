@@ -163,9 +163,9 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     it.wait(lambda: it.condition("Available") == ("False", "NoModels"), "no service")
     deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/public-llmgateway"
     world.request("PATCH", deployment, {"spec": {"replicas": 5}}, content_type=MERGE)
-    it.wait(lambda: it.objects()["deployments"]["spec"]["replicas"] == 1, "one pod", 10)
+    it.wait(lambda: it.objects()["deployments"]["spec"]["replicas"] == 1, "one pod")
     world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
-    it.wait(lambda: "services" in it.objects(), "the Service", 10)
+    it.wait(lambda: "services" in it.objects(), "the Service")
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
     wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60)
 
@@ -189,7 +189,7 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
     it.wait(lambda: it.route.get("accepted") is True, "the answer")
     assert it.condition("Degraded") == ("False", "Healthy")
     world.request("PATCH", http, {"spec": {"hostnames": ["other.example.com"]}}, content_type=MERGE)
-    it.wait(lambda: world.request("GET", http)["spec"] == made["spec"], "the host name", 15)
+    it.wait(lambda: world.request("GET", http)["spec"] == made["spec"], "the host name")
 
     it.apply(services=_SELECTOR, replicas=1, route=_INGRESS)
     it.wait(lambda: world.get(entry) and not world.get(http), "the Ingress alone")

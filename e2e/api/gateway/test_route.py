@@ -23,7 +23,7 @@ _INGRESS = {
         "annotations": {"cert-manager.io/issuer": "x"},
     }
 }
-_COMES_BACK_S = 15.0
+_COMES_BACK_S = 30.0
 _STARTED = {"replicas": 1}
 
 

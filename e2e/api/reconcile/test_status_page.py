@@ -59,7 +59,7 @@ def test_the_page_shows_what_kubectl_says(shown: None, world: World, kubectl: Ku
     def events() -> str:
         return kubectl("get", "events", "--namespace", _NAMESPACE)
 
-    wait_until(lambda: "ContainerFailed" in events() and "ApplyRefused" in events(), "the events", 10)
+    wait_until(lambda: "ContainerFailed" in events() and "ApplyRefused" in events(), "the events")
     outputs = {"get": kubectl("get", "llm", "--namespace", _NAMESPACE)}
     outputs |= {name: kubectl("describe", "llm", name, "--namespace", _NAMESPACE) for name in _SERVICES}
     before = _PAGE.read_text()

@@ -72,7 +72,7 @@ def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     it.wait_all(1, 120)
     assert it.scaling["reason"] == "ScaledDown"
     assert it.scaling["startSeconds"] >= 1
-    it.wait(lambda: {"ScaledUp", "ScaledDown"} <= set(it.events()), "an Event of each change", 20)
+    it.wait(lambda: {"ScaledUp", "ScaledDown"} <= set(it.events()), "an Event of each change")
     managers = {
         each["manager"]
         for each in it.document["metadata"]["managedFields"]

@@ -57,7 +57,7 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s: three engines, five at 70 %.
     held = it.gateways[0]
     held.num_held, held.held_tokens = 2, 3000
-    it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows", 15)
+    it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows")
     it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
     assert (it.scaling["inputs"]["heldRequests"], it.scaling["inputs"]["heldTokens"]) == (2, 3000)
     held.num_held, held.held_tokens, held.num_finished = 0, 0, 2

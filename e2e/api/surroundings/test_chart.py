@@ -72,7 +72,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
     images = {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "later")}
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
-    wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", 15, world.story)
+    wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", 60, world.story)
     assert _uids(world, namespace, "chat") == before
     # A change of the revision takes the new default image as well.
     world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
@@ -100,7 +100,7 @@ def test_a_group_lost_after_an_upgrade_comes_back_with_the_image_that_it_had(
         15,
         world.story,
     )
-    wait_until(lambda: len(world.pods(namespace, "chat")) == 2, "its pods", 30, world.story)
+    wait_until(lambda: len(world.pods(namespace, "chat")) == 2, "its pods", 60, world.story)
     world.wait_serving(namespace, "chat")
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:1"}
 
@@ -137,7 +137,7 @@ def test_an_installation_after_that_takes_over_what_runs(
     engine = world.kubelets.engine(namespace, "chat")
     assert engine is not None
     asked = engine.num_asked
-    wait_until(lambda: engine.num_asked > asked and second.proxy.log, "the engine to be asked", 15, world.story)
+    wait_until(lambda: engine.num_asked > asked and second.proxy.log, "the engine to be asked", 60, world.story)
     world.create(manifest("later"))
     world.wait_serving(namespace, "later")
     assert _uids(world, namespace, "chat") == before

@@ -76,7 +76,7 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, timeout_s: float = 15.0) -> int:
+    def stop(self, timeout_s: float = 30.0) -> int:
         """Sends SIGTERM. Returns the exit code."""
         self.process.terminate()
         try:
@@ -93,7 +93,7 @@ class OperatorProcess:
     def scrape(self) -> str:
         """The text of its /metrics; empty while it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=10) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""
@@ -134,7 +134,7 @@ def direct(kubeconfig: Path) -> Document:
     return found
 
 
-def wait_until(is_so: object, what: str, timeout_s: float = 20.0, story: object = None) -> float:
+def wait_until(is_so: object, what: str, timeout_s: float = 60.0, story: object = None) -> float:
     """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`."""
     assert callable(is_so)
     began = time.monotonic()

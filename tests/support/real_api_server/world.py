@@ -233,7 +233,7 @@ class World:
         found = self.services.get((namespace, service), {}).get("status", {}).get("conditions", ())
         return next((each for each in found if each["type"] == kind), {})
 
-    def wait(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+    def wait(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 60.0) -> Document:
         """Waits until the condition has this reason, and returns it."""
 
         def story() -> str:
@@ -246,7 +246,7 @@ class World:
         wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason}", timeout_s, story)
         return self.condition(namespace, service, kind)
 
-    def wait_seen(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 30.0) -> Document:
+    def wait_seen(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 60.0) -> Document:
         """The condition when it last had this reason, even if that is over. Waits for the first time."""
         conditions = self._last_conditions.setdefault((namespace, service), {})
         wait_until(
@@ -257,7 +257,7 @@ class World:
         )
         return conditions[(kind, reason)]
 
-    def wait_serving(self, namespace: str, service: str, timeout_s: float = 30.0) -> None:
+    def wait_serving(self, namespace: str, service: str, timeout_s: float = 60.0) -> None:
         """Returns once the service is Available with its present spec."""
         generation = self.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{service}")["metadata"][
             "generation"
