@@ -119,7 +119,7 @@ def running_front(
         app = api_app(service, keys)
         servers = [
             api_server(app, limits),
-            admin_server(admin_app(service, admin_token)),
+            admin_server(admin_app(service, admin_token, adapters=service.managed_adapters)),
         ]
         tasks = [
             asyncio.create_task(core.serve(address)),

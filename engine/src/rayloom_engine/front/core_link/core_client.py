@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
     MOST_CORRUPT,
@@ -45,6 +46,7 @@ from rayloom_engine.protocol.messages import (
     CoreMessage,
     CoreStatus,
     Draining,
+    EngineAdapters,
     FilePart,
     LoadReport,
     Outputs,
@@ -85,6 +87,7 @@ class CoreClient:
         self._readers = DueReaders()
         self._was_serving = False
         self._is_draining = False
+        self._adapters: tuple[ServedAdapter, ...] | None = None  # of this engine; None before the front knows them
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -205,6 +208,13 @@ class CoreClient:
             if link.is_connected:
                 link.send(frame(Draining(is_draining)))
 
+    def tell_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
+        """Tells the cores this engine's adapters, for gateways. Only for the front inside an engine."""
+        self._adapters = adapters
+        for link in self.pool.links.values():
+            if link.is_connected:
+                link.send(frame(EngineAdapters(adapters)))
+
     # --- links ---
 
     def connected(self, link: EngineLink, welcome: Welcome) -> None:
@@ -215,7 +225,9 @@ class CoreClient:
         # Sent even if False: the core may still know of a drain that an earlier front has ended.
         if not self.rules.is_gateway:
             link.send(frame(Draining(self._is_draining)))
-        if self.rules.is_gateway:
+            if self._adapters is not None:
+                link.send(frame(EngineAdapters(self._adapters)))
+        else:
             link.send(frame(WantCache()))
         self._on_change()
         self._note_usable(link, waiting)
