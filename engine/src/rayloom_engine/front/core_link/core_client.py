@@ -172,7 +172,7 @@ class CoreClient:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
-        parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
+        parts = [(self.pool.place_for(choices), choices, encoded(choices)) for choices in by_prompt(sequences)]
         new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
         held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
         check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
@@ -375,10 +375,8 @@ class CoreClient:
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s
-            if self.pool.has_another_model(sequence):
-                self._placement.fail(
-                    sequence, EngineDead("every engine now serves another model than the one that began this")
-                )
+            if why := self.pool.why_none(sequence):
+                self._placement.fail(sequence, EngineDead(why))
             elif since_s is not None and now_s - since_s > self.rules.hold_s:
                 self._placement.fail(
                     sequence, EngineDead(f"no engine could take the request within {self.rules.hold_s:g} s; try again")
