@@ -37,8 +37,8 @@ def tell(core: FakeCore, *adapters: ServedAdapter) -> None:
 async def told(world: World, **adapters: tuple[ServedAdapter, ...]) -> None:
     for name, each in adapters.items():
         tell(world.cores[name], *each)
-    digests = {name: {entry.adapter.digest for entry in each} for name, each in adapters.items()}
-    await until(lambda: all(set(world.client.pool.links[name].adapters or ()) == digests[name] for name in digests))
+    expected = {name: tuple(entry.adapter for entry in each) for name, each in adapters.items()}
+    await until(lambda: all(world.client.pool.links[name].adapters == each for name, each in expected.items()))
 
 
 def with_adapter(entry: ServedAdapter, name: str = "s", prompt_ids: tuple[int, ...] = (1, 2)) -> ClientSequence:

@@ -95,6 +95,21 @@ def test_an_adapter_whose_files_arrive_later_is_loaded_then(folder: Path) -> Non
         assert front.http.get("/v1/models/later").json()["root"] == str(hidden), "the earlier files stay"
 
 
+def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -> None:
+    kept = {"managed_adapters": True, "adapters": [f"sql={folder / 'sql'}"], "adapters_file": folder / "kept.json"}
+    with running_front(folder, **kept) as front:
+        assert served(front) == ["tiny", "sql"]
+        put(front, {"poems": str(folder / "poems")})
+        wait_for(front, {"poems": "loaded"})
+    with running_front(folder, start=2, **kept) as front:
+        assert served(front) == ["tiny", "poems"]
+        assert states(front) == {"poems": "loaded"}
+        put(front, {})
+        wait_for(front, {})
+    with running_front(folder, start=3, **kept) as front:
+        assert served(front) == ["tiny"]
+
+
 def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> None:
     for body in ({"adapters": [1]}, {"adapter": {}}, {"adapters": {"a": 1}}):
         answer = front.admin.put("/adapters", json=body)

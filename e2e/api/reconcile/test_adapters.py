@@ -11,8 +11,8 @@ from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import MERGE
 
-_SQL, _POEMS = ({"name": name, "source": f"pvc://adapters/{name}"} for name in ("sql", "poems"))
-_FOLDER = "/adapters/adapters"
+_FOLDER = "/models/adapters"  # simulated nodes have no files, and no claims
+_SQL, _POEMS = ({"name": name, "source": f"file://{_FOLDER}/{name}"} for name in ("sql", "poems"))
 
 
 def _adapters(world: World, namespace: str) -> list[dict[str, str] | None]:

@@ -130,10 +130,10 @@ SCENES = {
         spec={
             "model": {
                 "source": "builtin://smollm2-135m",
-                "adapters": [{"name": "sql", "source": "pvc://adapters/sql"}],
+                "adapters": [{"name": "sql", "source": "file:///models/adapters/sql"}],
             }
         },
-        engine={"broken_adapters": {"/adapters/adapters/sql": "adapter_config.json does not exist"}},
+        engine={"broken_adapters": {"/models/adapters/sql": "adapter_config.json does not exist"}},
     ),
     "recovering": Scene(
         reason=Reason.RECOVERING, says="rank 1", engine={"state": "recovering", "reason": "rank 1 was lost"}

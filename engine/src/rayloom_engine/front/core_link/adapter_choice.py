@@ -44,8 +44,10 @@ def adapt(link: EngineLink, choices: Iterable[ClientSequence]) -> None:
     """Gives the sequences their adapter as this engine has it: in another folder, perhaps."""
     for sequence in choices:
         adapter = sequence.params.adapter
-        own = None if adapter is None or link.adapters is None else link.adapters.get(adapter.digest)
-        if own is not None and own != adapter:
+        if adapter is None or adapter in (link.adapters or ()):
+            continue
+        own = next((each for each in link.adapters or () if each.digest == adapter.digest), None)
+        if own is not None:
             sequence.params = msgspec.structs.replace(sequence.params, adapter=own)
 
 
@@ -54,4 +56,4 @@ def _has_begun(sequence: ClientSequence) -> bool:
 
 
 def _has(link: EngineLink, adapter: Adapter) -> bool:
-    return link.adapters is not None and adapter.digest in link.adapters
+    return any(adapter.digest == each.digest for each in link.adapters or ())

@@ -70,12 +70,18 @@ class AdapterList:
         entry = self._entries.get(name)
         return entry is not None and entry.adapter.path == str(_place(path))
 
-    async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
+    @property
+    def paths(self) -> dict[str, str]:
+        """Name -> folder of each adapter."""
+        return {name: entry.adapter.path for name, entry in self._entries.items()}
+
+    async def start(self, folder: Path, wanted: Mapping[str, str]) -> bool:
         """Takes the list of the front before, or loads the adapters in `wanted`. `folder`: of the model.
 
-        Raises ModelError.
+        Returns True if there was a front before. Raises ModelError.
         """
-        if self._file is not None and self._file.exists():
+        is_kept = self._file is not None and self._file.exists()
+        if self._file is not None and is_kept:
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
             self._entries = {entry.name: entry for entry in entries}
         else:
@@ -84,6 +90,7 @@ class AdapterList:
             if self._entries:
                 await asyncio.to_thread(self._keep)
         self.on_change()
+        return is_kept
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.

@@ -220,7 +220,8 @@ class Service:
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
             return
-        await self.adapter_list.start(folder, {})
+        if await self.adapter_list.start(folder, {}):
+            self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the first start
         await self.managed_adapters.bring(folder)
         self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
 
