@@ -102,7 +102,7 @@ def test_defaults_and_rules_arrive(schema):
         "self.backoffMaxSeconds >= self.backoffBaseSeconds"
     )
     assert len(spec["model"]["x-kubernetes-validations"]) == 2
-    assert len(schema["x-kubernetes-validations"]) == 1
+    assert len(schema["x-kubernetes-validations"]) == 2
 
 
 def test_kubectl_shows_the_columns_of_the_design(version, definition):

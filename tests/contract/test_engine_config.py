@@ -12,7 +12,8 @@ from rayloom_operator.resolve.resolved import resolve
 
 # No manifest sets these: on one machine the engine chooses its executor and the ranks' port itself, and files with
 # secrets are not where a manifest could name them (API keys come by the environment, the admin port is on loopback).
-# The number of engines on a machine is known to whoever starts them. Manifests have no LoRA adapters yet.
+# The number of engines on a machine is known to whoever starts them. Only the
+# operator changes the adapters of an engine that serves.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -29,9 +30,7 @@ NOT_IN_MANIFESTS = {
     "front_tls_ca_file",
     "front_tls_mode",
     "engines_on_host",
-    "adapters",
-    "max_loras",
-    "max_lora_rank",
+    "managed_adapters",
     "allow_runtime_lora_updating",
     "heartbeat_seconds",
     "api_key_file",
@@ -40,6 +39,8 @@ NOT_IN_MANIFESTS = {
 
 ARGS = {
     "device": "cpu",
+    "maxLoras": 3,
+    "maxLoraRank": 64,
     "maxNumSeqs": 8,
     "maxNumBatchedTokens": 256,
     "maxQueuedRequests": 100,
@@ -85,6 +86,7 @@ FULL = {
         "servedName": "qwen3-8b",
         "dtype": "float16",
         "maxModelLen": 4096,
+        "adapters": [{"name": "sql", "source": "file:///adapters/sql"}],
     },
     "parallelism": {"tensor": 1, "pipeline": 2},
     "drainSeconds": 7,
@@ -118,6 +120,9 @@ def test_every_field_of_a_full_manifest_arrives():
         enable_priority=True,
         kv_cache_memory_bytes=1_000_000,
         num_kv_blocks=64,
+        adapters=("sql=/adapters/sql",),
+        max_loras=3,
+        max_lora_rank=64,
         enable_prefix_caching=False,
         threads=2,
         cors_allowed_origins=("https://example.org",),

@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from rt_adapters import write_adapter
 from rt_faults import strike
+from rt_gateway import free_port, running_gateway, write_key
 from rt_server import RunningServer, is_ready, running_server, wait_until
 from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
@@ -45,10 +47,20 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, adapters: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def front_port() -> int:
+    """The server's port for gateways."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(
+    model: Path, adapters: list[Path], front_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     given = [f"{folder.name}={folder}" for folder in adapters]
+    folder = tmp_path_factory.mktemp("server")
     with running_server(
-        tmp_path_factory.mktemp("server"),
+        folder,
+        *("--front-port", str(front_port), "--front-host", "127.0.0.1", "--front-key-file", str(write_key(folder))),
         *("--model", str(model), *ARGUMENTS, "--max-num-seqs", "512", "--max-loras", str(NUM_ADAPTERS)),
         *("--allow-runtime-lora-updating", "--lora", *given),
     ) as running:
@@ -77,6 +89,10 @@ def complete(
 def refusal(server: RunningServer, path: str, document: dict[str, Any]) -> tuple[int, str]:
     answer = server.client.post(f"{server.api_url}{path}", json=document)
     return answer.status_code, answer.json()["error"]["message"]
+
+
+def managed_states(server: RunningServer) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in server.status()["adapters"]}
 
 
 def peft_tokens(model: Path, adapters: list[Path]) -> list[list[list[int]]]:
@@ -140,6 +156,32 @@ def test_every_endpoint_takes_an_adapter_as_its_model(server: RunningServer) -> 
     assert answer.json()["count"] == 5
     status, message = refusal(server, "/v1/completions", body("b0", "Hello"))
     assert (status, message.startswith('the model "b0" does not exist; this server has "m", "a0"')) == (404, True)
+
+
+def test_a_gateway_serves_the_adapters_of_its_engine(
+    server: RunningServer, front_port: int, model: Path, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "new", model, seed=33)
+    with running_gateway(tmp_path, {"e": front_port}) as gateway, httpx.Client(base_url=gateway.api_url) as client:
+
+        def listed() -> list[str]:
+            return [card["id"] for card in client.get("/v1/models").json()["data"]]
+
+        def ask(name: str) -> httpx.Response:
+            return client.post("/v1/completions", json=body(name, PROMPTS[0]), timeout=60.0)
+
+        assert listed() == ["m", *(f"a{number}" for number in range(NUM_ADAPTERS))]
+        for name in ("m", "a0", "a1"):
+            answer = ask(name).json()
+            assert [choice["token_ids"] for choice in answer["choices"]] == complete(server, name, PROMPTS[0])
+        load = {"lora_name": "new", "lora_path": str(folder)}
+        assert client.post("/v1/load_lora_adapter", json=load).status_code == 403
+        assert server.client.post(f"{server.api_url}/v1/load_lora_adapter", json=load).status_code == 200
+        wait_until(lambda: "new" in listed(), 60.0, gateway.log_text)
+        assert ask("new").json()["choices"][0]["token_ids"] == complete(server, "new", PROMPTS[0])[0]
+        server.client.post(f"{server.api_url}/v1/unload_lora_adapter", json={"lora_name": "new"})
+        wait_until(lambda: "new" not in listed(), 60.0, gateway.log_text)
+        assert ask("new").json()["error"]["message"].startswith('the model "new" does not exist; this server has "m"')
 
 
 def test_adapters_come_and_go_while_requests_run(server: RunningServer, model: Path, tmp_path: Path) -> None:
@@ -237,7 +279,7 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         tmp_path_factory.mktemp("shared"),
         *("--model", str(model), *ARGUMENTS, "--executor", "mp"),
         *("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
-        *("--lora", *(f"{folder.name}={folder}" for folder in (*adapters[:2], changed))),
+        *("--managed-adapters", "--lora", *(f"{folder.name}={folder}" for folder in (*adapters[:2], changed))),
     ) as shared:
         # The front has read the adapter; no rank has, so all ranks find other files.
         write_adapter(changed, model, seed=22)
@@ -253,6 +295,13 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         join_streams(threads)
         assert [(stream.failure, len(stream.tokens)) for stream in streams] == [(None, 200)] * 3
         assert [complete(shared, name, PROMPTS[0], 200)[0] for name in names] == expected
+        wanted = {"a1": str(adapters[1]), "a2": str(adapters[2]), "lost": str(changed / "lost")}
+        answer = shared.client.put(f"{shared.admin_url}/adapters", json={"adapters": wanted})
+        assert answer.status_code == 202
+        expected_states = {"a1": "loaded", "a2": "loaded", "lost": "failed"}
+        wait_until(lambda: managed_states(shared) == expected_states, 60.0, shared.log_text)
+        assert complete(shared, "a2", PROMPTS[0]) == complete(server, "a2", PROMPTS[0])
+        assert refusal(shared, "/v1/completions", body("a0", PROMPTS[0]))[0] == 404
         assert refusal(shared, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/x"}) == (
             403,
             "the adapters of this server are fixed; --allow-runtime-lora-updating lets clients change them",

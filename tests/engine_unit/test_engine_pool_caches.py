@@ -146,14 +146,14 @@ def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
 
 def test_blocks_are_those_of_the_core_and_choices_share_them(tmp_path: Path) -> None:
     prompt = (*PREFIX, 1)
-    blocks = prompt_blocks(prompt, b"key", BLOCK_SIZE, otherwise=b"request")
+    blocks = prompt_blocks(prompt, BLOCK_SIZE, keys=(b"key", b""), otherwise=b"request")
     expected = hashes_of(prompt, b"key")
     assert blocks.of_size(BLOCK_SIZE) == tuple(int.from_bytes(each[:8], "little") for each in expected)
     assert blocks.of_size(32) == ()
     assert blocks.tie_key == expected[3]
-    assert prompt_blocks((1, 2), b"", BLOCK_SIZE, otherwise=b"request").tie_key == b"request"
-    assert prompt_blocks(prompt, b"", BLOCK_SIZE, otherwise=b"", is_shared=False).hashes == ()
-    unknown = prompt_blocks(prompt, b"key", 0, otherwise=b"request")
+    assert prompt_blocks((1, 2), BLOCK_SIZE, keys=(b"", b""), otherwise=b"request").tie_key == b"request"
+    assert prompt_blocks(prompt, BLOCK_SIZE, keys=(b"", b""), otherwise=b"", is_shared=False).hashes == ()
+    unknown = prompt_blocks(prompt, 0, keys=(b"key", b""), otherwise=b"request")
     assert (unknown.hashes, unknown.tie_key) == ((), expected[3])
 
     async def story(world: World) -> None:

@@ -204,7 +204,7 @@ def test_only_the_engines_own_front_can_say_that_it_drains(tmp_path: Path, inbox
         inbox,
         state.status,
         gateways=GatewayPort(listener, KEY),
-        on_draining=state.set_draining,
+        on_told=state.told,
     )
     io.start()
 

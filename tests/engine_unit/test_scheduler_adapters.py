@@ -20,9 +20,15 @@ A, B, C = (Adapter(f"/{name}", name.encode() * 16) for name in "abc")
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
-def sequence_with(request_id: str, adapter: Adapter | None, max_tokens: int = 3, prompt: tuple[int, ...] = PROMPT):
+def sequence_with(
+    request_id: str,
+    adapter: Adapter | None,
+    max_tokens: int = 3,
+    prompt: tuple[int, ...] = PROMPT,
+    tenant: str = "",
+) -> Sequence:
     params = DecodingParams(max_tokens=max_tokens, temperature=0.0, adapter=adapter)
-    return make_sequence(request_id, prompt, params=params)
+    return make_sequence(request_id, prompt, params=params, tenant=tenant)
 
 
 def add(scheduler: Scheduler, *sequences: Sequence) -> None:
@@ -111,6 +117,7 @@ def test_an_engine_without_adapter_slots_refuses_an_adapter() -> None:
             st.lists(st.integers(0, 1), min_size=1, max_size=14).map(tuple),
             st.integers(1, 6),
             st.integers(0, 10),
+            st.sampled_from(("", "x", "y")),
         ),
         min_size=1,
         max_size=12,
@@ -122,7 +129,7 @@ def test_an_engine_without_adapter_slots_refuses_an_adapter() -> None:
     losses=st.sets(st.integers(0, 30), max_size=2),
 )
 def test_every_request_gets_its_tokens_from_its_own_adapter(
-    arrivals: list[tuple[Adapter | None, tuple[int, ...], int, int]],
+    arrivals: list[tuple[Adapter | None, tuple[int, ...], int, int, str]],
     max_loras: int,
     max_num_seqs: int,
     depth: int,
@@ -135,9 +142,9 @@ def test_every_request_gets_its_tokens_from_its_own_adapter(
     in_flight: deque = deque()
     outputs = []
     for step in range(2000):
-        for number, (adapter, prompt, max_tokens, at_step) in enumerate(arrivals):
+        for number, (adapter, prompt, max_tokens, at_step, tenant) in enumerate(arrivals):
             if at_step == step:
-                scheduler.add(sequence_with(str(number), adapter, max_tokens, prompt))
+                scheduler.add(sequence_with(str(number), adapter, max_tokens, prompt, tenant))
         if step in losses:
             in_flight.clear()
             scheduler.forget_ranks()
@@ -152,5 +159,52 @@ def test_every_request_gets_its_tokens_from_its_own_adapter(
         scheduler.check_integrity()
         if step > 30 and not scheduler.has_unfinished:
             break
-    for number, (_, prompt, max_tokens, _) in enumerate(arrivals):
+    for number, (_, prompt, max_tokens, _, _) in enumerate(arrivals):
         assert ids_of(outputs, str(number)) == expected_ids(prompt, max_tokens)
+
+
+def test_a_tenant_gets_half_of_the_adapter_slots_and_others_the_rest() -> None:
+    slots = AdapterSlots(4)
+    adapters = [Adapter(f"/{number}", bytes([number]) * 16) for number in range(6)]
+    for number in range(2):
+        assert slots.is_in_share(adapters[number], "x")
+        slots.use(adapters[number], "x")
+    assert not slots.is_in_share(adapters[2], "x"), "2 slots are unused, and x uses 2"
+    assert slots.is_in_share(adapters[1], "x"), "it uses no further slot"
+    assert slots.is_in_share(adapters[2], ""), "without API keys there is one tenant"
+    assert slots.is_in_share(adapters[2], "y")
+    slots.use(adapters[2], "y")
+    assert not slots.is_in_share(adapters[3], "y"), "1 slot is unused, and y uses 1"
+    assert slots.is_in_share(adapters[3], "z")
+    slots.leave(adapters[0], "x")
+    slots.leave(adapters[1], "x")
+    assert slots.is_in_share(adapters[3], "x")
+    slots.check_integrity([("y", adapters[2])])
+
+
+def test_a_tenant_that_waits_for_its_share_holds_up_no_other_tenant() -> None:
+    scheduler = make_scheduler(max_loras=2, max_num_batched_tokens=64, num_blocks=80, max_num_seqs=4)
+    rank = SimulatedRank()
+    add(scheduler, *(sequence_with(f"x{n}", each, 12, tenant="x") for n, each in enumerate((A, B, A, B))))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert [new.request_id for new in plan.new_slots] == ["x0", "x2"], "x may use one of two slots"
+    scheduler.add(sequence_with("y", C, tenant="y"))
+    outputs = scheduler.update(rank.run(plan)) + run_to_end(scheduler, rank)
+    assert finish_order(outputs)[0] == "y"
+    assert sorted(finish_order(outputs)) == ["x0", "x1", "x2", "x3", "y"]
+
+
+def test_a_tenants_own_requests_overtake_one_that_waits_for_its_share_within_a_bound() -> None:
+    scheduler = make_scheduler(max_loras=2, max_num_batched_tokens=64, num_blocks=80, max_num_seqs=2, max_model_len=40)
+    rank = SimulatedRank()
+    add(scheduler, sequence_with("first", A, tenant="x"), sequence_with("waits", B, tenant="x"))
+    order: list[str] = []
+    for number in range(40):  # requests for A never end
+        scheduler.add(sequence_with(f"a{number}", A, tenant="x"))
+        plan = scheduler.schedule()
+        assert plan is not None
+        order += finish_order(scheduler.update(rank.run(plan)))
+        scheduler.check_integrity()
+    overtakers = [name for name in order[: order.index("waits")] if name != "first"]
+    assert len(overtakers) <= 2, "max_num_seqs"

@@ -73,6 +73,7 @@ FIGURES = FrontFigures(
     num_finished=32,
     num_failed=33,
     first_token_seconds={"+Inf": 34},
+    adapters=[status.ReportedAdapter(name="sql", path="/sql", state="failed", message="gone")],
     recoveries=[
         RecoveryRecord(
             cause="core_lost",
@@ -147,6 +148,7 @@ def test_every_field_of_the_document() -> None:
             "prefill_tokens_per_second": 55.5,
             "decode_tokens_per_second": None,  # not measured yet
         },
+        "adapters": [{"name": "sql", "path": "/sql", "state": "failed", "message": "gone"}],
         "speculation": {"draft_tokens": 57, "accepted_tokens": 56},
         "recoveries": [
             {

@@ -223,7 +223,7 @@ def test_created_clusters_are_reported_and_those_that_may_have_been_created():
 def test_drain_requests_are_reported_and_those_that_may_have_arrived(monkeypatch):
     answers = {"10.0.0.1": (200, b"{}"), "10.0.0.2": (409, b"no"), "10.0.0.4": (200, b"{}")}
 
-    async def ask(ip, port, token, method, path):
+    async def ask(ip, port, token, method, path, body):
         if ip not in answers:
             raise EngineUnavailable("no answer within 3 s")
         return answers[ip]

@@ -1,6 +1,7 @@
 """`spec.podTemplate`: pods with a template, the stored spec, the revision, and fields that no template changes."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_operator.api.adapters import MAX_PLACES
 from rayloom_operator.api.manifest import load_service
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.api.pod_template.reserved_parts import (
@@ -291,6 +293,10 @@ def test_a_template_is_part_of_the_revision_and_of_its_stored_spec():
 SOURCES = (
     {"source": "builtin://smollm2-135m"},
     {"source": "pvc://claim/m.gguf"},
+    {
+        "source": "builtin://smollm2-135m",
+        "adapters": [{"name": f"a{n}", "source": f"pvc://a{n}/a"} for n in range(MAX_PLACES)],
+    },
     {"source": "hf://a/b", "tokenSecretRef": {"name": "n", "key": "k"}, "cache": {"persistentVolumeClaim": "c"}},
 )
 
@@ -304,7 +310,10 @@ def test_the_lists_of_own_parts_equal_those_of_the_pods():
         for template in (head, worker):
             volumes |= by_name(template, "volumes").keys()
             for container in template["spec"]["containers"]:
-                folders |= {each["mountPath"] for each in container["volumeMounts"]}
+                # The claims of adapters are mounted below one folder.
+                folders |= {
+                    re.sub("^/adapters/.*", "/adapters", each["mountPath"]) for each in container["volumeMounts"]
+                }
 
     assert containers == [list(HEAD_CONTAINERS), list(WORKER_CONTAINERS)]
     assert sorted(volumes) == sorted(OWN_VOLUMES)

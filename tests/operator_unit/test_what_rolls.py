@@ -27,6 +27,7 @@ COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the
 HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
 CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
 # Given so, the length is no longer cut, and where one GPU is too small there are several.
+ADAPTED = CPU | {"model": {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "pvc://a/b"}]}}
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
@@ -89,6 +90,13 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "model.servedName": (no(None, "chat"), yes(None, "other")),
     "model.dtype": (yes("auto", "float32"),),
     "model.maxModelLen": (no(None, 54_560, CUT), yes(None, 4096, CUT)),
+    "model.adapters[].name": (no("a", "b", ADAPTED),),
+    "model.adapters[].source": (
+        no("pvc://a/sql", "pvc://a/poems", ADAPTED),
+        no("file:///a/sql", "file:///a/poems", ADAPTED),
+        yes("pvc://a/sql", "pvc://b/sql", ADAPTED),
+        yes("file:///a/sql", "file:///b/sql", ADAPTED),
+    ),
     "parallelism.tensor": (no(None, 1), yes(None, 3)),
     "parallelism.pipeline": (no(None, 1), yes(None, 2)),
     "sizing.minConcurrentRequests": (no(1, 2, LONG), yes(1, 16, LONG)),
@@ -144,6 +152,8 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.device": (no(None, "cpu"), no(None, "cuda", HUB), yes(None, "cuda")),
     "engine.args.quantization": (yes(None, "int8"),),
     "engine.args.modelBackend": (yes(None, "transformers"),),
+    "engine.args.maxLoras": (yes(None, 4),),
+    "engine.args.maxLoraRank": (yes(None, 64),),
     "engine.args.maxNumSeqs": (yes(None, 4),),
     "engine.args.maxNumBatchedTokens": (yes(None, 512),),
     "engine.args.maxQueuedRequests": (yes(None, 4),),

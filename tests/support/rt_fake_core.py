@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
@@ -27,6 +28,7 @@ from rayloom_engine.protocol.messages import (
     CoreMessage,
     CoreStatus,
     Draining,
+    EngineAdapters,
     FetchFile,
     FrontChallenge,
     FrontMessage,
@@ -92,6 +94,8 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
+        # in the status, as the front told them or as a test sets them; None: an engine that tells none
+        self.adapters: tuple[ServedAdapter, ...] | None = None
         self.drains: list[bool] = []  # drains that the front has reported
         self.num_fetches = 0  # number of parts of text files that were requested
         self.model: ServedModel | None = ServedModel(
@@ -233,6 +237,8 @@ class FakeCore:
         elif isinstance(message, Draining):
             self.drains.append(message.is_draining)
             self.is_draining = message.is_draining
+        elif isinstance(message, EngineAdapters):
+            self.adapters = message.adapters
             self.send_status()
         elif isinstance(message, FetchFile):
             self.num_fetches += 1
@@ -327,6 +333,7 @@ class FakeCore:
             lost=self.lost,
             lost_node="there" if self.lost else "",
             is_draining=self.is_draining,
+            adapters=self.adapters,
             gateway_requests=self.gateway_requests,
         )
 

@@ -92,6 +92,7 @@ def running_front(
     server_started: float | None = None,
     max_model_len: int = 512,
     rules: PoolRules | None = None,
+    adapters_file: Path | None = None,
     **config: Any,
 ) -> Iterator[FrontUnderTest]:
     """A front with its fake core. `config`: fields of EngineConfig. Without `ready`, the core still loads."""
@@ -113,13 +114,13 @@ def running_front(
             {"core": CoreAddress(f"unix:{address}", TOKEN)},
             api_url=urls[0],
             waits=waits,
-            start=FrontStart(start, server_started),
+            start=FrontStart(start, server_started, adapters_file),
             rules=rules,
         )
         app = api_app(service, keys)
         servers = [
             api_server(app, limits),
-            admin_server(admin_app(service, admin_token)),
+            admin_server(admin_app(service, admin_token, adapters=service.managed_adapters)),
         ]
         tasks = [
             asyncio.create_task(core.serve(address)),

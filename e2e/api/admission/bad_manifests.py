@@ -19,6 +19,13 @@ def _model(**fields: Any) -> dict[str, Any]:
     return {"spec": {"model": {**_MODEL, **fields}}}
 
 
+_ADAPTER = {"name": "sql", "source": "pvc://adapters/sql"}
+
+
+def _adapters(**fields: Any) -> dict[str, Any]:
+    return _model(adapters=[{**_ADAPTER, **fields}])
+
+
 def _engine(**fields: Any) -> dict[str, Any]:
     return _spec(engine=fields)
 
@@ -93,6 +100,15 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a restart at no time", _spec(restartedAt="now"), "this is not a time; use a time such as 2026-11-24T08:00:00Z"),
     ("a restart in a thirteenth month", _spec(restartedAt="2026-13-01T00:00:00Z"), "this is not a time"),
     ("a restart without a zone", _spec(restartedAt="2026-11-24T08:00:00"), "this is not a time"),
+    ("an adapter of the hub", _adapters(source="hf://org/a"), "copy an adapter of the hub into a claim"),
+    ("an adapter beside the root", _adapters(source="file:///a"), "use pvc://CLAIM/PATH or file:///FOLDER/NAME"),
+    ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "a path has no part . or .."),
+    ("an adapter without a name", _adapters(name=""), "spec.model.adapters[0].name in body should match"),
+    ("an adapter's name with a blank", _adapters(name="a b"), "spec.model.adapters[0].name in body should match"),
+    ("an adapter with the model's name", _adapters(name="bad"), "an adapter has the name of the model"),
+    ("an adapter twice", _model(adapters=[_ADAPTER, _ADAPTER]), "Duplicate value"),
+    ("an adapter on a GPU", {"spec": {**_adapters()["spec"], "accelerator": {}}}, "LoRA adapters work on CPU only"),
+    ("a LoRA rank of 512", _args(maxLoraRank=512), "should be less than or equal to 256"),
     ("a maxModelLen of 1", _model(maxModelLen=1), "should be greater than or equal to 2"),
     ("a maxModelLen in text", _model(maxModelLen="8k"), "must be of type integer"),
     ("a maxModelLen with a fraction", _model(maxModelLen=8192.5), "must be of type integer"),

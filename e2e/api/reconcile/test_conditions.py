@@ -123,6 +123,18 @@ SCENES = {
     ),
     "unreachable": Scene(reason=Reason.ENGINE_UNREACHABLE, says="admin port", engine={"is_silent": True}),
     "stopped": Scene(reason=Reason.TOKENS_STOPPED, says="which rank", engine={"token_age": 20.0}),
+    "adapter-failed": Scene(
+        reason=Reason.ADAPTER_FAILED,
+        kind="Degraded",
+        says="0/1 engines",
+        spec={
+            "model": {
+                "source": "builtin://smollm2-135m",
+                "adapters": [{"name": "sql", "source": "file:///models/adapters/sql"}],
+            }
+        },
+        engine={"broken_adapters": {"/models/adapters/sql": "adapter_config.json does not exist"}},
+    ),
     "recovering": Scene(
         reason=Reason.RECOVERING, says="rank 1", engine={"state": "recovering", "reason": "rank 1 was lost"}
     ),

@@ -90,6 +90,11 @@ class EngineConfig(BaseModel):
         description="Whoever may use the API may load and unload adapters by POST /v1/load_lora_adapter and "
         "/v1/unload_lora_adapter.",
     )
+    managed_adapters: bool = Field(
+        False,
+        description="Whoever may use the admin port sets the adapters by PUT /adapters there. An adapter that cannot "
+        "be loaded is then reported in /status, and does not end the server.",
+    )
 
     tensor_parallel_size: int = Field(
         1, ge=1, description="Ranks that share each layer; which numbers work depends on the model's heads."
@@ -325,7 +330,7 @@ class EngineConfig(BaseModel):
     @property
     def takes_adapters(self) -> bool:
         """True if the engine may get a request with an adapter."""
-        return bool(self.adapters) or self.allow_runtime_lora_updating
+        return bool(self.adapters) or self.allow_runtime_lora_updating or self.managed_adapters
 
     @property
     def parallelism(self) -> str:

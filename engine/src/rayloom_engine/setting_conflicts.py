@@ -40,6 +40,11 @@ def check_conflicts(config: EngineConfig) -> None:
             "EngineConfig: front_tls_cert_file: TLS is for the port for gateways, and front_port is not set; set it, "
             "or remove the front_tls settings"
         )
+    if config.managed_adapters and config.allow_runtime_lora_updating:
+        raise ConfigError(
+            "EngineConfig: allow_runtime_lora_updating: managed_adapters lets only the admin port change the adapters; "
+            "remove one of the two"
+        )
     if config.quantization == "int8":
         _check_quantization(config)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):

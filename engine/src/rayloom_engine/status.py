@@ -126,6 +126,17 @@ class Speculation(_StatusPart):
     accepted_tokens: int = Field(0, description="Draft tokens that equal the sampled ones.")
 
 
+class ReportedAdapter(_StatusPart):
+    """A LoRA adapter that PUT /adapters or the setting `adapters` asks for."""
+
+    name: str = Field(description="Name in the API.")
+    path: str = Field(description="Folder, as it was given.")
+    state: Literal["loading", "loaded", "failed"] = Field(
+        description="loaded: requests can name it. failed: it cannot be used; the engine tries again every 30 s."
+    )
+    message: str = Field("", description="Why it failed; else empty.")
+
+
 class RecoveryPhase(_StatusPart):
     name: str = Field(
         description="suspect (the search for the failed process), then the phases of a start, then replay (the first "
@@ -168,6 +179,9 @@ class EngineStatus(_StatusPart):
     kv_cache: KvCache
     load: Load = Load()
     speculation: Speculation = Speculation()
+    adapters: list[ReportedAdapter] | None = Field(
+        None, description="LoRA adapters; null unless the setting `managed_adapters` is on."
+    )
     recoveries: list[Recovery] = Field(description="The last 100.")
     api_url: str
 

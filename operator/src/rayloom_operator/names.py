@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Any
 
-from rayloom_operator.api.pod_template.reserved_parts import OWN_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, OWN_VOLUMES
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService, Metadata
 
 Manifest = dict[str, Any]
@@ -57,6 +57,7 @@ FRONT_KEY_FILE = f"{CONFIG_FOLDER}/gateway/{FRONT_KEY}"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
 CLAIM_FOLDER = "/models"  # the mount path of the claim of a pvc:// model
+ADAPTERS_FOLDER = "/adapters"  # the claims of adapters are mounted below it
 CACHE_VOLUME = "model-cache"
 CACHE_FOLDER = "/cache"
 KEYS_VOLUME = "api-keys"
@@ -66,7 +67,7 @@ CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
 # The volumes in OWN_VOLUMES whose source the user provides. A pod template may add further volumes of the user.
-USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
+USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME, *ADAPTER_VOLUMES)
 # The volumes in OWN_VOLUMES whose source the operator or the kubelet provides.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 

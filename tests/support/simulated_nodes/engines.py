@@ -61,6 +61,8 @@ class Engine:
     finish_s: float | None = 0.3
     # load that a test sets; fields that are left out have the values of an idle engine
     load: dict[str, Any] = field(default_factory=dict)
+    adapters: dict[str, str] | None = None  # name -> folder of LoRA adapters; None: they cannot be set
+    broken_adapters: dict[str, str] = field(default_factory=dict)  # folder -> why no engine can load it
     num_asked: int = 0
     # Results of the requests of a Traffic.
     first_token_s: float = 0.03
@@ -140,9 +142,14 @@ class Engine:
             },
             "kv_cache": {"num_blocks": 64, "num_free_blocks": 64, "block_size": 16, "usage": 0.0},
             "load": _IDLE | self.load,
+            "adapters": None if self.adapters is None else [self._adapter(*each) for each in self.adapters.items()],
             "recoveries": [],
             "api_url": "",
         }
+
+    def _adapter(self, name: str, path: str) -> dict[str, str]:
+        problem = self.broken_adapters.get(path, "")
+        return {"name": name, "path": path, "state": "failed" if problem else "loaded", "message": problem}
 
 
 class Engines:
@@ -167,7 +174,7 @@ class Engines:
         assert self._server is not None
         self._server.close()
 
-    def answer(self, address: str, method: str, path: str, token: str) -> tuple[int, object] | None:
+    def answer(self, address: str, method: str, path: str, token: str, body: bytes = b"") -> tuple[int, object] | None:
         """HTTP status and document; None closes the connection without an answer."""
         ip = pod_ip_at(address)
         if (gateway := self.gateways.get(ip)) is not None and (method, path) == ("GET", "/status"):
@@ -191,11 +198,14 @@ class Engines:
                 if engine.is_draining:
                     self.on_drain(ip)
                 return 200, {}
+            case "PUT", "/adapters" if engine.adapters is not None:
+                engine.adapters = json.loads(body)["adapters"]
+                return 202, {}
         return 404, {"error": {"message": "not found"}}
 
 
 class _Connection(asyncio.Protocol):
-    """One request without a body. A web framework would take CPU time that the benchmark measures."""
+    """One request. A web framework would take CPU time that the benchmark measures."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -207,14 +217,16 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        head, end, _ = self._received.partition(b"\r\n\r\n")
+        head, end, body = self._received.partition(b"\r\n\r\n")
         if not end or self._transport.is_closing():
             return
         first, *lines = head.decode().split("\r\n")
         method, path, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if len(body) < int(headers.get("content-length", "0")):
+            return
         address = self._transport.get_extra_info("sockname")[0]
-        answer = self._engines.answer(address, method, path, headers.get("authorization", ""))
+        answer = self._engines.answer(address, method, path, headers.get("authorization", ""), body)
         if answer is None:
             self._transport.abort()
             return

@@ -293,6 +293,7 @@ class Kubelets:
             token=files["admin/token"],
             num_ranks=num_ranks,
             ranks_per_pod=max(1, num_ranks // max(1, num_pods)),
+            adapters=_adapters_of(config),
             **self._release_of(pod).engine,
         )
         self._refresh_cluster(pod)
@@ -383,3 +384,10 @@ class Kubelets:
 
 def _service_of(pod: Document) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"].get("labels", {}).get(SERVICE_LABEL, "")
+
+
+def _adapters_of(config: Document) -> dict[str, str] | None:
+    """Name -> folder of the adapters with which an engine starts; None if nobody may change them."""
+    if not config.get("managed_adapters"):
+        return None
+    return {name: path for name, _, path in (each.partition("=") for each in config["adapters"])}

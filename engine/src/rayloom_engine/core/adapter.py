@@ -12,6 +12,15 @@ class Adapter(msgspec.Struct, frozen=True):
     digest: bytes  # of its files: 16 bytes; part of the hashes of KV blocks
 
 
+class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter under the name by which requests select it."""
+
+    name: str
+    adapter: Adapter
+    rank: int  # the highest rank of its updates
+    created: int  # Unix time
+
+
 class AdapterLoad(msgspec.Struct, frozen=True):
     """An order to a rank: keep this adapter in an adapter slot from now on, in place of an earlier one."""
 

@@ -2,14 +2,20 @@
 
 An adapter that no sequence uses stays in its slot until another adapter needs the slot; the one whose last use is
 longest ago goes first.
+
+Tenants (API keys) share the slots as they share the places of the queue: a tenant gets a further slot only if more
+slots are unused than it uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
 from rayloom_engine.core.adapter import Adapter, AdapterLoad
+
+_Key = TypeVar("_Key")
 
 
 class AdapterSlots:
@@ -19,6 +25,9 @@ class AdapterSlots:
         self._num_slots = num_slots
         self._slots: dict[bytes, int] = {}  # digest -> slot; the adapter whose last use is longest ago first
         self._num_users: Counter[bytes] = Counter()  # digest -> sequences that use it; unused adapters are left out
+        # (tenant, digest) -> the tenant's sequences that use it; left out as above
+        self._num_users_of: Counter[tuple[str, bytes]] = Counter()
+        self._num_used_by: Counter[str] = Counter()  # tenant -> adapters that its sequences use
         self._broken: set[bytes] = set()  # digests of adapters in slots that the ranks could not load
         self._loads: dict[int, Adapter] = {}  # slot -> adapter that the next plan tells the ranks to load
 
@@ -27,10 +36,19 @@ class AdapterSlots:
         return self._num_slots
 
     def has_room(self, adapter: Adapter | None) -> bool:
-        """True if a sequence with this adapter could run now: it is in a slot, or a slot is unused."""
+        """True if the adapter is in a slot, or a slot is unused."""
         return adapter is None or adapter.digest in self._slots or len(self._num_users) < self._num_slots
 
-    def use(self, adapter: Adapter | None) -> int:
+    def is_in_share(self, adapter: Adapter | None, tenant: str) -> bool:
+        """True if the tenant may use the adapter: it uses no further slot, or its share of the slots has room.
+
+        An empty `tenant`, as there is without several API keys, may use all slots.
+        """
+        if adapter is None or not tenant or adapter.digest in self._num_users:
+            return True
+        return self._num_used_by[tenant] < self._num_slots - len(self._num_users)
+
+    def use(self, adapter: Adapter | None, tenant: str = "") -> int:
         """Returns the slot of the adapter, and counts a user. Returns -1 for None. Call it only if there is room."""
         if adapter is None:
             return -1
@@ -44,15 +62,19 @@ class AdapterSlots:
         self._broken.discard(digest)
         self._slots[digest] = slot
         self._num_users[digest] += 1
+        self._num_users_of[tenant, digest] += 1
+        if self._num_users_of[tenant, digest] == 1:
+            self._num_used_by[tenant] += 1
         return slot
 
-    def leave(self, adapter: Adapter | None) -> None:
+    def leave(self, adapter: Adapter | None, tenant: str = "") -> None:
         """Counts one user less."""
         if adapter is None:
             return
-        self._num_users[adapter.digest] -= 1
-        if not self._num_users[adapter.digest]:
-            del self._num_users[adapter.digest]
+        _count_down(self._num_users, adapter.digest)
+        _count_down(self._num_users_of, (tenant, adapter.digest))
+        if (tenant, adapter.digest) not in self._num_users_of:
+            _count_down(self._num_used_by, tenant)
 
     def could_not_load(self, adapter: Adapter) -> None:
         """Lets the ranks load the adapter again for its next user."""
@@ -69,12 +91,19 @@ class AdapterSlots:
         """Empties the slots, because the ranks are new. No sequence runs."""
         self._slots = {}
         self._num_users = Counter()
+        self._num_users_of = Counter()
+        self._num_used_by = Counter()
         self._broken = set()
         self._loads = {}
 
-    def check_integrity(self, users: Iterable[Adapter | None]) -> None:
-        """Raises AssertionError if slots contradict each other. `users`: the adapters of the running sequences."""
-        assert self._num_users == Counter(each.digest for each in users if each is not None)
+    def check_integrity(self, users: Iterable[tuple[str, Adapter | None]]) -> None:
+        """Raises AssertionError if slots contradict each other. `users`: tenant and adapter of the running
+        sequences.
+        """
+        used = [(tenant, each.digest) for tenant, each in users if each is not None]
+        assert self._num_users == Counter(digest for _, digest in used)
+        assert self._num_users_of == Counter(used)
+        assert self._num_used_by == Counter(tenant for tenant, _ in set(used))
         assert set(self._num_users) <= set(self._slots)
         assert self._broken <= set(self._slots)
         assert len(set(self._slots.values())) == len(self._slots) <= self._num_slots
@@ -86,3 +115,10 @@ class AdapterSlots:
         evicted = next(digest for digest in self._slots if digest not in self._num_users)
         self._broken.discard(evicted)
         return self._slots.pop(evicted)
+
+
+def _count_down(counter: Counter[_Key], key: _Key) -> None:
+    """Lowers a count. One of 0 is left out."""
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

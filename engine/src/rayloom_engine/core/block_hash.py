@@ -34,11 +34,13 @@ def next_block_hash(
     return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest)]))
 
 
-def prompt_hashes(token_ids: Sequence[int], block_size: int, cache_key: bytes) -> list[bytes]:
+def prompt_hashes(
+    token_ids: Sequence[int], block_size: int, cache_key: bytes, adapter_digest: bytes = b""
+) -> list[bytes]:
     """Returns the hashes of a prompt's full blocks, in order: those under which a scheduler registers them."""
     hashes: list[bytes] = []
     for end in range(block_size, len(token_ids) + 1, block_size):
-        hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key))
+        hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key, adapter_digest))
     return hashes
 
 

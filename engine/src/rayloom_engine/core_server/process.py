@@ -85,7 +85,7 @@ class CoreProcess:
             self._inbox,
             self._state.status,
             gateways=gateways,
-            on_draining=self._state.set_draining,
+            on_told=self._state.told,
         )
         self._stillness = Stillness()  # watches the main thread
         self._main_cpu_clock = thread_cpu_clock()

@@ -33,6 +33,7 @@ from rayloom_engine.protocol.messages import (
     CoreMessage,
     CoreStatus,
     Draining,
+    EngineAdapters,
     FetchFile,
     FrontMessage,
     Hello,
@@ -62,6 +63,7 @@ class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
+Told = Draining | EngineAdapters  # what the engine's own front tells, and a status passes on to gateways
 InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
@@ -121,12 +123,12 @@ class CoreIo:
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
         gateways: GatewayPort | None = None,
-        on_draining: Callable[[bool], None] = lambda is_draining: None,
+        on_told: Callable[[Told], None] = lambda message: None,
     ) -> None:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_draining`: called when the engine's own front begins or cancels a drain; the next status must show it.
+        `on_told`: called with what the engine's own front tells; the next status must show it.
         """
         self._address = address
         self._token = token
@@ -134,7 +136,7 @@ class CoreIo:
         self._status = status
         self._stall_seconds = stall_seconds
         self._gateways = gateways
-        self._on_draining = on_draining
+        self._on_told = on_told
         self._strangers = Strangers()
         self._loop = asyncio.new_event_loop()
         self._fronts: dict[int, _Front] = {}
@@ -246,8 +248,8 @@ class CoreIo:
                 self._inbox.put(connection, GatewayConnected())
             while True:
                 message = front_decoder.decode(await read_frame(source))
-                if is_own and isinstance(message, Draining):
-                    self._on_draining(message.is_draining)
+                if is_own and isinstance(message, Draining | EngineAdapters):
+                    self._on_told(message)
                     self._broadcast(self._status())
                 else:
                     self._receive(connection, message)
@@ -274,7 +276,7 @@ class CoreIo:
                 self._inbox.put(connection, message)
             case FetchFile():
                 self._answer(connection, read_part(self._status().model, message))
-            case Hello() | StartTls() | Draining():
+            case Hello() | StartTls() | Draining() | EngineAdapters():
                 raise ValueError(f"an unexpected {type(message).__name__}")
 
     def _answer(self, connection: int, message: CoreMessage) -> None:

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rayloom_engine.common.process import node_name
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
-from rayloom_engine.protocol.messages import CoreStatus, PhaseProgress, RankReport, ServedModel
+from rayloom_engine.protocol.messages import (
+    CoreStatus,
+    Draining,
+    EngineAdapters,
+    PhaseProgress,
+    RankReport,
+    ServedModel,
+)
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -43,6 +51,7 @@ class CoreState:
     gateway_requests: GatewayRequests = field(default_factory=GatewayRequests)
     rank_phase: str = "start"
     is_draining: bool = False  # written by the I/O thread
+    adapters: tuple[ServedAdapter, ...] | None = None  # written by the I/O thread; None before the front has told them
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
@@ -146,12 +155,20 @@ class CoreState:
             lost_node=self.lost_node,
             heartbeat_age_s=now - self.heartbeat,
             is_draining=self.is_draining,
+            adapters=self.adapters,
             gateway_requests=self.gateway_requests,
         )
 
     def set_draining(self, is_draining: bool) -> None:
         """Records that the engine drains, or no longer does."""
         self.is_draining = is_draining
+
+    def told(self, message: Draining | EngineAdapters) -> None:
+        """Records what the engine's own front tells, for gateways."""
+        if isinstance(message, Draining):
+            self.set_draining(message.is_draining)
+        else:
+            self.adapters = message.adapters
 
     def _own_rank(self, now: float) -> tuple[RankReport, ...]:
         """The report of this process as the only rank."""

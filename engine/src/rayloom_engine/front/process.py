@@ -89,7 +89,7 @@ def main() -> int:
         service.lifecycle.was_loaded = loaded_mark.exists()
         service.lifecycle.on_ready = functools.partial(write_mark, loaded_mark)
         api = api_app(service, api_keys)
-        admin = admin_app(service, admin_token, mark)
+        admin = admin_app(service, admin_token, mark, service.managed_adapters)
         api_keys.on_change = lambda: service.metrics.observe_api_keys(api_keys.num_keys, api_keys.problem)
         api_keys.on_change()
         front = FrontServer(config, service, (api, api_socket), (admin, admin_socket))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
@@ -98,6 +99,14 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """
 
     is_draining: bool
+
+
+class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
+    """Tells the core the engine's LoRA adapters. From the engine's own front, on the Unix socket; the core tells
+    gateways.
+    """
+
+    adapters: tuple[ServedAdapter, ...]
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
@@ -213,6 +222,8 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
     is_draining: bool = False  # the engine takes no new requests, and will end
+    # the engine's LoRA adapters; None: its front has not told them yet, or the engine is older than this field
+    adapters: tuple[ServedAdapter, ...] | None = None
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
 
@@ -237,5 +248,5 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     load: SchedulerLoad
 
 
-FrontMessage = Hello | StartTls | Submit | SubmitChoices | Abort | Draining | FetchFile | WantCache
+FrontMessage = Hello | StartTls | Submit | SubmitChoices | Abort | Draining | EngineAdapters | FetchFile | WantCache
 CoreMessage = FrontChallenge | Welcome | Outputs | Refused | FilePart | CoreStatus | CacheChanges | LoadReport

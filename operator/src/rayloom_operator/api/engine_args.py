@@ -68,6 +68,19 @@ class EngineArgs(Part):
         le=32,
         description="Of several places, the one with the most equal tokens counts, up to this number; 5 by default.",
     )
+    max_loras: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="LoRA adapters in memory at once; requests for others wait; 8 by default. No effect without "
+        "model.adapters.",
+    )
+    max_lora_rank: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Highest LoRA rank of an adapter; 16 by default. Memory is kept free for maxLoras of this rank.",
+    )
     max_num_seqs: int | None = Field(None, ge=1, le=4096, description="Most sequences in one step.")
     max_num_batched_tokens: int | None = Field(None, ge=1, description="Token budget of one step.")
     max_queued_requests: int | None = Field(

@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, Adapters, host_folders
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
-from rayloom_operator.api.base import Part, Quantity
+from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
-from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.engine import Engine
 from rayloom_operator.api.gateway.spec import Gateway
-from rayloom_operator.api.pod_template.reserved_env import RESERVED_IN_WORDS, RESERVED_RULE, is_reserved
 from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
-from rayloom_operator.api.pods import Auth, LocalObject, ModelCache, Scheduling, SecretKey
+from rayloom_operator.api.pods import Auth, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api.problems import explain, source_hint
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.api.restart import RestartTime
@@ -49,6 +49,11 @@ _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_RULE = (
     f"size(self.metadata.name) <= {_MAX_NAME} && self.metadata.name.matches({json.dumps(_NAME_PATTERN)})",
     f"metadata.name: use at most {_MAX_NAME} lower-case letters, digits and '-', beginning with a letter",
+)
+_ADAPTER_NAMES_RULE = (
+    "!has(self.spec) || !has(self.spec.model) || !has(self.spec.model.adapters) || self.spec.model.adapters.all(each, "
+    "each.name != (has(self.spec.model.servedName) ? self.spec.model.servedName : self.metadata.name))",
+    OTHER_NAME_IN_WORDS,
 )
 _REPLICAS_IN_WORDS = f"use 0 to {MAX_REPLICAS} replicas; 0 suspends the service"
 
@@ -128,6 +133,11 @@ class Model(Part):
         description="Longest prompt + output in tokens. Default: the limit of the model's config; if memory is too "
         "small for that, the longest that fits.",
     )
+    adapters: Adapters | None = Field(
+        None,
+        description="LoRA adapters, each under a name of its own beside the model; only on CPU. Engines load and "
+        "unload them while they serve. An empty list keeps memory for adapters that come later.",
+    )
 
     @field_validator("source")
     @classmethod
@@ -153,79 +163,14 @@ class Model(Part):
         return self.source.split("://", 1)[0]
 
     @property
+    def claim(self) -> str | None:
+        """Name of the PersistentVolumeClaim with the model; None if the model is not in a claim."""
+        return self.source.removeprefix("pvc://").partition("/")[0] if self.source_kind == "pvc" else None
+
+    @property
     def is_gguf(self) -> bool:
         """True if `source` is a GGUF file. Then each pod converts the file for itself."""
         return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
-
-
-class EnvVar(Part):
-    name: str = Field(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        max_length=256,
-        description="Name of an environment variable.",
-        json_schema_extra=_rules((RESERVED_RULE, RESERVED_IN_WORDS)),
-    )
-    value: str = Field(description="Value of the variable, a string: put numbers and true/false in quotes.")
-
-    @field_validator("name")
-    @classmethod
-    def _is_free(cls, name: str) -> str:
-        if is_reserved(name):
-            raise ValueError(f"{name}: {RESERVED_IN_WORDS}")
-        return name
-
-
-class Resources(Part):
-    requests: dict[str, Quantity] = Field(
-        default_factory=dict,
-        description="Amounts that a node must have free, by resource name; text such as '500m' or '1Gi'. Defaults for "
-        "each rank of a pod: cpu 500m; memory 4Gi with `accelerator`, and without it enough for the rank's weights and "
-        "process, at least 1Gi. Default of ephemeral-storage: enough for the files of the model that the pod downloads "
-        "or converts. A pod with model.cache downloads none.",
-    )
-    limits: dict[str, Quantity] = Field(
-        default_factory=dict,
-        description="Amounts that may be used at most, by resource name; text such as '4' or '8Gi'.",
-    )
-
-
-class Engine(Part):
-    image: str | None = Field(
-        None, min_length=1, description="Image of the engine's pods. Default: the operator's setting engine.image."
-    )
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        "IfNotPresent", description="Pull policy of the image."
-    )
-    image_pull_secrets: tuple[LocalObject, ...] = Field(
-        (),
-        strict=False,
-        max_length=16,
-        description="Secrets with the registry's credentials, in the service's namespace.",
-    )
-    resources: Resources = Field(
-        default_factory=Resources,
-        description="Resources of each worker pod's main container, which runs the ranks of one or more stages. The "
-        "operator adds the accelerators.",
-    )
-    args: EngineArgs = Field(default_factory=EngineArgs, description="Settings of the engine.")
-    env: tuple[EnvVar, ...] = Field(
-        (),
-        strict=False,
-        max_length=256,
-        description="Environment variables of the engine's processes, each name once. Whoever may set them can run "
-        "code in the engine's pods, for example by LD_PRELOAD or PYTHONPATH. Variables that the operator sets are "
-        "refused.",
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
-
-    @field_validator("env")
-    @classmethod
-    def _names_differ(cls, env: tuple[EnvVar, ...]) -> tuple[EnvVar, ...]:
-        names = [variable.name for variable in env]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ValueError(f"{', '.join(repeated)} is given more than once; keep one value of each name")
-        return env
 
 
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
@@ -258,6 +203,10 @@ class Spec(Part):
                 "((!has(each.resources.requests) || !(self.accelerator.resource in each.resources.requests)) && "
                 "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
                 HEAD_ACCELERATORS_IN_WORDS,
+            ),
+            (
+                "!has(self.accelerator) || !has(self.model.adapters) || size(self.model.adapters) == 0",
+                ON_CPU_IN_WORDS,
             ),
             (
                 "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || has(self.gateway)",
@@ -323,9 +272,10 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _pods_can_be_built(self) -> Spec:
-        path = self.model.source.removeprefix("file://") if self.model.source_kind == "file" else None
+        paths = [self.model.source.removeprefix("file://")] if self.model.source_kind == "file" else []
+        paths += host_folders(self.model.adapters or ())
         resource = self.accelerator.resource if self.accelerator is not None else None
-        if problems := self.pod_template.problems(accelerator=resource, model_path=path):
+        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths):
             raise ValueError("; ".join(problems))
         return self
 
@@ -346,18 +296,26 @@ class Spec(Part):
             raise ValueError(_CPU_IN_WORDS)
         if self.engine.args.quantization == "int8":
             raise ValueError(_INT8_IN_WORDS)
+        if self.model.adapters:
+            raise ValueError(ON_CPU_IN_WORDS)
         return self
 
 
 class LLMService(Part):
     """A model and how to serve it."""
 
-    model_config = ConfigDict(json_schema_extra=_rules(NAME_RULE))
+    model_config = ConfigDict(json_schema_extra=_rules(NAME_RULE, _ADAPTER_NAMES_RULE))
 
     api_version: Literal["rayloom.dev/v1alpha1"] = Field(description="Version of this document's schema.")
     kind: Literal["LLMService"] = Field(description="Kind of this document.")
     metadata: Metadata = Field(description="Name and labels.")
     spec: Spec = Field(description="The model and how to serve it.")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> LLMService:
+        if any(each.name == self.served_name for each in self.spec.model.adapters or ()):
+            raise ValueError(f"spec.model.adapters: {self.served_name}: {OTHER_NAME_IN_WORDS}")
+        return self
 
     @property
     def served_name(self) -> str:

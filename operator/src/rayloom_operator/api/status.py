@@ -57,6 +57,7 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
+    ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
     # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
     SCALED_TO_ZERO = "ScaledToZero"
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
@@ -116,6 +117,7 @@ FAULTS = frozenset(Reason) - {
 ConditionType: TypeAlias = Literal[
     "Accepted", "ModelReady", "Scheduled", "Available", "Degraded", "Progressing", "RolledBack", "Paused"
 ]
+AdapterState: TypeAlias = Literal["Loaded", "Loading", "Failed"]
 GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", "Draining", "BackOff", "Failed"]
 
 
@@ -202,6 +204,16 @@ class GroupStatus(StatusPart):
     nodes: Annotated[tuple[NodeName, ...], BeforeValidator(_first_nodes)] = Field(
         (), max_length=_MAX_NODES, description="Names of the nodes with the engine's ranks, in the order of the ranks."
     )
+
+
+class AdapterStatus(StatusPart):
+    name: str = Field(description="Name of the adapter.")
+    state: AdapterState = Field(
+        description="Loaded: every engine has it. Loading: not every engine has it yet. Failed: an engine cannot load "
+        "it, and tries again every 30 s."
+    )
+    message: Message = Field("", description="The engine, and why it cannot load the adapter; empty unless Failed.")
+    loaded: str = Field(description="Engines that have the adapter, of all engines, such as 2/3.")
 
 
 class InspectedModel(ModelFacts):
@@ -322,6 +334,7 @@ class Status(StatusPart):
     sizing: SizingStatus | None = Field(
         None, description="The chosen shape, its inputs and its alternatives. Absent until the model is known."
     )
+    adapters: tuple[AdapterStatus, ...] = Field((), max_length=64, description="The LoRA adapters of the spec.")
     ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(
         None,

@@ -89,6 +89,9 @@ class Permissions:
             yield from self._path_problem("spec.model.source", model.source.removeprefix("file://"))
         if model.cache is not None and model.cache.host_path is not None:
             yield from self._path_problem("spec.model.cache.hostPath", model.cache.host_path)
+        for number, adapter in enumerate(model.adapters or ()):
+            if adapter.host_folder is not None:
+                yield from self._path_problem(f"spec.model.adapters[{number}].source", adapter.host_folder)
         for field, path in host_paths(service.spec.pod_template):
             yield from self._path_problem(field, path)
 

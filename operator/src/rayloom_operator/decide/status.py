@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
 from rayloom_operator.api.status import Reason, Status, stored_autoscaling, stored_sizing
+from rayloom_operator.decide.adapters import adapter_statuses
 from rayloom_operator.decide.conditions.accepted import acceptance
 from rayloom_operator.decide.conditions.evidence import Evidence, JudgedReplica, gather_evidence
 from rayloom_operator.decide.conditions.report import conditions
@@ -36,6 +37,7 @@ def status(situation: Situation, refusal: str = "") -> Status:
         shape=resolved.shape if resolved is not None else previous.get("shape", ""),
         sizing=resolved.sizing if resolved is not None else stored_sizing(previous),
         model=situation.inspection.model,
+        adapters=adapter_statuses(evidence),
         ready=f"{num_available}/{num_asked}",
         loading=_loading(alive),
         endpoint=clients_endpoint(situation, resolved) if resolved is not None else previous.get("endpoint", ""),

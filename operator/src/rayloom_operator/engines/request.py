@@ -31,7 +31,9 @@ _ANY_LENGTH = re.compile(rb"\r\ncontent-length:", re.IGNORECASE)
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})[^\r\n]*\r\n")
 
 
-async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "/status") -> tuple[int, bytes]:
+async def ask(
+    ip: str, port: int, token: str, method: str = "GET", path: str = "/status", body: bytes = b""
+) -> tuple[int, bytes]:
     """Sends a request, and returns the response's status code and body. Redirects are not followed.
 
     Raises EngineUnavailable if no valid response arrives within 3 s.
@@ -39,8 +41,9 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
     host = f"[{ip}]" if ":" in ip else ip
     request = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-        "Accept: application/json\r\nPrefer: return=minimal\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    ).encode()
+        f"Accept: application/json\r\nPrefer: return=minimal\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode() + body
     loop = asyncio.get_running_loop()
     exchange = _Exchange(request, loop.create_future())
     try:
@@ -57,17 +60,17 @@ async def ask(ip: str, port: int, token: str, method: str = "GET", path: str = "
 
 
 async def ask_either(
-    ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status"
+    ip: str, port: int, tokens: tuple[str, str], method: str = "GET", path: str = "/status", body: bytes = b""
 ) -> tuple[int, bytes]:
     """Like `ask`. If the engine answers 401 to the first token, sends the request again with the second token.
 
     An empty second token is not used.
     """
     token, old_token = tokens
-    code, body = await ask(ip, port, token, method, path)
+    code, answer = await ask(ip, port, token, method, path, body)
     if code == _UNAUTHORIZED and old_token:
-        return await ask(ip, port, old_token, method, path)
-    return code, body
+        return await ask(ip, port, old_token, method, path, body)
+    return code, answer
 
 
 class _Exchange(asyncio.Protocol):

@@ -18,6 +18,7 @@ from rayloom_operator.errors import EngineUnavailable
 from rayloom_operator.texts import head, plain
 
 MAX_RANKS = 4096
+MAX_ADAPTERS = 1024
 _MAX_PHASES = 64
 _MAX_EDGES = 64
 _MAX_EDGE = 32  # characters of a histogram bucket's upper edge
@@ -105,6 +106,15 @@ class ReportedLoad(AnswerPart):
     decode_tokens_per_second: Rate | None = None
 
 
+class ReportedAdapter(AnswerPart):
+    """A LoRA adapter that the engine was told to have."""
+
+    name: str = Field(max_length=_MAX_NAME)
+    path: str = Field(max_length=4096)
+    state: str = Field(max_length=32)  # loading, loaded or failed
+    message: Text = ""  # why it failed
+
+
 class UnusableKeys(AnswerPart):
     """A name of a gateway with several models whose file of API keys cannot be used."""
 
@@ -132,6 +142,8 @@ class EngineStatus(AnswerPart):
     uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # uptime of the API server process
     requests: Requests = Requests()
     load: ReportedLoad = ReportedLoad()
+    # None: the engine's adapters cannot be set, or its version knows none
+    adapters: Annotated[tuple[ReportedAdapter, ...], Field(strict=False)] | None = None
     gateway: GatewayReport | None = None  # None except for a gateway with several models
 
     @property
@@ -221,6 +233,7 @@ def _check_lengths(document: dict[str, Any], max_ranks: int) -> None:
     edges = requests.get("first_token_seconds") if isinstance(requests, dict) else None
     for name, found, most in (
         ("ranks", document.get("ranks"), max_ranks),
+        ("adapters", document.get("adapters"), MAX_ADAPTERS),
         ("startup", document.get("startup"), _MAX_PHASES),
         ("requests.first_token_seconds", edges, _MAX_EDGES),
     ):

@@ -109,6 +109,12 @@ def _check(service: LLMService, environment: Mapping[str, str], devices: Sequenc
         problems.append(
             "spec.model.source: claims exist only in a cluster; use a file:// path to serve the model locally"
         )
+    problems += [
+        f"spec.model.adapters[{number}].source: claims exist only in a cluster; use a file:// path to serve the "
+        "adapter locally"
+        for number, adapter in enumerate(service.spec.model.adapters or ())
+        if adapter.claim is not None
+    ]
     if service.spec.auth is not None and api_key(environment) is None:
         problems.append(
             "spec.auth: Secrets exist only in a cluster; set RAYLOOM_API_KEYS to the keys, separated by commas"

@@ -20,6 +20,7 @@ from rayloom_operator.names import (
     KEYS_FOLDER,
     RANK_PORT,
 )
+from rayloom_operator.objects.adapter_volumes import adapter_paths
 from rayloom_operator.objects.tls.files import engine_tls
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -51,6 +52,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         **(front if resolved.service.spec.gateway is not None else {}),
         **(engine_tls() if resolved.service.spec.gateway is not None and resolved.has_tls else {}),
         "model": engine_model(resolved.service.spec.model),
+        **_managed_adapters(resolved.service.spec.model),
         "executor": "ray",
         "admin_host": "0.0.0.0",
         "admin_token_file": ADMIN_TOKEN_FILE,
@@ -79,6 +81,13 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
     return {"ui": True, **_document(resolved, host=host, port=port, admin_port=admin_port)}
 
 
+def _managed_adapters(model: Model) -> dict[str, JsonValue]:
+    """The adapters with which an engine in a pod starts; the operator may change them while it serves."""
+    if model.adapters is None:
+        return {}
+    return {"managed_adapters": True, "adapters": [f"{name}={path}" for name, path in adapter_paths(model).items()]}
+
+
 def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
     service = resolved.service
     model, recovery = service.spec.model, service.spec.recovery
@@ -99,6 +108,8 @@ def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> d
         "port": port,
         "admin_host": "127.0.0.1",
         "admin_port": admin_port,
+        # An adapter in a claim is at another path in a pod, see `pod_engine_config`.
+        "adapters": [f"{each.name}={each.path}" for each in model.adapters] if model.adapters else None,
         **service.spec.engine.args.model_dump(mode="json"),
     }
     return {name: value for name, value in document.items() if value is not None}

@@ -49,13 +49,13 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
         "command": command,
         "env": environment(service, variables),
         "resources": _RESOURCES,
-        "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}, *model_mounts(service, hub, has_cache=False)],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}, *model_mounts(service, hub, serves=False)],
     }
     pod = pod_basics(service) | {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 3,
         "containers": [container],
-        "volumes": [{"name": "scratch", "emptyDir": {}}, *model_volumes(service, hub, has_cache=False)],
+        "volumes": [{"name": "scratch", "emptyDir": {}}, *model_volumes(service, hub, serves=False)],
     }
     spec: Manifest = {
         # The operator decides when to retry.

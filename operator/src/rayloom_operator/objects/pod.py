@@ -8,6 +8,7 @@ from rayloom_operator import names
 from rayloom_operator.api.pods import LocalObject, Scheduling
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
+from rayloom_operator.objects.adapter_volumes import adapter_places
 from rayloom_operator.resolve.resolved import Hub
 
 # The user of the engine's image. Both containers of the head pod run as this user, to which Ray's sockets belong.
@@ -121,22 +122,24 @@ def api_keys_volumes(service: LLMService) -> list[Manifest]:
     return [{"name": names.KEYS_VOLUME, "secret": {"secretName": secret.name, "items": items}}]
 
 
-def model_volumes(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
-    """Volumes from which a pod reads the model. `has_cache`: the pod also mounts the cache of models from the hub."""
-    return [volume for volume, _ in _model_places(service, hub, has_cache)]
+def model_volumes(service: LLMService, hub: Hub, *, serves: bool = True) -> list[Manifest]:
+    """Volumes from which a pod reads the model.
+
+    `serves`: the pod also mounts the cache of models from the hub, and the LoRA adapters.
+    """
+    return [volume for volume, _ in _model_places(service, hub, serves)]
 
 
-def model_mounts(service: LLMService, hub: Hub, *, has_cache: bool = True) -> list[Manifest]:
+def model_mounts(service: LLMService, hub: Hub, *, serves: bool = True) -> list[Manifest]:
     """The mounts of `model_volumes`."""
-    return [{"name": volume["name"], **mount} for volume, mount in _model_places(service, hub, has_cache)]
+    return [{"name": volume["name"], **mount} for volume, mount in _model_places(service, hub, serves)]
 
 
-def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[Manifest, Manifest]]:
+def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Manifest, Manifest]]:
     model = service.spec.model
     places: list[tuple[Manifest, Manifest]] = []
     if model.source_kind == "pvc":
-        claim = model.source.removeprefix("pvc://").split("/", 1)[0]
-        volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": claim}}
+        volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model.claim}}
         places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
     if model.source_kind == "file":
         # The path in the pod is the path on the node, so the engine's config is the same with and without a cluster.
@@ -149,7 +152,7 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
     if model.source_kind == "hf" and hub.ca_config_map:
         volume = {"name": names.CA_VOLUME, "configMap": {"name": hub.ca_config_map}}
         places.append((volume, {"mountPath": names.CA_FOLDER, "readOnly": True}))
-    if has_cache and model.cache is not None:
+    if serves and model.cache is not None:
         cache = model.cache
         kind: Manifest = {"persistentVolumeClaim": {"claimName": cache.persistent_volume_claim}}
         if cache.host_path is not None:
@@ -157,4 +160,4 @@ def _model_places(service: LLMService, hub: Hub, has_cache: bool) -> list[tuple[
             # the pods could not write to it.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
-    return places
+    return places + adapter_places(model) if serves else places

@@ -278,6 +278,7 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.is_held,  # a service without engines is woken at once
         STALLED.search(status.reason) is not None,
         len(status.ranks),
+        status.adapters,
         status.gateway,
     )
     # The reason of an engine that makes no progress contains the seconds since then, which differ in each answer.

@@ -54,7 +54,7 @@ class Reconciler:
         self._statuses = statuses
         self._requeue_after = requeue_after
         self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift)
-        self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain)
+        self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain, poller.nudge)
         self._gatherer = Gatherer(kube, settings, watches, poller, self._observer)
 
     def lead(self) -> None:

@@ -11,6 +11,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from rayloom_operator.api.adapters import volume_sources
 from rayloom_operator.resolve.resolved import Resolved
 
 
@@ -28,7 +29,7 @@ def revision(resolved: Resolved) -> str:
     spec = service.spec.model_dump(
         mode="json",
         exclude={
-            "model": {"revision", "served_name", "max_model_len"},
+            "model": {"revision", "served_name", "max_model_len", "adapters"},
             "replicas": True,
             "autoscaling": True,
             "gateway": True,
@@ -55,6 +56,10 @@ def revision(resolved: Resolved) -> str:
     if service.spec.gateway is not None:
         # The engines of such a service have a port for gateways, whatever the number of gateways is.
         spec["hasGatewayPort"] = True
+    model = service.spec.model
+    if model.adapters is not None:
+        # Engines load and unload adapters while they serve, but keep memory for them and mount volumes at their start.
+        spec["adapterVolumes"] = volume_sources(model.adapters, model.claim)
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if commit := resolved.commit or service.spec.model.revision:
         inputs["commit"] = commit

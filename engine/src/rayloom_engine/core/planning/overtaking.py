@@ -4,7 +4,8 @@ A waiting sequence may be overtaken by at most `max_overtakers` sequences, which
 as the waiting one. After that, no sequence behind it is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
-`max_overtakers` with one. After that, no sequence with an adapter is admitted before it, so a slot becomes unused.
+`max_overtakers` with one. After that, no sequence with an adapter is admitted before it, so a slot becomes unused. If
+only its tenant's share of the slots is in use, this holds among the sequences of its tenant alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Line:
         self._max_overtakers = max_overtakers
         self._held: list[Sequence] = []
         self._held_for_adapter: list[Sequence] = []
+        self._held_for_share: list[Sequence] = []
 
     @property
     def is_closed(self) -> bool:
@@ -32,7 +34,7 @@ class Line:
         """True if `sequence` may overtake all held sequences."""
         if sequence.params.adapter is not None:
             most = self._max_overtakers
-            if any(held.num_overtakers >= most for held in self._held_for_adapter):
+            if any(held.num_overtakers >= most for held in self._before_adapter_of(sequence)):
                 return False
         return all(sequence.num_tokens <= self._allowance(held) for held in self._held)
 
@@ -44,14 +46,22 @@ class Line:
         """Adds a sequence that is not admitted in this step because all adapter slots are in use."""
         self._held_for_adapter.append(sequence)
 
+    def hold_for_share(self, sequence: Sequence) -> None:
+        """Adds a sequence that is not admitted in this step because its tenant uses its share of the adapter slots."""
+        self._held_for_share.append(sequence)
+
     def passed(self, sequence: Sequence) -> None:
         """Counts the admission of `sequence` against every held sequence, which it has overtaken."""
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens
         if sequence.params.adapter is not None:
-            for held in self._held_for_adapter:
+            for held in self._before_adapter_of(sequence):
                 held.num_overtakers += 1
+
+    def _before_adapter_of(self, sequence: Sequence) -> list[Sequence]:
+        """Returns the held sequences that a sequence with an adapter overtakes on its way to a slot."""
+        return [*self._held_for_adapter, *(held for held in self._held_for_share if held.tenant == sequence.tenant)]
 
     def _allowance(self, held: Sequence) -> int:
         """Returns the limit for the tokens of the next sequence that overtakes `held`."""

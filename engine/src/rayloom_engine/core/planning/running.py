@@ -61,7 +61,7 @@ class RunningSequences:
     def admit(self, sequence: Sequence) -> None:
         """Gives a free slot to the sequence. Its blocks must be allocated already, and its adapter must have room."""
         sequence.state = SequenceState.RUNNING
-        sequence.adapter_slot = self.adapters.use(sequence.params.adapter)
+        sequence.adapter_slot = self.adapters.use(sequence.params.adapter, sequence.tenant)
         sequence.slot = self._free_slots.pop()
         sequence.num_overtakers = 0
         sequence.num_overtaking_tokens = 0
@@ -79,7 +79,7 @@ class RunningSequences:
         if sequence.num_sent_blocks:
             self._slots_to_free.append(sequence.slot)
         self._release_blocks(sequence)
-        self.adapters.leave(sequence.params.adapter)
+        self.adapters.leave(sequence.params.adapter, sequence.tenant)
         sequence.slot = None
         # These include blocks that the sliding window has released. When the sequence runs again, it does not need
         # them, or finds them in the prefix index.
@@ -213,5 +213,5 @@ class RunningSequences:
             assert sequence.first_block <= first_seen_block(
                 sequence.num_computed, self._config.window, self._config.block_size
             ), f"{sequence.request_id}: a block that is still seen was given back"
-        self.adapters.check_integrity(s.params.adapter for s in self._sequences)
+        self.adapters.check_integrity((s.tenant, s.params.adapter) for s in self._sequences)
         self.pool.check_integrity(s.held_block_ids for s in self._sequences)

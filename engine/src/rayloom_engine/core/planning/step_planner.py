@@ -130,7 +130,8 @@ class StepPlanner:
         num_free = self._running.pool.num_free
         for sequence in islice(self._waiting, self._running.num_free_slots):
             num_free -= self._config.most_blocks(sequence.num_tokens)
-            if not self._running.adapters.has_room(sequence.params.adapter):
+            adapters, adapter = self._running.adapters, sequence.params.adapter
+            if not (adapters.has_room(adapter) and adapters.is_in_share(adapter, sequence.tenant)):
                 continue
             if num_free >= 0 and sequence.fork_of is None:  # a fork shares the prompt of its leader
                 yield sequence
@@ -232,6 +233,9 @@ class StepPlanner:
             return  # the leader computes the prompt; the sequence joins in a later step
         if not self._running.adapters.has_room(sequence.params.adapter):
             line.hold_for_adapter(sequence)
+            return
+        if not self._running.adapters.is_in_share(sequence.params.adapter, sequence.tenant):
+            line.hold_for_share(sequence)
             return
         most = min(max_tokens, builder.room_for(sequence.tenant))
         if most == 0:

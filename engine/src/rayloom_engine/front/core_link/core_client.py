@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
     MOST_CORRUPT,
@@ -45,6 +46,7 @@ from rayloom_engine.protocol.messages import (
     CoreMessage,
     CoreStatus,
     Draining,
+    EngineAdapters,
     FilePart,
     LoadReport,
     Outputs,
@@ -85,6 +87,7 @@ class CoreClient:
         self._readers = DueReaders()
         self._was_serving = False
         self._is_draining = False
+        self._adapters: tuple[ServedAdapter, ...] | None = None  # of this engine; None before the front knows them
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -169,7 +172,7 @@ class CoreClient:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
-        parts = [(self.pool.engine_for(choices[0]), choices, encoded(choices)) for choices in by_prompt(sequences)]
+        parts = [(self.pool.place_for(choices), choices, encoded(choices)) for choices in by_prompt(sequences)]
         new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
         held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
         check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
@@ -205,6 +208,13 @@ class CoreClient:
             if link.is_connected:
                 link.send(frame(Draining(is_draining)))
 
+    def tell_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
+        """Tells the cores this engine's adapters, for gateways. Only for the front inside an engine."""
+        self._adapters = adapters
+        for link in self.pool.links.values():
+            if link.is_connected:
+                link.send(frame(EngineAdapters(adapters)))
+
     # --- links ---
 
     def connected(self, link: EngineLink, welcome: Welcome) -> None:
@@ -215,7 +225,9 @@ class CoreClient:
         # Sent even if False: the core may still know of a drain that an earlier front has ended.
         if not self.rules.is_gateway:
             link.send(frame(Draining(self._is_draining)))
-        if self.rules.is_gateway:
+            if self._adapters is not None:
+                link.send(frame(EngineAdapters(self._adapters)))
+        else:
             link.send(frame(WantCache()))
         self._on_change()
         self._note_usable(link, waiting)
@@ -366,10 +378,8 @@ class CoreClient:
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s
-            if self.pool.has_another_model(sequence):
-                self._placement.fail(
-                    sequence, EngineDead("every engine now serves another model than the one that began this")
-                )
+            if why := self.pool.why_none(sequence):
+                self._placement.fail(sequence, EngineDead(why))
             elif since_s is not None and now_s - since_s > self.rules.hold_s:
                 self._placement.fail(
                     sequence, EngineDead(f"no engine could take the request within {self.rules.hold_s:g} s; try again")

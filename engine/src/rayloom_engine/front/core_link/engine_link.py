@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError, connect
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import core_decoder, read_frame
@@ -42,6 +43,8 @@ class EngineLink:
         self.core = core
         self.estimate = EngineEstimate(name)  # made from the reports on the current connection
         self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
+        # the engine's LoRA adapters, as it told them last; None: it has told none on any connection
+        self.adapters: tuple[Adapter, ...] | None = None
         self.pid = 0  # process id of the core on the current connection, or on the last one
         self.version = 0  # protocol version of the current connection, or of the last one
         self.is_connected = False
@@ -132,6 +135,8 @@ class EngineLink:
             self.status = message
             self._status_at_s = time.monotonic()
             self.is_serving = message.state == "serving"
+            if message.adapters is not None:
+                self.adapters = tuple(each.adapter for each in message.adapters)
             if self.is_serving:
                 self.served_at_s = self._status_at_s
         self._listener.received(self, message)

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
+from rayloom_engine.front.core_link.adapter_choice import adapt, is_unloaded, with_adapter
 from rayloom_engine.front.core_link.engine_choice import (
     PoolRules,
     can_compute,
@@ -76,6 +77,7 @@ class EnginePool:
         if self.rules.is_gateway:
             now_s = time.monotonic()
             links = [link for link in links if can_compute(link, sequence, self.model, now_s)]
+            links = with_adapter(links, self.links.values(), sequence)
             if sequence.place.corrupt_by:
                 links = unlike_corrupt(links, sequence)
         elif sequence.place.refused_by:
@@ -84,6 +86,13 @@ class EnginePool:
             return links[0] if links else None
         name = chosen_engine(links, sequence)
         return None if name is None else self.links[name]
+
+    def place_for(self, choices: list[ClientSequence]) -> EngineLink | None:
+        """As `engine_for`, for all choices of one prompt. They name their adapter then as the engine has it."""
+        link = self.engine_for(choices[0])
+        if link is not None:
+            adapt(link, choices)
+        return link
 
     def give(self, link: EngineLink, choices: list[ClientSequence], data: bytes) -> None:
         """Sends `data`, the encoded choices of one prompt, and records which engine has the choices."""
@@ -115,7 +124,15 @@ class EnginePool:
                 link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt, is_moved, is_complete)))
         sequence.place.leave()
 
-    def has_another_model(self, sequence: ClientSequence) -> bool:
+    def why_none(self, sequence: ClientSequence) -> str:
+        """Returns why no engine can ever compute a waiting sequence; empty if one may."""
+        if self._has_another_model(sequence):
+            return "every engine now serves another model than the one that began this"
+        if is_unloaded(self.links.values(), sequence):
+            return "the LoRA adapter of the request has been unloaded from every engine"
+        return ""
+
+    def _has_another_model(self, sequence: ClientSequence) -> bool:
         """True if every engine is connected and serves another model than the one that began `sequence`."""
         expected = sequence.place.fingerprint or self.model
         return bool(self.links) and all(

@@ -51,7 +51,7 @@ class Placement:
             is_elsewhere = any(sequence.place.refused_by for sequence in choices)
             for sequence in choices:
                 sequence.is_accepted = sequence.is_accepted or not is_elsewhere
-            link = self._pool.engine_for(choices[0])
+            link = self._pool.place_for(choices)
             if link is None:
                 self.hold(choices)
                 continue

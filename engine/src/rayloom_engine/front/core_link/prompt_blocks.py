@@ -24,14 +24,20 @@ class PromptBlocks:
 
 
 def prompt_blocks(
-    prompt_ids: tuple[int, ...], cache_key: bytes, block_size: int, *, otherwise: bytes, is_shared: bool = True
+    prompt_ids: tuple[int, ...],
+    block_size: int,
+    *,
+    keys: tuple[bytes, bytes],
+    otherwise: bytes,
+    is_shared: bool = True,
 ) -> PromptBlocks:
     """Returns the blocks of a prompt. `otherwise`: the tie key of a prompt without a full block.
 
-    `is_shared`: False if engines compute this prompt without the prefix cache. Then only the tie key is computed.
+    `keys`: the cache key and the digest of the LoRA adapter, both perhaps empty. `is_shared`: False if engines compute
+    this prompt without the prefix cache. Then only the tie key is computed.
     """
     is_whole = is_shared and block_size > 0
     size = block_size or _ASSUMED_BLOCK_SIZE
-    hashes = prompt_hashes(prompt_ids if is_whole else prompt_ids[: TIE_BLOCKS * size], size, cache_key)
+    hashes = prompt_hashes(prompt_ids if is_whole else prompt_ids[: TIE_BLOCKS * size], size, *keys)
     key = tie_key(hashes, otherwise)
     return PromptBlocks(block_size, key, cut_hashes(hashes) if is_whole else ())

@@ -63,8 +63,8 @@ class ClientSequence:
         if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
             self.prompt_blocks = prompt_blocks(
                 self.prompt_ids,
-                self.cache_key,
                 block_size,
+                keys=(self.cache_key, self.params.adapter_digest),
                 otherwise=self.request_id.encode(),
                 is_shared=self.params.prompt_logprobs is None,
             )

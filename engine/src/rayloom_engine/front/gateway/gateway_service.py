@@ -14,6 +14,7 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
+from rayloom_engine.front.gateway.adapter_names import GatewayAdapters
 from rayloom_engine.front.gateway.contexts import with_contexts
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.shared_tokenizers import SharedTokenizers
@@ -22,6 +23,7 @@ from rayloom_engine.front.gateway.text_fetch import TextFetch
 from rayloom_engine.front.model_text import ModelText, TextFiles
 from rayloom_engine.front.operations.service import Service
 from rayloom_engine.front.operations.status_document import NO_CORE, ReceivedStatus
+from rayloom_engine.protocol.fingerprint import continuation
 from rayloom_engine.protocol.messages import CoreStatus, ServedModel
 from rayloom_engine.status import EngineStatus, State
 
@@ -59,6 +61,8 @@ class GatewayService(Service):
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # context length of the model that came with the text
+        self._engine_adapters = GatewayAdapters()
+        self.adapters = self._engine_adapters
         self.client.on_file_part = self._fetch.receive
 
     def continue_text(self, before: GatewayService) -> None:
@@ -75,6 +79,7 @@ class GatewayService(Service):
             self._report(f"cannot load the tokenizer in {text.model.path}: {error}")
             return
         self.client.pool.model = before.client.pool.model
+        self._engine_adapters = self.adapters = before._engine_adapters
         self._text_hash = before._text_hash
         self._stored_context = text.model.max_model_len  # used until this service is connected to the engines
         self.text = ModelText.of(text.model, files)
@@ -121,8 +126,15 @@ class GatewayService(Service):
 
     def _update(self) -> None:
         super()._update()
+        self._engine_adapters.update(self._links_of_model())
         if self.text is not None:
             self.text = with_contexts(self.text, self._stored_context, self.client.pool)
+
+    def _links_of_model(self) -> list[EngineLink]:
+        """Returns the engines that stay in the list, without those that serve another model."""
+        pool = self.client.pool
+        links = [link for link in pool.links.values() if not link.is_leaving]
+        return [link for link in links if continuation(pool.model, link.fingerprint) != "other model"]
 
     def _on_status(self, link: EngineLink, status: CoreStatus) -> None:
         if all(other.name in self._failed for other in self.client.pool.links.values() if other.is_connected):

@@ -170,7 +170,7 @@ class BeamSearch(Generation):
             temperature=0.0,
             ignore_eos=True,
             logprobs=min(most, self._text.model.vocab_size),
-            adapter=self._caller.adapter,
+            adapter=self.caller.adapter,
         )
         sequences = [
             ClientSequence(
@@ -181,10 +181,10 @@ class BeamSearch(Generation):
                 place=Place(fingerprint=self._text.model.fingerprint),
                 prompt_ids=prompt,
                 params=params,
-                priority=self._caller.priority,
+                priority=self.caller.priority,
                 arrival=self._arrival,
-                tenant=self._caller.tenant,
-                cache_key=self._caller.cache_key,
+                tenant=self.caller.tenant,
+                cache_key=self.caller.cache_key,
             )
             for lane, prompt in enumerate(prompts)
         ]

@@ -54,7 +54,7 @@ class Generation:
         self.params = params
         self._service = service
         self._metrics = service.metrics
-        self._caller = caller
+        self.caller = caller
         self._mailbox = Mailbox()
         self._early: dict[int, list[SequenceOutput]] = {}  # choice -> outputs held until the prompt's logprobs come
         self._is_closed = False
@@ -241,15 +241,15 @@ class Generation:
                         decoding,
                         seed=self.params.seed_of(choice, fresh_seed),
                         bad_words=bad_words,
-                        adapter=self._caller.adapter,
+                        adapter=self.caller.adapter,
                         # Only the first choice of a prompt computes the prompt's logprobs; the others share them.
                         prompt_logprobs=decoding.prompt_logprobs if leader is None else None,
                     ),
-                    priority=self._caller.priority,
+                    priority=self.caller.priority,
                     arrival=arrival,
                     fork_of=leader,
-                    tenant=self._caller.tenant,
-                    cache_key=self._caller.cache_key,
+                    tenant=self.caller.tenant,
+                    cache_key=self.caller.cache_key,
                 )
                 leader = leader or sequence.sequence_id
                 yield Lane(

@@ -21,19 +21,25 @@ async def load_adapter(request: Request) -> Response:
     service: Service = request.app.state.service
     wire = await _read_change(request, service, LoadAdapterRequest)
     folder = Path(service.model_text().model.path)
-    await service.adapters.load(wire.lora_name, wire.lora_path, folder, in_place=bool(wire.load_inplace))
+    await service.adapter_list.load(wire.lora_name, wire.lora_path, folder, in_place=bool(wire.load_inplace))
     return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' added successfully.")
 
 
 async def unload_adapter(request: Request) -> Response:
     service: Service = request.app.state.service
     wire = await _read_change(request, service, UnloadAdapterRequest)
-    await service.adapters.unload(wire.lora_name)
+    await service.adapter_list.unload(wire.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{wire.lora_name}' removed successfully.")
 
 
 async def _read_change(request: Request, service: Service, kind: type[_Change]) -> _Change:
     """Returns the body of a request that changes the list of adapters. Raises ApiError 403 if none may."""
+    if service.client.rules.is_gateway:
+        raise ApiError(
+            403,
+            "a gateway serves the adapters of its engines; load and unload them there, or in spec.model.adapters",
+            code="adapters_fixed",
+        )
     if not service.config.allow_runtime_lora_updating:
         raise ApiError(
             403,

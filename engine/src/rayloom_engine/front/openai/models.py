@@ -7,8 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.front.openai.fields.request_reading import find_adapter
-from rayloom_engine.front.operations.adapters import ServedAdapter
 from rayloom_engine.front.operations.service import Service
 
 

@@ -1,8 +1,8 @@
 """AdapterList: the LoRA adapters that requests can name in `model`.
 
-The front owns the list: a sequence carries its adapter, so neither the core nor a rank has to know names. The list is
-kept in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
-sequences that have it.
+The front owns the list: a sequence carries its adapter, so neither the scheduler nor a rank has to know names. The list
+is kept in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
+sequences that have it. The core passes the list on to gateways.
 """
 
 from __future__ import annotations
@@ -10,31 +10,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from rayloom_engine.common.json_words import first_of, shown
 from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.core.adapter import Adapter
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_MOST_ADAPTERS = 1024
+MOST_ADAPTERS = 1024
 _MOST_NAME = 256  # characters
 MOST_NAMES = 10  # in one message
 
 
-class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the list."""
+class AdapterNames(Protocol):
+    """The adapters that requests to a front can name: an AdapterList, or those of a gateway's engines."""
 
-    name: str
-    adapter: Adapter
-    rank: int  # the highest rank of its updates
-    created: int  # Unix time
+    @property
+    def entries(self) -> list[ServedAdapter]:
+        """All adapters."""
+
+    def get(self, name: str) -> ServedAdapter | None:
+        """Returns the adapter with this name; None if there is none."""
+
+    def check_known(self) -> None:
+        """Raises ApiError 503 while it is not known which adapters there are."""
 
 
 class AdapterList:
@@ -46,6 +53,7 @@ class AdapterList:
         self._file = file
         self._entries: dict[str, ServedAdapter] = {}
         self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
+        self.on_change: Callable[[], None] = lambda: None  # called after the start, and after every change
 
     @property
     def entries(self) -> list[ServedAdapter]:
@@ -54,20 +62,35 @@ class AdapterList:
     def get(self, name: str) -> ServedAdapter | None:
         return self._entries.get(name)
 
-    async def start(self, folder: Path) -> None:
-        """Takes the list of the front before, or loads the adapters of the configuration. `folder`: of the model.
+    def check_known(self) -> None:
+        """Does nothing: a front that accepts requests knows its adapters."""
 
-        Raises ModelError.
+    def has(self, name: str, path: str) -> bool:
+        """True if the adapter with this name was loaded from this folder."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.adapter.path == str(_place(path))
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Name -> folder of each adapter."""
+        return {name: entry.adapter.path for name, entry in self._entries.items()}
+
+    async def start(self, folder: Path, wanted: Mapping[str, str]) -> bool:
+        """Takes the list of the front before, or loads the adapters in `wanted`. `folder`: of the model.
+
+        Returns True if there was a front before. Raises ModelError.
         """
-        if self._file is not None and self._file.exists():
+        is_kept = self._file is not None and self._file.exists()
+        if self._file is not None and is_kept:
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
             self._entries = {entry.name: entry for entry in entries}
-            return
-        for given in self._config.adapters:
-            name, _, path = given.partition("=")
-            await self._add(name, path, folder)
-        if self._entries:
-            await asyncio.to_thread(self._keep)
+        else:
+            for name, path in wanted.items():
+                await self._add(name, path, folder)
+            if self._entries:
+                await asyncio.to_thread(self._keep)
+        self.on_change()
+        return is_kept
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.
@@ -88,6 +111,7 @@ class AdapterList:
                 is_absent = error.fault == "NotFound"
                 raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
             await asyncio.to_thread(self._keep)
+            self.on_change()
 
     async def unload(self, name: str) -> None:
         """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
@@ -101,6 +125,7 @@ class AdapterList:
                 )
             del self._entries[name]
             await asyncio.to_thread(self._keep)
+            self.on_change()
             logger.info("adapter %s unloaded", shown(name))
 
     async def _add(self, name: str, path: str, folder: Path) -> None:
@@ -108,8 +133,8 @@ class AdapterList:
             raise ModelError(f"{shown(name)} is no name of an adapter; works: 1 to {_MOST_NAME} printable characters")
         if name == self._config.api_model_name:
             raise ModelError(f"the adapter {shown(name)} has the name of the model; give it another name")
-        if len(self._entries) >= _MOST_ADAPTERS and name not in self._entries:
-            raise ModelError(f"there are {_MOST_ADAPTERS} adapters already, which is the most; unload one first")
+        if len(self._entries) >= MOST_ADAPTERS and name not in self._entries:
+            raise ModelError(f"there are {MOST_ADAPTERS} adapters already, which is the most; unload one first")
         entry = await asyncio.to_thread(self._read, name, path, folder)
         self._entries[name] = entry
         logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
@@ -119,13 +144,23 @@ class AdapterList:
         from rayloom_engine.models.adapters.peft_folder import adapter_of, read_peft_folder
         from rayloom_engine.models.shape import read_shape
 
-        try:
-            place = Path(path.removeprefix("file://")).expanduser().absolute()
-        except RuntimeError as error:
-            raise ModelError(f"{shown(path)} names the home of an unknown user", "NotFound") from error
+        place = _place(path)
         found = read_peft_folder(place, read_shape(folder), self._config.max_lora_rank)
         return ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
 
     def _keep(self) -> None:
         if self._file is not None:
             write_whole(self._file, msgspec.json.encode(self.entries))
+
+
+def named_paths(adapters: Iterable[str]) -> dict[str, str]:
+    """Returns name -> folder of adapters that are given as NAME=PATH, as in the setting `adapters`."""
+    return {name: path for name, _, path in (given.partition("=") for given in adapters)}
+
+
+def _place(path: str) -> Path:
+    """Returns the folder that a user has named. Raises ModelError."""
+    try:
+        return Path(path.removeprefix("file://")).expanduser().absolute()
+    except RuntimeError as error:
+        raise ModelError(f"{shown(path)} names the home of an unknown user", "NotFound") from error

@@ -1,4 +1,4 @@
-"""The admin port: /status and /drain for the operator, and /health and /metrics as on the API port."""
+"""The admin port: /status, /drain and /adapters for the operator, and /health and /metrics as on the API port."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from starlette.routing import Route
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.http.errors import ERROR_HANDLERS, ApiError
 from rayloom_engine.front.http.headers import bearer_token
+from rayloom_engine.front.operations.adapters_endpoint import put_adapters
 from rayloom_engine.front.operations.health import health, metrics
 from rayloom_engine.front.operations.lifecycle import Lifecycle
+from rayloom_engine.front.operations.managed_adapters import ManagedAdapters
 from rayloom_engine.status import State
 
 
@@ -93,11 +95,16 @@ def _mark(mark: Path, is_draining: bool) -> None:
         mark.touch()
 
 
-def admin_app(service: AdminState, token: str | None, drain_mark: Path | None = None) -> Starlette:
+def admin_app(
+    service: AdminState,
+    token: str | None,
+    drain_mark: Path | None = None,
+    adapters: ManagedAdapters | None = None,
+) -> Starlette:
     """The ASGI application of the admin port. Without a token (loopback only) any program on the machine may use it.
 
     The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time
-    is the time of the request.
+    is the time of the request. `adapters`: set by PUT /adapters; None: nobody may set them.
     """
 
     def check(request: Request) -> None:
@@ -144,6 +151,10 @@ def admin_app(service: AdminState, token: str | None, drain_mark: Path | None = 
         state, _reason = service.state()
         return JSONResponse({"state": state, "in_flight": service.lifecycle.num_in_flight})
 
+    async def change_adapters(request: Request) -> Response:
+        check(request)
+        return await put_adapters(request, adapters)
+
     async def engines(request: Request) -> Response:
         check(request)
         return JSONResponse(service.engines())
@@ -151,6 +162,7 @@ def admin_app(service: AdminState, token: str | None, drain_mark: Path | None = 
     routes = [
         Route("/status", status, methods=["GET"]),
         Route("/drain", drain, methods=["POST", "DELETE"]),
+        Route("/adapters", change_adapters, methods=["PUT"]),
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]

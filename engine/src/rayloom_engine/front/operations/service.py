@@ -19,11 +19,12 @@ from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.core_link.handshake import CoreAddress
 from rayloom_engine.front.model_text import ModelText, TextFiles
-from rayloom_engine.front.operations.adapters import AdapterList
+from rayloom_engine.front.operations.adapters import AdapterList, AdapterNames, named_paths
 from rayloom_engine.front.operations.core_drain import num_in_core, wait_for_empty_core
 from rayloom_engine.front.operations.engines_document import engines_document
 from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
+from rayloom_engine.front.operations.managed_adapters import ManagedAdapters
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
 from rayloom_engine.protocol.messages import CoreStatus
@@ -42,6 +43,7 @@ class Waits:
     # If a stream has no output for this long, its status line is sent. Before that, a refusal because of a full queue
     # can still become a 429.
     accept_s: float = 1.0
+    adapters_s: float = 30.0  # between attempts to load a managed adapter
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 
 
@@ -74,7 +76,14 @@ class Service:
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
         self.form_checks = FormChecks()
-        self.adapters = AdapterList(config, start.adapters_file)
+        self.adapter_list = AdapterList(config, start.adapters_file)
+        self.adapters: AdapterNames = self.adapter_list
+        self._wanted_adapters = named_paths(config.adapters)
+        self.managed_adapters = (
+            ManagedAdapters(self.adapter_list, self._wanted_adapters, self.waits.adapters_s)
+            if config.managed_adapters
+            else None
+        )
         self.metrics = Metrics(
             config.api_model_name, config.metrics_prefix, prefix_caching=config.enable_prefix_caching
         )
@@ -88,6 +97,7 @@ class Service:
         self._started_s = time.monotonic() - age_s
         self.files: TextFiles | None = None  # the model's text files; None before they are read
         self._loading: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None  # keeps the managed adapters loaded
         self.client = CoreClient(
             cores,
             on_status=self._on_status,
@@ -97,6 +107,7 @@ class Service:
         )
         if not self.client.rules.is_gateway:
             self.lifecycle.on_drain = self.client.tell_draining
+            self.adapter_list.on_change = self._tell_adapters
         self._front_recovery = (
             self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
             if is_restart
@@ -160,6 +171,7 @@ class Service:
             num_failed=int(self.metrics.failed.value()),
             first_token_seconds=self.metrics.request_first_token_s.cumulative(),
             recoveries=self.client.recoveries.recoveries,
+            adapters=None if self.managed_adapters is None else self.managed_adapters.reports(),
             api_url=self._api_url,
         )
         return status_document(self.config, self._received(), figures)
@@ -194,7 +206,7 @@ class Service:
     async def _load_files(self, folder: Path) -> None:
         try:
             files = await TextFiles.load(folder, self.config)
-            await self.adapters.start(folder)
+            await self._start_adapters(folder)
             self._use_files(files)
         except (ModelError, OSError) as error:
             logger.error("%s", error)
@@ -202,6 +214,19 @@ class Service:
         except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
             logger.exception("cannot load the tokenizer in %s", folder)
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
+
+    async def _start_adapters(self, folder: Path) -> None:
+        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those."""
+        if self.managed_adapters is None:
+            await self.adapter_list.start(folder, self._wanted_adapters)
+            return
+        if await self.adapter_list.start(folder, {}):
+            self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the first start
+        await self.managed_adapters.bring(folder)
+        self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+
+    def _tell_adapters(self) -> None:
+        self.client.tell_adapters(tuple(self.adapter_list.entries))
 
     def _use_files(self, files: TextFiles) -> None:
         """Makes the front ready for requests, as soon as its core serves."""

@@ -45,6 +45,7 @@ class FrontFigures:
     num_failed: int
     first_token_seconds: dict[str, int]
     recoveries: Iterable[RecoveryRecord]
+    adapters: list[status.ReportedAdapter] | None = None
     api_url: str
 
 
@@ -76,6 +77,7 @@ def status_document(config: EngineConfig, received: ReceivedStatus, front: Front
         speculation=status.Speculation(
             draft_tokens=core.stats.draft_tokens, accepted_tokens=core.stats.accepted_tokens
         ),
+        adapters=front.adapters,
         recoveries=[_recovery(record) for record in front.recoveries],
         api_url=front.api_url,
     )

@@ -11,7 +11,10 @@ WORKER_CONTAINERS = ("ray-worker",)
 OWN_CONTAINERS = (*HEAD_CONTAINERS, *WORKER_CONTAINERS)
 # KubeRay's container that waits for the head.
 OWN_INIT_CONTAINERS = ("wait-gcs-ready",)
+# The claims and folders of nodes with LoRA adapters; as many as `api.adapters.MAX_PLACES`.
+ADAPTER_VOLUMES = tuple(f"adapters-{number}" for number in range(8))
 OWN_VOLUMES = (
+    *ADAPTER_VOLUMES,
     "api-keys",
     "config",
     "engine-scratch",
@@ -24,6 +27,7 @@ OWN_VOLUMES = (
     "shared-memory",
 )
 OWN_FOLDERS = (
+    "/adapters",
     "/cache",
     "/dev/shm",
     "/etc/rayloom",

@@ -7,7 +7,7 @@ Each template is a part of Kubernetes' PodTemplateSpec, merged over the pod that
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -299,11 +299,11 @@ class PodTemplates(Part):
     )
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
 
-    def problems(self, *, accelerator: str | None, model_path: str | None) -> list[str]:
+    def problems(self, *, accelerator: str | None, model_paths: Sequence[str]) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
-        `accelerator`: the resource of spec.accelerator. `model_path`: the path of a file:// model in containers. Both
-        are None if the spec has no such part.
+        `accelerator`: the resource of spec.accelerator; None without one. `model_paths`: the paths of file:// models
+        and adapters in containers.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -316,7 +316,7 @@ class PodTemplates(Part):
                 found += [
                     f"{path}: this mountPath of container {container.name} hides the model; use another one"
                     for path in paths
-                    if model_path is not None and covers(path, model_path)
+                    if any(covers(path, model_path) for model_path in model_paths)
                 ]
         return found
 

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
+from rayloom_operator.decide.adapters import AdapterOrder, adapter_orders
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.gateway import (
     gateway_deletions,
@@ -58,7 +59,9 @@ class ScaleWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes to make, in this order: drains to take back, routes, wanted, labels, drains to begin, deletions."""
+    """The changes to make, in this order: drains to take back, routes, wanted, labels, adapters, drains to begin,
+    deletions.
+    """
 
     wanted: tuple[Manifest, ...] = ()  # objects to create, or to apply
     # Names of engine replicas, and of a stored spec, that are created for the first time. If a ConfigMap, Secret or
@@ -68,6 +71,7 @@ class Plan:
     routes: tuple[Route, ...] = ()
     labels: tuple[PodLabel, ...] = ()
     drains: tuple[Drain, ...] = ()
+    adapters: tuple[AdapterOrder, ...] = ()
     waits: tuple[datetime, ...] = ()  # times at which failed replicas may be recreated
     scale: ScaleWrite | None = None  # written after all other changes
 
@@ -98,6 +102,7 @@ def plan(situation: Situation) -> Plan:
         ),
         routes=routes,
         drains=tuple(_drains(situation, resolved, step)),
+        adapters=tuple(adapter_orders(situation)),
         waits=tuple(replicas.waits),
         scale=_scale(situation, resolved),
     )

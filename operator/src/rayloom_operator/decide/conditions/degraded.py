@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rayloom_operator.api.status import FAULTS, Reason
+from rayloom_operator.decide.adapters import adapter_fault
 from rayloom_operator.decide.conditions.available import availability
 from rayloom_operator.decide.conditions.evidence import Evidence, Finding, JudgedReplica
 from rayloom_operator.decide.gateway import gateway_fault
@@ -51,6 +52,10 @@ def _route_faulty(evidence: Evidence) -> Verdict | None:
     return route_problem(evidence.situation)
 
 
+def _adapter_failed(evidence: Evidence) -> Verdict | None:
+    return adapter_fault(evidence)
+
+
 def _recovering(evidence: Evidence) -> Verdict | None:
     for each in evidence.staying:
         if each.verdict.reason is Reason.RECOVERING:
@@ -75,6 +80,7 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _route_faulty,
     _recovering,
     _recreated,
+    _adapter_failed,
 )
 
 

@@ -1,4 +1,4 @@
-"""Carries out the plan of a reconcile: route labels, objects to apply, drains, deletions."""
+"""Carries out the plan of a reconcile: route labels, objects to apply, adapters, drains, deletions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
+
+from rayloom_operator.decide.adapters import AdapterOrder
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.plan import Drain, Plan
 from rayloom_operator.decide.changes.pod_label import PodLabel
@@ -37,13 +40,22 @@ OnDrain = Callable[[ServiceKey, str, bool], None]
 class Applier:
     """Carries out plans.
 
-    Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`.
+    Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`. `on_adapters`
+    is called after engines of a service were told their adapters.
     """
 
-    def __init__(self, kube: Kube, drift: Drift, on_cluster: OnCluster, on_drain: OnDrain) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        drift: Drift,
+        on_cluster: OnCluster,
+        on_drain: OnDrain,
+        on_adapters: Callable[[ServiceKey], None] = lambda key: None,
+    ) -> None:
         self._kube = kube
         self._objects = ObjectApplier(drift, ObjectWriter(kube, drift, on_cluster))
         self._on_drain = on_drain
+        self._on_adapters = on_adapters
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the state of a deleted service."""
@@ -77,6 +89,7 @@ class Applier:
         if await attempt(self._objects.apply(key, planned, interval_s)):
             for label in planned.labels:
                 await self._try_label(label)
+        await self._set_adapters(key, planned.adapters)
         await self._drain(key, [each for each in planned.drains if each.wanted])
         for deletion in planned.deletions:
             await attempt(self._delete(key, deletion))
@@ -110,6 +123,26 @@ class Applier:
                 return
         # Also called after a request without an answer: the engine may have received the request.
         self._on_drain(key, drain.replica, drain.wanted)
+
+    async def _set_adapters(self, key: ServiceKey, orders: Sequence[AdapterOrder]) -> None:
+        """Tells engines their LoRA adapters. If an engine does not answer, the next reconcile asks it again."""
+        if orders and not self._kube.may_write():
+            raise Deposed("adapters: no engine was asked, because another operator may lead")
+        await asyncio.gather(*(self._set_adapters_of(key, each) for each in orders))
+        if orders:
+            self._on_adapters(key)
+
+    async def _set_adapters_of(self, key: ServiceKey, order: AdapterOrder) -> None:
+        logger.info("%s/%s: %s shall have %d adapters", *key, order.replica, len(order.adapters))
+        tokens = (order.token, order.old_token)
+        body = msgspec.json.encode({"adapters": dict(order.adapters)})
+        try:
+            code, answer = await ask_either(order.ip, ADMIN_PORT, tokens, "PUT", "/adapters", body)
+        except EngineUnavailable as error:
+            logger.warning("%s/%s: no answer of the engine of %s to /adapters: %s", *key, order.replica, error)
+            return
+        if code >= 300:
+            logger.warning("%s/%s: the engine of %s refuses: %s %s", *key, order.replica, code, shown(answer))
 
     async def _route(self, key: ServiceKey, route: Route) -> None:
         logger.info("%s/%s: route to pod %s: %s", *key, route.pod.name, "on" if route.wanted else "off")

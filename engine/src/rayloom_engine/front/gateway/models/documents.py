@@ -10,7 +10,7 @@ from rayloom_engine.front.gateway.models.gateway_status import MAX_NAMES, Unusab
 from rayloom_engine.front.gateway.models.key_ring import KeyRing
 from rayloom_engine.front.gateway.models.models_document import AliasEntry
 from rayloom_engine.front.gateway.models.running_model import RunningModel
-from rayloom_engine.front.openai.models import model_card
+from rayloom_engine.front.openai.models import adapter_card, model_card
 from rayloom_engine.front.operations.engines_document import engines_document
 
 
@@ -30,6 +30,11 @@ def card(name: str, alias: AliasEntry | None, models: Mapping[str, RunningModel]
         "max_model_len": min((length for length in lengths if length is not None), default=None),
         "targets": [{"model": model, "weight": weight} for model, weight in alias.weights],
     }
+
+
+def adapter_cards(model: RunningModel) -> list[dict[str, Any]]:
+    """Returns the entries of a model's LoRA adapters in the list of models."""
+    return [adapter_card(model.service, entry) for entry in model.service.adapters.entries]
 
 
 def engines_of_models(models: Mapping[str, RunningModel], leaving: Iterable[RunningModel]) -> dict[str, Any]:

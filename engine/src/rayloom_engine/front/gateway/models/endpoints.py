@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rayloom_engine.front.document.api_route import ApiRoute, Endpoint, Handler
-from rayloom_engine.front.gateway.models.documents import card
+from rayloom_engine.front.gateway.models.documents import adapter_cards, card
 from rayloom_engine.front.gateway.models.key_ring import KeyHolder
 from rayloom_engine.front.gateway.models.model_field import RoutedFields, routed_fields
 from rayloom_engine.front.gateway.models.running_models import RunningModels
@@ -84,14 +84,18 @@ class ModelEndpoints:
         cards = [
             card(name, aliases.get(name), models, self._models.created) for name in names.usable(self._caller(request))
         ]
-        return JSONResponse({"object": "list", "data": cards})
+        usable = [models[card["id"]] for card in cards if card["id"] in models]
+        adapters = [card for model in usable for card in adapter_cards(model)]
+        return JSONResponse({"object": "list", "data": [*cards, *adapters]})
 
     async def _get_model(self, request: Request) -> Response:
         names = self._models.names
         name: str = request.path_params["model"]
         caller = self._caller(request)
         if name not in names.usable(caller):
-            names.route(RoutedFields(name), caller)  # raises ApiError for a name that is unknown or needs another key
+            # raises ApiError for a name that is unknown or needs another key
+            owner = self._models.models[names.route(RoutedFields(name), caller).model]
+            return JSONResponse(next(card for card in adapter_cards(owner) if card["id"] == name))
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 
     def _caller(self, request: Request) -> KeyHolder:

@@ -30,11 +30,21 @@ class ModelRoute:
 class ModelNames:
     """All names of a document. Immutable: a new document needs a new object."""
 
-    def __init__(self, document: ModelsDocument, ring: KeyRing, draw: Callable[[], float] = random.random) -> None:
-        """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1)."""
+    def __init__(
+        self,
+        document: ModelsDocument,
+        ring: KeyRing,
+        draw: Callable[[], float] = random.random,
+        has_adapter: Callable[[str, str], bool] = lambda model, name: False,
+    ) -> None:
+        """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1).
+
+        `has_adapter`: whether a model has a LoRA adapter with a name, at the time of the call.
+        """
         self.document = document
         self._ring = ring
         self._draw = draw
+        self._has_adapter = has_adapter
         self._sources = {name: _sources(document, name) for name in document.models}
 
     def usable(self, caller: KeyHolder) -> list[str]:
@@ -61,6 +71,8 @@ class ModelNames:
             return self._checked(target, name, source, caller)
         if name in document.models:
             return self._checked(name, None, name, caller)
+        if (owner := self._owner_of_adapter(name, caller)) is not None:
+            return self._checked(owner, None, owner, caller)
         if not caller.names and not self._ring.is_open:
             raise no_valid_key()
         raise ApiError(
@@ -69,6 +81,22 @@ class ModelNames:
             param="model",
             code="model_not_found",
         )
+
+    def _owner_of_adapter(self, name: str, caller: KeyHolder) -> str | None:
+        """Returns the model with the LoRA adapter `name`, of those that the caller may use; None if there is none.
+
+        Raises RequestError if several models have such an adapter.
+        """
+        owners = [
+            each for each in self.document.models if self._ring.accepts(each, caller) and self._has_adapter(each, name)
+        ]
+        if len(owners) > 1:
+            raise RequestError(
+                f"the models {', '.join(map(shown, owners))} have an adapter {shown(name)} each, and a request cannot "
+                "tell which; one of the adapters needs another name",
+                "model",
+            )
+        return owners[0] if owners else None
 
     def num_keys(self, model: str) -> int:
         """Returns the number of different keys with which requests reach `model`."""

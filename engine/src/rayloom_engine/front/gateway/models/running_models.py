@@ -59,7 +59,7 @@ class RunningModels:
         self._group: asyncio.TaskGroup | None = None
         self._body_limits: dict[frozenset[str], int] = {}  # names that a key may use -> the most bytes of a body
         self._tasks: dict[RunningModel, asyncio.Task[None]] = {}
-        self.names = ModelNames(document, self.ring)
+        self.names = self._names_of(document)
         self.apply(document)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class RunningModels:
                 model.continue_from(before[name])
         self.models = {name: new.get(name) or before[name] for name in document.models}
         self.ring.set_files(key_files(document))
-        self.names = ModelNames(document, self.ring)
+        self.names = self._names_of(document)
         self._body_limits.clear()
         for name, model in before.items():
             if name not in self.models:
@@ -103,6 +103,12 @@ class RunningModels:
         self._update_readiness()
         if problems:
             raise ConfigError("; ".join(f"models.{name}: {problem}" for name, problem in problems.items()))
+
+    def _names_of(self, document: ModelsDocument) -> ModelNames:
+        return ModelNames(document, self.ring, has_adapter=self._has_adapter)
+
+    def _has_adapter(self, model: str, name: str) -> bool:
+        return model in self.models and self.models[model].service.adapters.get(name) is not None
 
     def max_body_bytes(self, caller: KeyHolder) -> int:
         """Returns the most bytes of a body: the largest limit of the models that requests of `caller` may reach."""

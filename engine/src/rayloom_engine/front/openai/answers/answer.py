@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -61,12 +62,16 @@ class Answer(ABC):
         self.request_id = f"{self.id_prefix}-{request_id}"
         self._created = int(time.time())
         self._model = wire.model or service.config.api_model_name  # the name in the request, perhaps an alias
-        self._fingerprint = fingerprint(service.config, text.model)
+        self._service, self._text = service, text
         self._is_transferred = wire.kv_transfer_params is not None
         # (choice, kind of text) -> template of the chunks that differ in their text alone
         self._templates: dict[tuple[int, type], ChunkTemplate] = {}
         self._num_warned = 0  # warnings in chunks so far
         self._num_written = 0  # tokens in all chunks written so far
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self._service.config, self._text.model, self.generation.caller.adapter)
 
     @abstractmethod
     def chunks(self, delta: ChoiceDelta) -> list[Event]:

@@ -9,16 +9,18 @@ import hashlib
 import json
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.front.operations.service import ENGINE_VERSION
 from rayloom_engine.protocol.messages import ServedModel
 
 
-def fingerprint(config: EngineConfig, model: ServedModel) -> str:
+def fingerprint(config: EngineConfig, model: ServedModel, adapter: Adapter | None = None) -> str:
     """Returns "rl-" and twelve hexadecimal digits: a hash of everything that decides which tokens a seed gives.
 
-    It is equal on all replicas of a configuration, so the folder in which a hub model is cached does not count.
+    It is equal on all replicas of a configuration, so the folders in which a hub model is cached and an adapter lies do
+    not count. `adapter`: of the request.
     """
-    parts = (
+    parts: list[object] = [
         ENGINE_VERSION,
         config.model,
         model.commit,
@@ -28,5 +30,7 @@ def fingerprint(config: EngineConfig, model: ServedModel) -> str:
         model.compute_dtype,
         model.quantization,
         config.tensor_parallel_size,
-    )
+    ]
+    if adapter is not None:
+        parts.append(adapter.digest.hex())
     return "rl-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

@@ -7,12 +7,13 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from rayloom_engine.common.json_words import first_of, shown
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.front.http.body import read_json
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.fields.parsing import parse_request
 from rayloom_engine.front.openai.fields.wire import Wire
-from rayloom_engine.front.operations.adapters import MOST_NAMES, ServedAdapter
+from rayloom_engine.front.operations.adapters import MOST_NAMES
 from rayloom_engine.front.operations.service import Service
 
 _Wire = TypeVar("_Wire", bound=Wire)
@@ -37,13 +38,14 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
 def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
     """Returns the LoRA adapter with the name `model`; None if that is the served model, or not given.
 
-    Raises ApiError 404 for any other name.
+    Raises ApiError 404 for any other name, and 503 if a gateway does not know yet which adapters there are.
     """
     name = service.config.api_model_name
     if model is None or model == name:
         return None
     found = service.adapters.get(model)
     if found is None:
+        service.adapters.check_known()
         names = [name, *(entry.name for entry in service.adapters.entries)]
         raise ApiError(
             404,

@@ -1,0 +1,71 @@
+"""spec.model.adapters on a real API server: engines start with the list, get a changed one while they serve, and again
+after a restart; the status tells which engines have which adapter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.namespaces import llm_service
+from operator_processes.process import OperatorProcess, wait_until
+from real_api_server.world import LLM, World
+from simulated_nodes.api_client import MERGE
+
+_FOLDER = "/models/adapters"  # simulated nodes have no files, and no claims
+_SQL, _POEMS = ({"name": name, "source": f"file://{_FOLDER}/{name}"} for name in ("sql", "poems"))
+
+
+def _adapters(world: World, namespace: str) -> list[dict[str, str] | None]:
+    return [engine.adapters for engine in world.engines_of(namespace, "chat").values()]
+
+
+def _status(world: World, namespace: str) -> dict[str, Any]:
+    found: dict[str, Any] = world.services[(namespace, "chat")].get("status", {})
+    return found
+
+
+def _states(world: World, namespace: str) -> list[tuple[str, str, str]]:
+    return [(each["name"], each["state"], each["loaded"]) for each in _status(world, namespace).get("adapters", ())]
+
+
+def _change(world: World, namespace: str, *adapters: dict[str, str]) -> None:
+    path = f"{LLM}/namespaces/{namespace}/llmservices/chat"
+    world.request("PATCH", path, {"spec": {"model": {"adapters": list(adapters)}}}, content_type=MERGE)
+
+
+def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    model = {"source": "builtin://smollm2-135m", "adapters": [_SQL]}
+    world.create(llm_service(namespace, "chat", model=model, replicas=2))
+    world.wait_serving(namespace, "chat", 60)
+    first = {"sql": f"{_FOLDER}/sql"}
+    assert _adapters(world, namespace) == [first, first], "the list with which the pods were created"
+    wait_until(lambda: _states(world, namespace) == [("sql", "Loaded", "2/2")], "the status", story=world.story)
+    before = sorted(world.engines_of(namespace, "chat"))
+    revision = _status(world, namespace)["updateRevision"]
+
+    _change(world, namespace, _SQL, _POEMS)
+    both = {**first, "poems": f"{_FOLDER}/poems"}
+    wait_until(lambda: _adapters(world, namespace) == [both, both], "the engines' lists", story=world.story)
+    loaded = [("sql", "Loaded", "2/2"), ("poems", "Loaded", "2/2")]
+    wait_until(lambda: _states(world, namespace) == loaded, "the status", story=world.story)
+    assert sorted(world.engines_of(namespace, "chat")) == before, "no engine was replaced"
+    assert _status(world, namespace)["updateRevision"] == revision
+
+    # A container that restarts has the list with which its pod was created.
+    world.engine(namespace, "chat", adapters=dict(first))
+    wait_until(lambda: _adapters(world, namespace) == [both, both], "the restarted engine's list", story=world.story)
+
+    world.engine(namespace, "chat", broken_adapters={f"{_FOLDER}/poems": "adapter_config.json does not exist"})
+    failed = [("sql", "Loaded", "2/2"), ("poems", "Failed", "1/2")]
+    wait_until(lambda: _states(world, namespace) == failed, "the failure", story=world.story)
+    assert world.wait(namespace, "chat", "Degraded", "AdapterFailed")["message"].endswith(
+        "adapter_config.json does not exist"
+    )
+
+    _change(world, namespace)
+    wait_until(lambda: _adapters(world, namespace) == [{}, {}], "the empty lists", story=world.story)
+    wait_until(lambda: _states(world, namespace) == [], "the status", story=world.story)
+    world.wait(namespace, "chat", "Degraded", "Healthy")
+    assert sorted(world.engines_of(namespace, "chat")) == before

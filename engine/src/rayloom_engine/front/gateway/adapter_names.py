@@ -1,0 +1,63 @@
+"""GatewayAdapters: the LoRA adapters that requests to a gateway can name: those of its engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rayloom_engine.core.adapter import ServedAdapter
+from rayloom_engine.front.core_link.engine_link import EngineLink
+from rayloom_engine.front.http.errors import ApiError
+
+
+class GatewayAdapters:
+    """The adapters by name, from the engines' latest statuses. For one event loop.
+
+    While no engine is left, those of the last engines stay: a request for one of them waits for the next engine.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, ServedAdapter] | None = None  # None: no engine has told its adapters yet
+
+    @property
+    def entries(self) -> list[ServedAdapter]:
+        return list((self._entries or {}).values())
+
+    def get(self, name: str) -> ServedAdapter | None:
+        return (self._entries or {}).get(name)
+
+    def check_known(self) -> None:
+        """Raises ApiError 503 if no engine has told its adapters yet, so that any name may exist."""
+        if self._entries is None:
+            raise ApiError(
+                503,
+                "no engine has told this gateway its LoRA adapters yet; try again soon",
+                type="service_unavailable_error",
+                param="model",
+                code="engine_unavailable",
+                headers={"Retry-After": "1"},
+            )
+
+    def update(self, links: list[EngineLink]) -> None:
+        """Reads the adapters of the engines. `links`: those of the gateway's model."""
+        told = [
+            link.status.adapters
+            for link in links
+            if link.is_connected and link.status is not None and link.status.adapters is not None
+        ]
+        if told:
+            self._entries = merged(told)
+        elif self._entries is None and any(link.is_serving for link in links):
+            self._entries = {}  # engines of an earlier version, which tell none
+
+
+def merged(told: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
+    """Returns name -> adapter. `told`: the adapters of each engine.
+
+    While engines replace the files of a name one after the other, most of them decide; of as many, the newest.
+    """
+    entries = [entry for engine in told for entry in engine]
+    num_engines = Counter((entry.name, entry.adapter.digest) for entry in entries)
+    found: dict[str, ServedAdapter] = {}
+    for entry in sorted(entries, key=lambda each: (num_engines[each.name, each.adapter.digest], each.created)):
+        found[entry.name] = entry
+    return {name: found[name] for name in dict.fromkeys(entry.name for entry in entries)}

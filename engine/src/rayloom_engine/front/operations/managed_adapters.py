@@ -1,0 +1,89 @@
+"""ManagedAdapters: brings an AdapterList to the adapters that the admin port asks for (PUT /adapters).
+
+The admin port always names the whole list, so a repeated request changes nothing. An adapter that cannot be loaded is
+tried again after a while, because its files may still be on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.http.errors import ApiError
+from rayloom_engine.front.operations.adapters import AdapterList
+from rayloom_engine.status import ReportedAdapter
+
+_MOST_MESSAGE = 300  # characters of a message in /status
+
+logger = logging.getLogger(__name__)
+
+
+class ManagedAdapters:
+    """The wanted adapters, and why some of them are not loaded. For one event loop."""
+
+    def __init__(self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float) -> None:
+        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load one."""
+        self._adapters = adapters
+        self._wanted = dict(wanted)
+        self._problems: dict[str, str] = {}  # name -> why the adapter could not be loaded
+        self._retry_s = retry_s
+        self._is_changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None  # called when an adapter was loaded, unloaded, or failed
+
+    def want(self, wanted: Mapping[str, str]) -> None:
+        """From now on, the list has these adapters: name -> folder. `keep` loads and unloads them."""
+        if dict(wanted) == self._wanted:
+            return
+        self._wanted = dict(wanted)
+        self._problems = {}
+        self._is_changed.set()
+
+    def reports(self) -> list[ReportedAdapter]:
+        """Returns the state of each wanted adapter, in the order in which they were given."""
+        return [self._report(name, path) for name, path in self._wanted.items()]
+
+    async def bring(self, folder: Path) -> None:
+        """Unloads the adapters that are not wanted any more, and loads the others. `folder`: of the model.
+
+        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files.
+        """
+        wanted = dict(self._wanted)
+        for name in [entry.name for entry in self._adapters.entries if entry.name not in wanted]:
+            with contextlib.suppress(ApiError):  # somebody else has unloaded it
+                await self._adapters.unload(name)
+        for name, path in wanted.items():
+            if self._adapters.has(name, path):
+                self._problems.pop(name, None)
+                continue
+            problem = ""
+            try:
+                await self._adapters.load(name, path, folder, in_place=True)
+            except (ApiError, ModelError, OSError) as error:
+                problem = str(error)[:_MOST_MESSAGE]
+            if wanted != self._wanted:
+                return  # the list has changed meanwhile, and `keep` begins again
+            if problem and self._problems.get(name) != problem:
+                logger.error("adapter %s: %s", name, problem)
+            self._problems.pop(name, None)
+            if problem:
+                self._problems[name] = problem
+
+    async def keep(self, folder: Path) -> None:
+        """Brings the list to what is wanted, now and after every change. Runs until it is cancelled."""
+        while True:
+            self._is_changed.clear()
+            await self.bring(folder)
+            self.on_change()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._retry_s if self._problems else None):
+                    await self._is_changed.wait()
+
+    def _report(self, name: str, path: str) -> ReportedAdapter:
+        if self._adapters.has(name, path):
+            return ReportedAdapter(name=name, path=path, state="loaded")
+        problem = self._problems.get(name, "")
+        return ReportedAdapter(name=name, path=path, state="failed" if problem else "loading", message=problem)

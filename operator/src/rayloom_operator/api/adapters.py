@@ -1,0 +1,115 @@
+"""Adapter: a LoRA adapter of a service, `spec.model.adapters`. Its folder is read from a claim, or from the nodes."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, field_validator
+
+from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+
+MAX_ADAPTERS = 64
+# Claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
+MAX_PLACES = len(ADAPTER_VOLUMES)
+_NAME = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
+_CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?"
+_FOLDER = r"file:///[^/]+(/[^/]+)+/?"
+_SOURCES_IN_WORDS = "pvc://CLAIM/PATH or file:///FOLDER/NAME"
+_HUB_IN_WORDS = "; copy an adapter of the hub into a claim"
+_UP = re.compile(r"(^|/)\.\.?(/|$)")
+_UP_IN_WORDS = "a path has no part . or .."
+PLACES_IN_WORDS = (
+    f"the adapters are in more than {MAX_PLACES} claims and folders: put them into fewer; adapters in one claim, or "
+    "side by side in one folder, count once"
+)
+ON_CPU_IN_WORDS = "LoRA adapters work on CPU only: remove model.adapters or accelerator, or merge one into the model"
+OTHER_NAME_IN_WORDS = "an adapter has the name of the model; give it another name, or set model.servedName"
+
+
+class Adapter(Part):
+    name: str = Field(
+        pattern=_NAME,
+        max_length=63,
+        description="Name that clients put into `model`: letters, digits, '.', '_', '-' and '/', at most 63 "
+        "characters.",
+    )
+    source: str = Field(
+        max_length=512,
+        description=f"Folder of the adapter in PEFT's format: {_SOURCES_IN_WORDS}. pvc:// is a folder in a "
+        "PersistentVolumeClaim of the service's namespace; of file:// the folder FOLDER of the nodes is mounted.",
+        json_schema_extra=rules(
+            (
+                f"self.matches({json.dumps(f'^({_CLAIM}|{_FOLDER})$')})",
+                f"this is not the source of an adapter; use {_SOURCES_IN_WORDS}{_HUB_IN_WORDS}",
+            ),
+            (f"!self.matches({json.dumps(_UP.pattern)})", _UP_IN_WORDS),
+        ),
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_known(cls, source: str) -> str:
+        if not re.fullmatch(f"{_CLAIM}|{_FOLDER}", source):
+            hint = _HUB_IN_WORDS if source.startswith("hf://") else ""
+            raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}{hint}")
+        if _UP.search(source):
+            raise ValueError(f"{source!r} is not allowed: {_UP_IN_WORDS}")
+        return source
+
+    @property
+    def claim(self) -> str | None:
+        """Name of the PersistentVolumeClaim; None for a folder of the nodes."""
+        return self._path.partition("/")[0] if self.source.startswith("pvc://") else None
+
+    @property
+    def path(self) -> str:
+        """Path in the claim, without a slash at its ends; of a folder of the nodes, the absolute path."""
+        return self._path.partition("/")[2].strip("/") if self.claim is not None else self._path.rstrip("/")
+
+    @property
+    def host_folder(self) -> str | None:
+        """The folder of the nodes that pods mount, in which the adapter's folder lies; None for a claim."""
+        return None if self.claim is not None else posixpath.dirname(self.path)
+
+    @property
+    def _path(self) -> str:
+        return self.source.partition("://")[2]
+
+
+def _can_be_mounted(adapters: tuple[Adapter, ...]) -> tuple[Adapter, ...]:
+    names = [each.name for each in adapters]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{', '.join(repeated)} is given more than once; give each adapter a name of its own")
+    if len(claims(adapters)) + len(host_folders(adapters)) > MAX_PLACES:
+        raise ValueError(PLACES_IN_WORDS)
+    return adapters
+
+
+Adapters = Annotated[
+    tuple[Adapter, ...],
+    Field(strict=False, max_length=MAX_ADAPTERS, json_schema_extra=MAP_BY_NAME),
+    AfterValidator(_can_be_mounted),
+]
+
+
+def volume_sources(adapters: Iterable[Adapter], model_claim: str | None) -> list[str]:
+    """Returns the claims and folders that pods mount for adapters alone. `model_claim`: mounted for the model."""
+    given = tuple(adapters)
+    return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given)]
+
+
+def claims(adapters: Iterable[Adapter]) -> list[str]:
+    """Returns the names of the claims with adapters, sorted."""
+    return sorted({each.claim for each in adapters if each.claim is not None})
+
+
+def host_folders(adapters: Iterable[Adapter]) -> list[str]:
+    """Returns the folders of the nodes with adapters, sorted, without those that lie below another one."""
+    found = sorted({each.host_folder for each in adapters if each.host_folder is not None})
+    return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]

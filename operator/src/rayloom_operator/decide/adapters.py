@@ -1,0 +1,122 @@
+"""LoRA adapters of a service: the lists that engines must get, and the state of each adapter. Pure.
+
+Every engine gets the adapters of the present spec whose files its pods mount. An engine reports its list in /status, so
+one that was restarted, and so has the list with which its pod was created, gets the present one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayloom_operator.api.status import AdapterState, AdapterStatus, Reason
+from rayloom_operator.decide.conditions.evidence import Evidence
+from rayloom_operator.decide.situation import Situation
+from rayloom_operator.engines.status import ReportedAdapter
+from rayloom_operator.objects.adapter_volumes import mountable
+from rayloom_operator.observe.observed import EngineReplica, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOrder:
+    """A request to an engine: have these adapters and no others."""
+
+    replica: str  # name of the engine replica
+    ip: str
+    token: str  # token of the engine's admin port
+    adapters: tuple[tuple[str, str], ...]  # (name, folder in the pod)
+    old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
+
+
+def adapter_orders(situation: Situation) -> Iterator[AdapterOrder]:
+    """Yields an order for each engine whose reported list differs from the wanted one."""
+    if situation.resolved is None:
+        return
+    meta = situation.resolved.service.metadata
+    for replica in situation.observed.replicas:
+        wanted = _wanted(situation, replica)
+        reported = _reported(replica)
+        if wanted is None or reported is None or replica.head is None or not replica.head.ip:
+            continue
+        if wanted == {each.name: each.path for each in reported}:
+            continue
+        token, old_token = situation.settings.admin_tokens(meta.namespace, meta.uid, replica.name)
+        yield AdapterOrder(
+            replica=replica.name, ip=replica.head.ip, token=token, old_token=old_token, adapters=tuple(wanted.items())
+        )
+
+
+def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
+    """Returns the state of each adapter of the spec on the engines that stay.
+
+    While the spec cannot be used, it is the last written state.
+    """
+    resolved = evidence.situation.resolved
+    if resolved is None:
+        return _written(evidence.situation.previous)
+    reports = {
+        each.place.name: {report.name: report for report in _reported(each.replica) or ()}
+        for each in evidence.staying
+        if each.replica is not None
+    }
+    total = max(len(evidence.staying), len(reports))
+    return tuple(_status(each.name, reports, total) for each in resolved.service.spec.model.adapters or ())
+
+
+def adapter_fault(evidence: Evidence) -> Verdict | None:
+    """Returns a verdict that names the first adapter that an engine cannot load; None if there is none."""
+    failed = [each for each in adapter_statuses(evidence) if each.state == "Failed"]
+    if not failed:
+        return None
+    more = f" {len(failed) - 1} more adapters fail; status.adapters has their causes." if len(failed) > 1 else ""
+    return Verdict(
+        reason=Reason.ADAPTER_FAILED,
+        message=f"The adapter {failed[0].name} is loaded by {failed[0].loaded} engines: {failed[0].message}{more}",
+    )
+
+
+def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: int) -> AdapterStatus:
+    states = [(replica, report[name]) for replica, report in sorted(reports.items()) if name in report]
+    num_loaded = sum(each.state == "loaded" for _, each in states)
+    failed = next(((replica, each) for replica, each in states if each.state == "failed"), None)
+    state: AdapterState = "Loading"
+    if failed is not None:
+        state = "Failed"
+    elif total and num_loaded == total:
+        state = "Loaded"
+    return AdapterStatus(
+        name=name,
+        state=state,
+        message="" if failed is None else f"{failed[0]}: {failed[1].message}",
+        loaded=f"{num_loaded}/{total}",
+    )
+
+
+def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
+    """Returns the adapters in a status document; none if they cannot be read."""
+    try:
+        return tuple(AdapterStatus.model_validate(each) for each in previous.get("adapters", ()))
+    except ValidationError:
+        return ()
+
+
+def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
+    """Returns name -> folder of the adapters for an engine; None if it must keep those that it has.
+
+    It keeps them if its spec is not known, or if its successors have no adapters at all: it is about to be replaced.
+    """
+    assert situation.resolved is not None
+    model = situation.resolved.service.spec.model
+    made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
+    if model.adapters is None or made_from is None:
+        return None
+    return mountable(model, made_from.service.spec.model)
+
+
+def _reported(replica: EngineReplica) -> tuple[ReportedAdapter, ...] | None:
+    """Returns the adapters in the engine's last answer; None if its adapters cannot be set."""
+    status = replica.reading.status if replica.reading is not None else None
+    return status.adapters if status is not None else None

@@ -1,0 +1,60 @@
+"""The volumes from which pods read LoRA adapters, and the adapters' paths in the pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rayloom_operator.api.adapters import Adapter, claims, host_folders
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.spec import Model
+from rayloom_operator.names import ADAPTERS_FOLDER, CLAIM_FOLDER, Manifest
+
+
+def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
+    """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
+
+    A claim that also has the model is mounted already.
+    """
+    return [
+        ({"name": name, **volume}, {"mountPath": path, "readOnly": True})
+        for name, (volume, path) in zip(ADAPTER_VOLUMES, _sources(model), strict=False)
+    ]
+
+
+def adapter_paths(model: Model) -> dict[str, str]:
+    """Returns name -> folder of each adapter, as the processes in the pods see it."""
+    return {each.name: _path(each, model) for each in model.adapters or ()}
+
+
+def mountable(model: Model, mounted_for: Model) -> dict[str, str]:
+    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`.
+
+    They differ during a rollout that changes volumes.
+    """
+    folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
+    own_claim = mounted_for.claim
+    return {
+        each.name: path
+        for each, path in zip(model.adapters or (), adapter_paths(model).values(), strict=True)
+        if _is_below(path, folders) or (each.claim is not None and each.claim == own_claim == model.claim)
+    }
+
+
+def _sources(model: Model) -> Iterator[tuple[Manifest, str]]:
+    adapters = model.adapters or ()
+    for claim in claims(adapters):
+        if claim != model.claim:
+            yield {"persistentVolumeClaim": {"claimName": claim}}, f"{ADAPTERS_FOLDER}/{claim}"
+    for folder in host_folders(adapters):
+        yield {"hostPath": {"path": folder, "type": "Directory"}}, folder
+
+
+def _path(adapter: Adapter, model: Model) -> str:
+    if adapter.claim is None:
+        return adapter.path
+    folder = CLAIM_FOLDER if adapter.claim == model.claim else f"{ADAPTERS_FOLDER}/{adapter.claim}"
+    return f"{folder}/{adapter.path}".rstrip("/")
+
+
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

@@ -1,0 +1,192 @@
+"""LoRA adapters behind a gateway: which are known, which engine gets a request, where it continues, and its cache."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_engine.core.adapter import Adapter, ServedAdapter
+from rayloom_engine.core.block_hash import prompt_hashes
+from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.errors import EngineDead
+from rayloom_engine.front.core_link.sequences import ClientSequence
+from rayloom_engine.front.gateway.adapter_names import merged
+from rt_engine_pool import IDS, World, ids_of, run, sequence, until
+from rt_fake_core import BLOCK_SIZE, FakeCore
+from rt_models import refusal, running, said
+
+
+def served(name: str, content: str = "", folder: str = "/adapters", created: int = 1) -> ServedAdapter:
+    """An adapter whose files have this content."""
+    digest = (content or name).encode().ljust(16, b"-")
+    return ServedAdapter(name=name, adapter=Adapter(f"{folder}/{name}", digest), rank=8, created=created)
+
+
+SQL, POEMS = served("sql"), served("poems")
+
+
+def tell(core: FakeCore, *adapters: ServedAdapter) -> None:
+    core.adapters = adapters
+    core.send_status()
+
+
+async def told(world: World, **adapters: tuple[ServedAdapter, ...]) -> None:
+    for name, each in adapters.items():
+        tell(world.cores[name], *each)
+    expected = {name: tuple(entry.adapter for entry in each) for name, each in adapters.items()}
+    await until(lambda: all(world.client.pool.links[name].adapters == each for name, each in expected.items()))
+
+
+def with_adapter(entry: ServedAdapter, name: str = "s", prompt_ids: tuple[int, ...] = (1, 2)) -> ClientSequence:
+    one = sequence(name, prompt_ids=prompt_ids)
+    one.params = DecodingParams(max_tokens=100, adapter=entry.adapter)
+    return one
+
+
+def test_a_request_goes_only_to_an_engine_that_has_its_adapter(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(POEMS,), b=(SQL, POEMS))
+        for number in range(6):
+            one = with_adapter(SQL, f"s{number}")
+            world.client.submit([one])
+            assert world.place_of(one) == "b"
+            assert await ids_of(one) == IDS
+        assert world.cores["a"].submits == []
+
+    run(tmp_path, story)
+
+
+def test_a_request_continues_on_an_engine_with_the_same_files_in_another_folder(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        moved = served("other-name", "sql", folder="/elsewhere")
+        await told(world, a=(SQL,), b=(moved,))
+        world.hold(3)
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        first = world.place_of(one)
+        await until(lambda: len(one.generated_ids) == 3)
+        other = "b" if first == "a" else "a"
+        world.cores[first].is_draining = True
+        world.cores[first].send_status()
+        await until(lambda: one.place.engine == other)
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
+        own = {"a": SQL, "b": moved}[other].adapter
+        assert world.cores[other].submits[-1].params.adapter == own
+        assert world.cores[other].submits[-1].generated_ids == tuple(IDS[:3])
+
+    run(tmp_path, story)
+
+
+def test_a_request_waits_while_the_only_engine_with_its_adapter_is_away(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(SQL,), b=())
+        world.cores["a"].state = "recovering"
+        world.cores["a"].send_status()
+        await until(lambda: not world.client.pool.links["a"].is_serving)
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        assert one.place.engine is None
+        world.cores["a"].state = "serving"
+        world.cores["a"].send_status()
+        assert await ids_of(one) == IDS
+        assert world.cores["b"].submits == []
+
+    run(tmp_path, story)
+
+
+def test_a_request_whose_adapter_is_unloaded_meanwhile_finishes_and_one_that_waits_is_told(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(SQL,), b=(POEMS,))
+        world.hold(3)
+        one, late = with_adapter(SQL), with_adapter(SQL, "late")
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 3)
+        await told(world, a=(), b=(POEMS,))
+        world.client.submit([late])
+        world.cores["a"].is_draining = True
+        world.cores["a"].send_status()
+        await until(lambda: one.place.engine == "b")
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS, "the files may still be there"
+        with pytest.raises(EngineDead, match="has been unloaded from every engine"):
+            await ids_of(late)
+
+    run(tmp_path, story)
+
+
+def test_a_cached_prefix_counts_only_for_its_adapter(tmp_path: Path) -> None:
+    prompt = tuple(range(8 * BLOCK_SIZE))
+
+    async def story(world: World) -> None:
+        await told(world, a=(SQL, POEMS), b=(SQL, POEMS))
+        for name, entry in (("a", SQL), ("b", POEMS)):
+            world.cores[name].cache(prompt_hashes(prompt, BLOCK_SIZE, b"", entry.adapter.digest))
+        await until(lambda: all(len(link.estimate.index) == 8 for link in world.client.pool.links.values()))
+        for name, entry in (("a", SQL), ("b", POEMS), ("a", SQL), ("b", POEMS)):
+            one = with_adapter(entry, f"{name}-{entry.name}", prompt)
+            world.client.submit([one])
+            assert world.place_of(one) == name
+            await ids_of(one)
+
+    run(tmp_path, story)
+
+
+entries = st.lists(
+    st.lists(
+        st.builds(served, st.sampled_from("xyz"), st.sampled_from(("v1", "v2")), st.just("/a"), st.integers(1, 3)),
+        max_size=3,
+        unique_by=lambda each: each.name,
+    ).map(tuple),
+    max_size=4,
+)
+
+
+@given(entries)
+def test_most_engines_decide_about_the_files_of_a_name(told_by: list[tuple[ServedAdapter, ...]]) -> None:
+    found = merged(told_by)
+    every = [each for engine in told_by for each in engine]
+    assert set(found) == {each.name for each in every}
+    for name, chosen in found.items():
+        same_name = [each for each in every if each.name == name]
+        votes = [each.adapter.digest for each in same_name]
+        assert votes.count(chosen.adapter.digest) == max(map(votes.count, votes))
+
+
+def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one two", lambda world: world.document(one={}, two={})) as world:
+            await world.ready("one", "two")
+            tell(world.cores["one"], SQL, served("both"))
+            tell(world.cores["two"], POEMS, served("both"))
+            models = world.models.models
+            for name in ("one", "two"):
+                await until(lambda name=name: len(models[name].service.adapters.entries) == 2)  # type: ignore[misc]
+            cards = (await world.http.get("/v1/models")).json()["data"]
+            assert [(card["id"], card["parent"]) for card in cards] == [
+                *(("one", None), ("two", None)),
+                *(("sql", "one"), ("both", "one"), ("poems", "two"), ("both", "two")),
+            ]
+            answer = await world.chat("poems")
+            assert answer.json()["model"] == "poems"
+            assert said(answer) == said(await world.chat("two"))
+            assert world.cores["two"].submits[-2].params.adapter == POEMS.adapter
+            fingerprints = {(await world.chat(name)).json()["system_fingerprint"] for name in ("two", "poems", "poems")}
+            assert len(fingerprints) == 2
+            assert (await world.http.get("/v1/models/sql")).json()["root"] == "/adapters/sql"
+            assert refusal(await world.chat("both"))[2].startswith(
+                'the models "one", "two" have an adapter "both" each'
+            )
+            assert refusal(await world.chat("none"))[:2] == (404, "model_not_found")
+            load = {"model": "one", "lora_name": "x", "lora_path": "/x"}
+            code, kind, message = refusal(await world.http.post("/v1/load_lora_adapter", json=load))
+            assert (code, kind) == (403, "adapters_fixed")
+            assert "a gateway serves the adapters of its engines" in message
+
+    asyncio.run(story())

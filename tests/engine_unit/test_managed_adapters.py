@@ -1,0 +1,130 @@
+"""PUT /adapters at the admin port: the whole list, brought about by the front, and shown by /status and to the core."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayloom_engine.config import parse_config
+from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.operations.service import Waits
+from rt_front import FrontUnderTest, running_front
+from rt_peft_files import write_tiny_adapter, write_tiny_config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tiny_config(tmp_path / "model")
+    for number, name in enumerate(("sql", "poems", "later")):
+        write_tiny_adapter(tmp_path / name, seed=number)
+    return tmp_path
+
+
+@pytest.fixture
+def front(folder: Path) -> Iterator[FrontUnderTest]:
+    first = [f"sql={folder / 'sql'}", f"lost={folder / 'lost'}"]
+    with running_front(folder, managed_adapters=True, adapters=first) as running:
+        yield running
+
+
+def put(front: FrontUnderTest, adapters: Any) -> Any:
+    return front.admin.put("/adapters", json={"adapters": adapters})
+
+
+def states(front: FrontUnderTest) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in front.admin.get("/status").json()["adapters"]}
+
+
+def served(front: FrontUnderTest) -> list[str]:
+    return [card["id"] for card in front.http.get("/v1/models").json()["data"]]
+
+
+def told(front: FrontUnderTest) -> list[str]:
+    """The adapters that the core tells gateways."""
+    return [each.name for each in front.core.adapters or ()]
+
+
+def wait_for(front: FrontUnderTest, expected: dict[str, str]) -> None:
+    managed = front.service.managed_adapters
+    assert managed is not None
+    front.wait_until(lambda: {each.name: each.state for each in managed.reports()} == expected, str(expected))
+
+
+def test_a_server_starts_with_the_adapters_of_its_config_and_reports_one_that_cannot_be_loaded(
+    front: FrontUnderTest, folder: Path
+) -> None:
+    assert served(front) == ["tiny", "sql"]
+    reports = front.admin.get("/status", headers={"Prefer": "return=minimal"}).json()["adapters"]
+    assert reports[0] == {"name": "sql", "path": str(folder / "sql"), "state": "loaded", "message": ""}
+    assert (reports[1]["name"], reports[1]["state"]) == ("lost", "failed")
+    assert "adapter_config.json does not exist" in reports[1]["message"]
+    front.wait_until(lambda: told(front) == ["sql"], "the core knows the adapter")
+
+
+def test_the_admin_port_replaces_the_list(front: FrontUnderTest, folder: Path) -> None:
+    answer = put(front, {"sql": str(folder / "sql"), "poems": f"file://{folder / 'poems'}"})
+    assert answer.status_code == 202
+    assert [each["name"] for each in answer.json()["adapters"]] == ["sql", "poems"]
+    wait_for(front, {"sql": "loaded", "poems": "loaded"})
+    assert served(front) == ["tiny", "sql", "poems"]
+    put(front, {"poems": str(folder / "later")})
+    wait_for(front, {"poems": "loaded"})
+    assert front.http.get("/v1/models/poems").json()["root"] == str(folder / "later")
+    assert served(front) == ["tiny", "poems"]
+    front.wait_until(lambda: told(front) == ["poems"], "the core knows the adapter")
+    put(front, {})
+    wait_for(front, {})
+    assert served(front) == ["tiny"]
+
+
+def test_an_adapter_whose_files_arrive_later_is_loaded_then(folder: Path) -> None:
+    hidden = folder / "later"
+    shutil.move(hidden, folder / "hidden")
+    with running_front(folder, managed_adapters=True, waits=Waits(adapters_s=0.02)) as front:
+        put(front, {"later": str(hidden)})
+        wait_for(front, {"later": "failed"})
+        shutil.move(folder / "hidden", hidden)
+        wait_for(front, {"later": "loaded"})
+        assert states(front) == {"later": "loaded"}
+        put(front, {"later": str(folder / "absent")})
+        wait_for(front, {"later": "failed"})
+        assert front.http.get("/v1/models/later").json()["root"] == str(hidden), "the earlier files stay"
+
+
+def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -> None:
+    kept = {"managed_adapters": True, "adapters": [f"sql={folder / 'sql'}"], "adapters_file": folder / "kept.json"}
+    with running_front(folder, **kept) as front:
+        assert served(front) == ["tiny", "sql"]
+        put(front, {"poems": str(folder / "poems")})
+        wait_for(front, {"poems": "loaded"})
+    with running_front(folder, start=2, **kept) as front:
+        assert served(front) == ["tiny", "poems"]
+        assert states(front) == {"poems": "loaded"}
+        put(front, {})
+        wait_for(front, {})
+    with running_front(folder, start=3, **kept) as front:
+        assert served(front) == ["tiny"]
+
+
+def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> None:
+    for body in ({"adapters": [1]}, {"adapter": {}}, {"adapters": {"a": 1}}):
+        answer = front.admin.put("/adapters", json=body)
+        assert answer.status_code == 400
+        assert 'send {"adapters": {"NAME": "/FOLDER"}}' in answer.json()["error"]["message"]
+    assert front.admin.put("/adapters", content=b"{").status_code == 400
+    answer = put(front, {str(number): "/x" for number in range(1025)})
+    assert (answer.status_code, "at most 1024" in answer.text) == (400, True)
+    assert served(front) == ["tiny", "sql"]
+
+
+def test_an_engine_without_managed_adapters_takes_no_list(tmp_path: Path) -> None:
+    with running_front(tmp_path) as front:
+        answer = put(front, {})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "adapters_fixed")
+        assert front.admin.get("/status").json()["adapters"] is None
+    with pytest.raises(ConfigError, match="remove one of the two"):
+        parse_config({"managed_adapters": True, "allow_runtime_lora_updating": True})

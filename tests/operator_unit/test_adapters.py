@@ -1,0 +1,270 @@
+"""LoRA adapters of a service: the manifest's mistakes, volumes and paths, the engines' lists, and the states."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayloom_operator.api.adapters import Adapter, host_folders
+from rayloom_operator.decide.adapters import AdapterOrder, adapter_fault, adapter_orders, adapter_statuses
+from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.conditions.evidence import gather_evidence
+from rayloom_operator.decide.permissions import Permissions
+from rayloom_operator.engines import request as status_request
+from rayloom_operator.engines.status import ReportedAdapter
+from rayloom_operator.errors import EngineUnavailable, NotAllowed, SpecError
+from rayloom_operator.local.serve import _check
+from rayloom_operator.objects.adapter_volumes import adapter_places
+from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
+from rayloom_operator.objects.inspect_job import inspect_job
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.observed import Observed
+from rayloom_operator.reconcile.apply.applier import Applier
+from rayloom_operator.resolve.resolved import Hub
+from rayloom_operator.resolve.revision import revision
+from rt_fake_kube import FakeKube
+from rt_operator import make_reading, make_resolved, make_said, make_service, make_serving, make_situation, turn
+
+MODEL = {"source": "builtin://smollm2-135m"}
+SQL = {"name": "sql", "source": "pvc://adapters/team/sql"}
+POEMS = {"name": "poems", "source": "file:///data/adapters/poems"}
+
+
+def adapted(*adapters, source=MODEL["source"], **spec):
+    return make_resolved(model={"source": source, "adapters": list(adapters)}, **spec)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "sentence"),
+    [
+        ([{"name": "-a", "source": SQL["source"]}], "spec.model.adapters[0].name: '-a' is not allowed. Name that"),
+        ([{"name": "a=b", "source": SQL["source"]}], "spec.model.adapters[0].name: 'a=b' is not allowed"),
+        ([{"name": "a" * 64, "source": SQL["source"]}], "has 64 characters; use at most 63"),
+        ([{"name": "a"}], "spec.model.adapters[0].source: is missing; add it"),
+        (
+            [{"name": "a", "source": "hf://org/a"}],
+            "spec.model.adapters[0].source: 'hf://org/a' is not the source of an adapter; use pvc://CLAIM/PATH or "
+            "file:///FOLDER/NAME; copy an adapter of the hub into a claim",
+        ),
+        ([{"name": "a", "source": "/data/a"}], "'/data/a' is not the source of an adapter; use pvc://"),
+        ([{"name": "a", "source": "file:///a"}], "'file:///a' is not the source of an adapter; use pvc://"),
+        ([{"name": "a", "source": "pvc://c/../x"}], "'pvc://c/../x' is not allowed: a path has no part . or .."),
+        ([SQL, {**POEMS, "name": "sql"}], "spec.model.adapters: sql is given more than once; give each adapter a name"),
+        ([{**SQL, "name": "chat"}], "spec.model.adapters: chat: an adapter has the name of the model; give it another"),
+        (
+            [{"name": f"a{n}", "source": f"pvc://claim-{n}/a"} for n in range(9)],
+            "the adapters are in more than 8 claims and folders: put them into fewer",
+        ),
+        ([{**SQL, "rank": 8}], "spec.model.adapters[0].rank: is not a field; remove it. Fields here: name, source"),
+    ],
+)
+def test_a_mistake_is_named_with_its_cure(adapters, sentence):
+    with pytest.raises(SpecError) as refused:
+        make_service(model={**MODEL, "adapters": adapters})
+    assert sentence in str(refused.value)
+
+
+def test_adapters_beside_an_accelerator_are_refused():
+    with pytest.raises(SpecError, match="LoRA adapters work on CPU only"):
+        make_service(model={**MODEL, "adapters": [SQL]}, accelerator={"memory": "80Gi"})
+
+
+def test_a_served_name_frees_the_services_name():
+    make_service(model={**MODEL, "servedName": "base", "adapters": [{**SQL, "name": "chat"}]})
+
+
+def test_an_engine_in_a_pod_starts_with_the_adapters_at_their_mounts():
+    resolved = adapted(SQL, POEMS)
+    config = pod_engine_config(resolved)
+    assert config["managed_adapters"] is True
+    assert config["adapters"] == ["sql=/adapters/adapters/team/sql", "poems=/data/adapters/poems"]
+    pods = ray_cluster(resolved, "abcd", 0)["spec"]
+    for part, own in (("headGroupSpec", "engine"), ("workerGroupSpecs", "ray-worker")):
+        template = pods[part] if part == "headGroupSpec" else pods[part][0]
+        spec = template["template"]["spec"]
+        volumes = [each for each in spec["volumes"] if each["name"].startswith("adapters-")]
+        assert volumes == [
+            {"name": "adapters-0", "persistentVolumeClaim": {"claimName": "adapters"}},
+            {"name": "adapters-1", "hostPath": {"path": "/data/adapters", "type": "Directory"}},
+        ]
+        container = next(each for each in spec["containers"] if each["name"] == own)
+        mounts = [each for each in container["volumeMounts"] if each["name"].startswith("adapters-")]
+        assert mounts == [
+            {"name": "adapters-0", "mountPath": "/adapters/adapters", "readOnly": True},
+            {"name": "adapters-1", "mountPath": "/data/adapters", "readOnly": True},
+        ]
+
+
+def test_only_the_whole_field_and_volumes_are_part_of_the_revision():
+    empty = revision(adapted())
+    assert empty != revision(make_resolved()), "memory is kept for adapters"
+    assert revision(adapted(SQL)) != empty, "a claim"
+    assert revision(adapted(SQL)) == revision(adapted(SQL, {"name": "b", "source": "pvc://adapters/b"}))
+
+
+def test_adapters_in_the_claim_of_the_model_need_no_further_volume():
+    service = make_service(
+        model={"source": "pvc://models/llama", "adapters": [{"name": "sql", "source": "pvc://models/sql/"}]},
+    )
+    assert adapter_places(service.spec.model) == []
+
+
+def test_the_inspection_mounts_no_adapters():
+    job = inspect_job(make_service(model={**MODEL, "adapters": [SQL]}), "i", Hub(), 0)
+    volumes = job["spec"]["template"]["spec"]["volumes"]
+    assert not any(each["name"].startswith("adapters-") for each in volumes)
+
+
+def test_without_a_cluster_the_engine_gets_the_same_adapters():
+    service = make_service(model={**MODEL, "adapters": [POEMS]})
+    config = engine_config(service, host="127.0.0.1", port=1, admin_port=2)
+    assert config["adapters"] == ["poems=/data/adapters/poems"]
+    assert "managed_adapters" not in config, "a wrong adapter ends the start, with its reason"
+    _check(service, {})
+    with pytest.raises(SpecError, match=r"adapters\[0\].source: claims exist only in a cluster; use a file:// path"):
+        _check(make_service(model={**MODEL, "adapters": [SQL]}), {})
+
+
+def test_folders_of_nodes_need_a_permission():
+    service = make_service(model={**MODEL, "adapters": [SQL, POEMS]})
+    Permissions(host_paths=("/data",)).check(service)
+    with pytest.raises(NotAllowed, match=r"spec.model.adapters\[1\].source: '/data/adapters' is a path on nodes"):
+        Permissions(host_paths=("/data/adapters/poems",)).check(service)
+
+
+folders = st.lists(st.sampled_from(("/a", "/a/b", "/a/b/c", "/ab", "/b")), max_size=6)
+
+
+@given(folders)
+def test_each_folder_lies_in_one_mounted_folder(given_folders):
+    adapters = [Adapter(name=f"a{n}", source=f"file://{folder}/x") for n, folder in enumerate(given_folders)]
+    mounted = host_folders(adapters)
+    for folder in given_folders:
+        assert sum(folder == each or folder.startswith(f"{each}/") for each in mounted) == 1
+
+
+def report(name, path, state="loaded", message=""):
+    return ReportedAdapter(name=name, path=path, state=state, message=message)
+
+
+SQL_REPORT = report("sql", "/adapters/adapters/team/sql")
+POEMS_REPORT = report("poems", "/data/adapters/poems")
+
+
+def engine(resolved, number, *reports, is_old=False):
+    said = make_said().model_copy(update={"adapters": None if is_old else reports})
+    return make_serving(resolved, number, reading=make_reading(said))
+
+
+def situation_of(resolved, *replicas, old=()):
+    return turn(resolved, replicas, old=old).situation
+
+
+def test_an_engine_whose_list_differs_is_told_the_present_one():
+    resolved = adapted(SQL, POEMS, replicas=4)
+    situation = situation_of(
+        resolved,
+        engine(resolved, 0, SQL_REPORT, POEMS_REPORT),
+        engine(resolved, 1, report("sql", "/elsewhere")),
+        engine(resolved, 2, is_old=True),
+        engine(resolved, 3, report("sql", SQL_REPORT.path, "failed", "gone"), report("poems", POEMS_REPORT.path, "x")),
+    )
+    orders = list(adapter_orders(situation))
+    assert [each.replica for each in orders] == [situation.observed.replicas[1].name]
+    assert orders[0].adapters == (("sql", SQL_REPORT.path), ("poems", POEMS_REPORT.path))
+    assert orders[0].token == situation.settings.admin_tokens("team", "uid-1", orders[0].replica)[0]
+
+
+def test_an_empty_list_unloads_all_and_no_list_leaves_engines_alone():
+    empty = adapted()
+    assert [each.adapters for each in adapter_orders(situation_of(empty, engine(empty, 0, SQL_REPORT)))] == [()]
+    without = make_resolved()
+    assert list(adapter_orders(situation_of(without, engine(without, 0, SQL_REPORT)))) == []
+    assert list(adapter_orders(make_situation(None, Observed(replicas=(engine(empty, 0),))))) == []
+
+
+def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
+    old = adapted(SQL)
+    new = adapted({"name": "sql", "source": "pvc://adapters/v2"}, POEMS)
+    assert revision(old) != revision(new)
+    situation = situation_of(new, engine(old, 0, SQL_REPORT), old=[old])
+    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/adapters/v2"),)]
+
+
+def statuses(resolved, *replicas):
+    evidence = gather_evidence(situation_of(resolved, *replicas), VALID)
+    return [(each.name, each.state, each.loaded) for each in adapter_statuses(evidence)], evidence
+
+
+def test_the_status_counts_the_engines_that_have_an_adapter():
+    resolved = adapted(SQL, POEMS, replicas=2)
+    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT, POEMS_REPORT), engine(resolved, 1, SQL_REPORT))
+    assert found == [("sql", "Loaded", "2/2"), ("poems", "Loading", "1/2")]
+    assert adapter_fault(evidence) is None
+    assert statuses(resolved)[0] == [("sql", "Loading", "0/2"), ("poems", "Loading", "0/2")]
+
+
+def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
+    resolved = adapted(SQL, replicas=2)
+    bad = report("sql", SQL_REPORT.path, "failed", "adapter_config.json does not exist")
+    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT), engine(resolved, 1, bad))
+    assert found == [("sql", "Failed", "1/2")]
+    name = evidence.staying[1].place.name
+    fault = adapter_fault(evidence)
+    assert fault.reason == "AdapterFailed"
+    assert fault.message == (f"The adapter sql is loaded by 1/2 engines: {name}: adapter_config.json does not exist")
+
+
+def test_while_the_spec_cannot_be_used_the_last_states_stay():
+    written = {"name": "sql", "state": "Loaded", "message": "", "loaded": "1/1"}
+    situation = make_situation(None, previous={"adapters": [written]})
+    evidence = gather_evidence(situation, VALID)
+    assert [each.model_dump() for each in adapter_statuses(evidence)] == [written]
+    broken = replace(situation, previous={"adapters": [{"name": 1}]})
+    assert adapter_statuses(gather_evidence(broken, VALID)) == ()
+
+
+def nobody(*_):
+    pass
+
+
+def test_engines_are_told_their_adapters_and_a_failure_holds_up_nothing(monkeypatch, caplog):
+    asked = {}
+
+    async def ask(ip, port, token, method, path, body):
+        asked[ip] = (port, token, method, path, json.loads(body))
+        if ip == "10.0.0.2":
+            raise EngineUnavailable("no answer within 3 s")
+        return (401, b"") if token == "t3" else (403, b"fixed") if ip == "10.0.0.1" else (202, b"")
+
+    monkeypatch.setattr(status_request, "ask", ask)
+
+    async def story():
+        told = []
+        kube = FakeKube()
+        applier = Applier(kube, Drift(kube, nobody), nobody, nobody, told.append)
+        orders = [
+            AdapterOrder(
+                replica=f"g{n}", ip=f"10.0.0.{n}", token=f"t{n}", old_token="old", adapters=(("sql", "/a/sql"),)
+            )
+            for n in (1, 2, 3)
+        ]
+        await applier.carry_out(("team", "chat"), Plan(adapters=tuple(orders)), 300)
+        assert told == [("team", "chat")]
+        await applier.carry_out(("team", "chat"), Plan(), 300)
+        assert told == [("team", "chat")]
+
+    asyncio.run(story())
+    sent = {"adapters": {"sql": "/a/sql"}}
+    assert asked == {
+        "10.0.0.1": (8001, "t1", "PUT", "/adapters", sent),
+        "10.0.0.2": (8001, "t2", "PUT", "/adapters", sent),
+        "10.0.0.3": (8001, "old", "PUT", "/adapters", sent),
+    }
+    assert "the engine of g1 refuses: 403 fixed" in caplog.text
+    assert "no answer of the engine of g2 to /adapters: no answer within 3 s" in caplog.text
