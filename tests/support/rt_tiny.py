@@ -132,6 +132,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    # A layer without experts beside one with a shared expert.
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+            "mlp_only_layers": [0],
+        },
+    ),
     "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
 # Beside VARIANTS, whose layers several ranks can share: norms of queries and keys are of all heads together.

@@ -94,7 +94,7 @@ class LibraryWeights:
             num_kv_heads=first.num_kv_heads,
             head_dim=first.head_dim,
             rotary_dim=shape.rope.rotary_dim(first.head_dim),
-            intermediate=first.gate_up.num_outputs // 2,
+            intermediate=first.dense_mlp.gate_up.num_outputs // 2,
             activation=ACTIVATION_CODES[shape.traits.activation],
             has_wide_norms=int(shape.traits.has_wide_qk_norm),
             residual_scale=shape.traits.residual_scale,
