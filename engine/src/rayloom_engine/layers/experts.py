@@ -73,7 +73,7 @@ class MixtureOfExperts:
             logits_TE[:, :num_experts], self.num_experts_per_token, normalises=self.normalises_weights
         )
         groups = group_by_expert(routes.experts_TK, num_experts)
-        inputs = hidden_TD[groups.tokens_P].split(groups.counts)
+        inputs = torch.split(hidden_TD[groups.tokens_P], groups.counts)
         outputs_PD = torch.cat(
             [expert(rows_RD) for expert, rows_RD in zip(self.experts, inputs, strict=True) if len(rows_RD)]
         )

@@ -20,8 +20,6 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 
     """
     if isinstance(shape, MeasuredShape):
         return f"{shape.architecture} is computed by transformers' modules"
-    if shape.experts is not None:
-        return "it has no kernels for experts"
     if dtype not in ELEMENTS:
         return f"it has no kernels for {dtype}"
     shards = [Shard(index, num_shards) for index in range(num_shards)]
