@@ -107,6 +107,26 @@ def test_the_number_of_experts_has_the_name_of_either_dialect(tmp_path: Path) ->
     assert checkpoint_sizes(mixtral)[name] == (mixtral.hidden_size, 24)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "published"),
+    [
+        # hidden, layers, heads, key/value heads, vocabulary, experts, of a token; total and active parameters
+        ("MixtralForCausalLM", (4096, 32, 32, 8, 32000, 8, 2), (46_702_792_704, 12_879_925_248)),
+        ("Qwen3MoeForCausalLM", (2048, 48, 32, 4, 151936, 128, 8), (30_532_122_624, 3_353_032_704)),
+        ("OlmoeForCausalLM", (2048, 16, 16, 16, 50304, 64, 8), (6_919_161_856, 1_282_017_280)),
+    ],
+    ids=["Mixtral-8x7B", "Qwen3-30B-A3B", "OLMoE-1B-7B"],
+)
+def test_published_models_have_their_total_and_active_parameters(
+    architecture: str, sizes: tuple[int, ...], published: tuple[int, int], tmp_path: Path
+) -> None:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    feed_forward = {"intermediate_size": {4096: 14336, 2048: 1024}[sizes[0]], "moe_intermediate_size": 768}
+    fields = dict(zip((*names, "num_experts", "num_experts_per_tok"), sizes, strict=True))
+    shape = shape_of(tmp_path, architecture, head_dim=128, **fields, **feed_forward)
+    assert (shape.num_parameters, shape.num_active_parameters) == published
+
+
 def test_norms_are_where_the_family_has_them(tmp_path: Path) -> None:
     norms = {}
     for architecture in ("LlamaForCausalLM", "Olmo2ForCausalLM", "Gemma2ForCausalLM"):
