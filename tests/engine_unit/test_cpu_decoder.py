@@ -92,7 +92,8 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(folder: Path,
     model = load_on_library(folder, isa, torch.bfloat16)
     ours = relative_error(logits_of(model, library_cache(model, 9)), expected)
     # A bfloat16 has 8 significant bits: a rounded activation differs by 0.1 to 0.2 %, and each layer rounds six times.
-    assert 0.0 < ours < 0.03
+    # A token whose second and third expert are about equally likely may take the other one.
+    assert 0.0 < ours < (0.03 if shape.experts is None else 0.06)
     assert ours < of_torch
 
 

@@ -26,7 +26,7 @@ NUM_OTHERS = 4
 OTHER_TOKENS = 70
 BLOCKS = -(-NUM_TOKENS // BLOCK_SIZE)
 OTHER_BLOCKS = -(-OTHER_TOKENS // BLOCK_SIZE)
-VARIANTS = ("llama-biases", "mistral-window", "qwen3-biases")
+VARIANTS = ("llama-biases", "mistral-window", "qwen3-biases", "qwen2-moe")
 
 
 @dataclass(frozen=True)

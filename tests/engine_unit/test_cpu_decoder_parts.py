@@ -62,7 +62,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
-@pytest.mark.parametrize("variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases", "phi3", "gemma2"])
+@pytest.mark.parametrize(
+    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases", "phi3", "gemma2", "qwen2-moe"]
+)
 def test_ranks_in_processes_compute_the_answers_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, variant)
     for dtype in ("float32", "bfloat16"):

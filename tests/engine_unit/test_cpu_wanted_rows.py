@@ -17,7 +17,7 @@ from rt_library import ISAS, LibraryModel, library_cache, load_on_library, open_
 from rt_tiny import VOCAB_SIZE, make_batch, tiny_variant
 
 NUM_BLOCKS = 24
-VARIANTS = ("llama-biases", "gemma2", "qwen3-biases")
+VARIANTS = ("llama-biases", "gemma2", "qwen3-biases", "mixtral")
 
 
 @pytest.fixture(scope="module", params=[(isa, each) for isa in ISAS for each in ("none", "int8")], ids=str)

@@ -28,7 +28,7 @@ from rayloom_engine.parallel.model_part import whole_part
 from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.gpu_sampler import GpuSampler
 from rt_slots import make_slot
-from rt_tiny import VARIANTS, make_batch, tiny_variant
+from rt_tiny import VARIANTS, WITH_EXPERTS, make_batch, tiny_variant
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch is built without CUDA")
 
@@ -76,7 +76,8 @@ def forward(folder: Path, tables_on: torch.device, backend: Backend = "auto") ->
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])
-@pytest.mark.parametrize("variant", VARIANTS)
+# Experts take the rows that the router's values select, and fake tensors have no values.
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - set(WITH_EXPERTS)))
 def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, variant)
     with fake_cuda() as launched:

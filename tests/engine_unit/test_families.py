@@ -11,6 +11,7 @@ import pytest
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.layers.linear_spec import AxisPart, slices_of
 from rayloom_engine.models.adapters.support import check_adapters
+from rayloom_engine.models.costs import model_costs
 from rayloom_engine.models.decoder_spec import checkpoint_sizes, decoder_spec
 from rayloom_engine.models.families import FAMILIES
 from rayloom_engine.models.quantised.amounts import layer_amount
@@ -71,6 +72,61 @@ def test_granite_has_factors_and_divides_its_logits(tmp_path: Path) -> None:
     assert (traits.logit_scale, traits.has_updates) == (0.125, True)
 
 
+def test_experts_of_qwen_are_in_the_layers_that_config_json_names(tmp_path: Path) -> None:
+    """6 layers: every second one has experts, but not layer 3."""
+    layers = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    sizes = {"hidden_size": 8, "intermediate_size": 20, "moe_intermediate_size": 6, "num_experts": 4}
+    shape = shape_of(
+        tmp_path, "Qwen2MoeForCausalLM", **layers, **sizes, num_experts_per_tok=2, shared_expert_intermediate_size=10
+    )
+    assert [shape.experts_of(layer) is not None for layer in range(6)] == [False, True, False, False, False, True]
+    assert shape.named_feed_forward_sizes == {
+        "intermediate_size": 20,
+        "moe_intermediate_size": 6,
+        "shared_expert_intermediate_size": 10,
+    }
+    experts = shape.experts
+    assert experts is not None and not experts.normalises_weights
+    # Router and shared gate: 5 rows. Four experts of 3 x 6 rows, and the shared one of 3 x 10.
+    assert experts.layer_parameters(8) == 8 * (5 + 4 * 18 + 30)
+    # Two experts of a token are not taken, in two layers.
+    assert shape.num_parameters - shape.num_active_parameters == 2 * 2 * 8 * 18
+    costs = model_costs(shape, (1, 2))
+    assert (costs.layers, len(costs.kinds)) == ("ab3ab", 2)
+
+
+def test_the_number_of_experts_has_the_name_of_either_dialect(tmp_path: Path) -> None:
+    """Published files of Qwen3-MoE have num_experts, those that transformers 5 writes have num_local_experts."""
+    for field in ("num_experts", "num_local_experts"):
+        shape = shape_of(tmp_path, "Qwen3MoeForCausalLM", **{field: 16}, norm_topk_prob=True)
+        assert shape.experts is not None
+        assert (shape.experts.num_experts, shape.experts.normalises_weights) == (16, True)
+    mixtral = shape_of(tmp_path, "MixtralForCausalLM", intermediate_size=24, num_local_experts=2)
+    assert mixtral.named_feed_forward_sizes == {"intermediate_size": 24}
+    name = "model.layers.0.block_sparse_moe.experts.1.w2.weight"
+    assert checkpoint_sizes(mixtral)[name] == (mixtral.hidden_size, 24)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "published"),
+    [
+        # hidden, layers, heads, key/value heads, vocabulary, experts, of a token; total and active parameters
+        ("MixtralForCausalLM", (4096, 32, 32, 8, 32000, 8, 2), (46_702_792_704, 12_879_925_248)),
+        ("Qwen3MoeForCausalLM", (2048, 48, 32, 4, 151936, 128, 8), (30_532_122_624, 3_353_032_704)),
+        ("OlmoeForCausalLM", (2048, 16, 16, 16, 50304, 64, 8), (6_919_161_856, 1_282_017_280)),
+    ],
+    ids=["Mixtral-8x7B", "Qwen3-30B-A3B", "OLMoE-1B-7B"],
+)
+def test_published_models_have_their_total_and_active_parameters(
+    architecture: str, sizes: tuple[int, ...], published: tuple[int, int], tmp_path: Path
+) -> None:
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    feed_forward = {"intermediate_size": {4096: 14336, 2048: 1024}[sizes[0]], "moe_intermediate_size": 768}
+    fields = dict(zip((*names, "num_experts", "num_experts_per_tok"), sizes, strict=True))
+    shape = shape_of(tmp_path, architecture, head_dim=128, **fields, **feed_forward)
+    assert (shape.num_parameters, shape.num_active_parameters) == published
+
+
 def test_norms_are_where_the_family_has_them(tmp_path: Path) -> None:
     norms = {}
     for architecture in ("LlamaForCausalLM", "Olmo2ForCausalLM", "Gemma2ForCausalLM"):
@@ -116,6 +172,11 @@ def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) ->
         ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' .* works: gelu_pytorch_tanh"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ("GraniteForCausalLM", {"attention_multiplier": 0}, "attention_multiplier must be a number > 0"),
+        ("MixtralForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok 2 is more than num_local_experts 1"),
+        ("MixtralForCausalLM", {"num_local_experts": 1 << 17}, "num_local_experts 131072 is not supported; works: 1 t"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": "all"}, "mlp_only_layers must be a list of layers, given 'all'"),
+        ("Qwen2MoeForCausalLM", {"qkv_bias": False}, "qkv_bias false is not supported; works: true"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported; works: null"),
         ("Gemma2ForCausalLM", {"layer_types": ["chunked_attention"]}, "layer_types must name 1 layers"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "mrope"}}}, "rope type 'mrope'"),
     ],
@@ -127,7 +188,9 @@ def test_what_a_family_does_not_compute_is_named(
         shape_of(tmp_path, architecture, **changes)
 
 
-def test_adapters_are_refused_for_fused_matrices(tmp_path: Path) -> None:
+def test_adapters_are_refused_for_experts_and_for_fused_matrices(tmp_path: Path) -> None:
     check_adapters(shape_of(tmp_path, "LlamaForCausalLM"))
+    with pytest.raises(ConfigError, match=r"MixtralForCausalLM has experts.*remove adapters"):
+        check_adapters(shape_of(tmp_path, "MixtralForCausalLM"))
     with pytest.raises(ConfigError, match=r"Phi3ForCausalLM have one matrix for q, k and v.*remove adapters"):
         check_adapters(shape_of(tmp_path, "Phi3ForCausalLM"))

@@ -30,7 +30,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen2-some-windows", "qwen3-biases"]
+    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen2-some-windows", "qwen3-biases", "mixtral"]
 )
 def test_shards_compute_the_tokens_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
     architecture, overrides = VARIANTS[variant]

@@ -194,7 +194,7 @@ def test_shards_put_together_are_the_model(variant: str, tmp_path: Path) -> None
         model = load_model(folder, shape, cpu_kernels(), dtype=torch.float32, part=part).model
         weights = model._weights
         dense = [
-            tuple(linear.scheme.weight.to_dense() for linear in (layer.attention.out, layer.mlp.down))
+            tuple(linear.scheme.weight.to_dense() for linear in (layer.attention.out, layer.mlp.linears[-1]))
             for layer in weights.layers
         ]
         assert weights.embedding_VD is not None

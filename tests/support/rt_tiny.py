@@ -132,8 +132,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    # A layer without experts beside one with a shared expert.
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 128,
+            "mlp_only_layers": [0],
+        },
+    ),
     "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
+WITH_EXPERTS = ("mixtral", "qwen2-moe")
 # Beside VARIANTS, whose layers several ranks can share: norms of queries and keys are of all heads together.
 WIDE_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", {"num_key_value_heads": 1, "attention_bias": True}),

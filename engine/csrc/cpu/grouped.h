@@ -288,6 +288,7 @@ constexpr LinearKernels grouped_kernels() {
         grouped_blocks<Operand, Weights, StoreOutput>,
         grouped_blocks<Operand, Weights, AddOutput>,
         grouped_blocks<Operand, Weights, GateOutput>,
+        grouped_blocks<Operand, Weights, ScatterOutput>,
     };
 }
 

@@ -5,6 +5,7 @@
 #include "int8.h"
 #include "kernels.h"
 #include "linear.h"
+#include "routing.h"
 #include "rows.h"
 #include "sampler_passes.h"
 
@@ -19,8 +20,8 @@ constexpr Kernels table() {
         (int32_t)sizeof(typename Operand::X),
         pack_weight<Operand>,
         embed<Operand>,
-        {linear<Operand>, add_linear<Operand>, gate_linear<Operand>},
-        {int8_linear<Operand>, int8_add_linear<Operand>, int8_gate_linear<Operand>},
+        {linear<Operand>, add_linear<Operand>, gate_linear<Operand>, scatter_linear<Operand>},
+        {int8_linear<Operand>, int8_add_linear<Operand>, int8_gate_linear<Operand>, int8_scatter_linear<Operand>},
         grouped_kernels<Operand, Nibbles>(),
         grouped_kernels<Operand, Bytes>(),
         pack_int8_block<Operand>,
@@ -31,6 +32,8 @@ constexpr Kernels table() {
         gate<Operand>,
         rms_norm<Operand>,
         add_row,
+        route,
+        sigmoid,
         rotate_and_write<Operand>,
         attend<Operand>,
         attend_segment<Operand>,

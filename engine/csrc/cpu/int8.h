@@ -275,6 +275,11 @@ static void int8_gate_linear(const LinearTask& task, int64_t first, int64_t end)
     int8_blocks<Operand, GateOutput>(task, first, end);
 }
 
+template <class Operand>
+static void int8_scatter_linear(const LinearTask& task, int64_t first, int64_t end) {
+    int8_blocks<Operand, ScatterOutput>(task, first, end);
+}
+
 // Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs], packs them and sets their scales. W has the
 // type of Operand's weights. Rows behind the last become zeros.
 template <class Operand>

@@ -30,6 +30,9 @@ struct LinearTask {
     void* gated;
     int32_t activation;
     rl_groups groups;
+    // Only for scatter_linear: of each row of x, the row of `out`, and the factor.
+    const int32_t* out_rows;
+    const float* factors;
 };
 
 // Products for blocks [first, end) of 16 outputs.
@@ -40,6 +43,8 @@ struct LinearKernels {
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
     // gated = activation(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
+    // Adds factor * y to the row of `out` that the task names, for each row of x. num_outputs is a multiple of 16.
+    void (*scatter_linear)(const LinearTask& task, int64_t first, int64_t end);
 };
 
 struct RotaryTask {
@@ -105,6 +110,11 @@ struct Kernels {
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
     // residual [width] += scale * update, or scale * weight * update / sqrt(mean(update^2) + eps) with a weight
     void (*add_row)(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual);
+    // The experts that a router selects, and their weights: see routing.h.
+    void (*route)(const float* logits, int64_t count, int64_t num_selected, bool normalises, int32_t* experts,
+                  float* weights);
+    // x = 1 / (1 + exp(-x)) of one number.
+    void (*sigmoid)(float* x);
     // Rotates the queries and keys of a token, and writes keys and values into the pages.
     void (*rotate_and_write)(const RotaryTask& task);
     // Attention of the whole context.

@@ -153,6 +153,8 @@ LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows,
         nullptr,
         RL_SILU,
         linear.groups,
+        nullptr,
+        nullptr,
     };
 }
 

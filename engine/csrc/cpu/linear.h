@@ -91,6 +91,23 @@ struct AddOutput : StoreOutput {
     }
 };
 
+// Adds factor * y to other rows of the output, whose width is a multiple of 16.
+struct ScatterOutput : StoreOutput {
+    static RL_INLINE_MEMBER Addend addend(const LinearTask&, int64_t, int64_t, int64_t) { return {nullptr, 0}; }
+
+    template <class Operand>
+    static void write(const LinearTask& task, const LinearTile& tile) {
+        for (int64_t r = 0; r < tile.num_rows; r++) {
+            const F16 factor = splat(task.factors[tile.row + r]);
+            float* row = task.out + task.out_rows[tile.row + r] * task.out_stride;
+            for (int64_t c = 0; c < tile.num_columns; c++) {
+                float* out = row + (tile.block + c) * 16;
+                store(out, fma(factor, with_bias(task, tile.block + c, tile.sum(r, c)), load(out)));
+            }
+        }
+    }
+};
+
 // silu(g) = g / (1 + exp(-g)), or gelu(g) = 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g +
 // 0.044715 g^3).
 RL_INLINE F16 activated(F16 gate, int32_t activation) {
@@ -212,6 +229,11 @@ static void add_linear(const LinearTask& task, int64_t first, int64_t end) {
 template <class Operand>
 static void gate_linear(const LinearTask& task, int64_t first, int64_t end) {
     linear_blocks<Operand, GateOutput>(task, first, end);
+}
+
+template <class Operand>
+static void scatter_linear(const LinearTask& task, int64_t first, int64_t end) {
+    linear_blocks<Operand, ScatterOutput>(task, first, end);
 }
 
 template <class Operand>

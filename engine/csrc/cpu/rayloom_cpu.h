@@ -40,6 +40,18 @@ typedef struct {
     rl_groups groups;
 } rl_linear;
 
+// A mixture of experts: the gated MLPs that a router selects for each token, by the highest outputs of a softmax. All
+// matrices of `gate_up`, and of `down`, have equal sizes, but those of the shared expert, which is the last.
+typedef struct {
+    rl_linear router;          // rows: one for each expert, then one of the shared expert's gate; not quantised
+    const rl_linear* gate_up;  // [num_experts + num_shared]
+    const rl_linear* down;     // [num_experts + num_shared]
+    int32_t num_experts;
+    int32_t num_per_token;  // experts of a token, without the shared one
+    int32_t num_shared;     // 0, or 1: an expert of all tokens, whose weight is sigmoid(the router's last output)
+    int32_t normalises;     // 1: the weights of a token's experts are divided by their sum
+} rl_experts;
+
 typedef struct {
     const float* attention_norm;         // [D], or NULL: the attention reads the residual stream as it is
     const float* attention_output_norm;  // [D], or NULL: of the attention's output, before it is added
@@ -49,8 +61,9 @@ typedef struct {
     const float* k_norm;                 // [d], or [K * d] with has_wide_norms, or NULL
     rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
     rl_linear out;
-    rl_linear gate_up;  // rows: I of gate, then I of up
+    rl_linear gate_up;  // rows: I of gate, then I of up; unused with experts
     rl_linear down;
+    const rl_experts* experts;  // NULL: one MLP for all tokens
     int32_t window;  // positions that a token sees, itself included; 0: all
 } rl_layer;
 

@@ -8,6 +8,7 @@
 #include "adapters.h"
 #include "arena.h"
 #include "attention_plan.h"
+#include "experts.h"
 #include "kernels.h"
 #include "library.h"
 #include "phase_clock.h"
@@ -172,6 +173,10 @@ void run_mlp(const Step& whole, int half, PhaseClock& clock) {
     const rl_layer& layer = step.model->layers[half / 2];
     normalise(step, Phase(step, half, 0), layer.mlp_norm);
     clock.add_to(RL_PHASE_NORM);
+    if (layer.experts != nullptr) {
+        run_experts(step, half, clock);
+        return;
+    }
     multiply(step, half, 1, Output::kGate, layer.gate_up, updated_gate_up(*step.model), step.normed, nullptr);
     clock.add_to(RL_PHASE_GATE_UP);
     multiply_into_residual(step, half, 4, layer.down, updated_down(*step.model), layer.mlp_output_norm, step.gated);
@@ -221,6 +226,7 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     step.gated = arena.take<char>(tokens * model.intermediate * kernels.operand_bytes);
     step.update = has_updates(model) ? arena.take<float>(tokens * model.width) : nullptr;
     step.quantised = arena.take<char>(tokens * quantised_bytes);
+    step.experts = ExpertBuffers::make(model, tokens, kernels, arena);
     if (batch.adapters != nullptr) {
         step.gate_up = arena.take<float>(tokens * 2 * model.intermediate);
         step.adapters = new (arena.take<AdapterRuns>(1)) AdapterRuns(batch, kernels, arena);

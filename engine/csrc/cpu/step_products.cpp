@@ -52,7 +52,8 @@ void add_updates(const Step& step, int half, Phase phase, bool is_gate, const Up
     });
 }
 
-// residual += residual_scale * update, with the norm of the half's output if it has one.
+}  // namespace
+
 void add_update(const Step& step, Phase phase, const float* output_norm) {
     constexpr int64_t rows_per_piece = 8;
     const rl_model& model = *step.model;
@@ -65,8 +66,6 @@ void add_update(const Step& step, Phase phase, const float* output_norm) {
         }
     });
 }
-
-}  // namespace
 
 void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear,
               const UpdatedMatrix& updated, const void* x, float* out) {

@@ -180,7 +180,7 @@ def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
     """Returns the operation counts of one of `num_stages` equal stages, as if one rank did all the stage's work."""
     return StepWork(
-        flops_per_token=2 * shape.num_parameters / num_stages,
+        flops_per_token=2 * shape.num_active_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value
         num_layers=max(1, shape.num_layers // num_stages),
         window=shape.attention_span,

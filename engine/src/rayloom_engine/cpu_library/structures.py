@@ -29,6 +29,20 @@ class LinearStruct(Structure):
     )
 
 
+class ExpertsStruct(Structure):
+    """rl_experts: a mixture of experts. `gate_up` and `down` hold the experts' matrices, the shared expert's last."""
+
+    _fields_ = (
+        ("router", LinearStruct),
+        ("gate_up", POINTER(LinearStruct)),
+        ("down", POINTER(LinearStruct)),
+        ("num_experts", c_int32),
+        ("num_per_token", c_int32),
+        ("num_shared", c_int32),
+        ("normalises", c_int32),
+    )
+
+
 class LayerStruct(Structure):
     _fields_ = (
         ("attention_norm", c_void_p),
@@ -41,6 +55,7 @@ class LayerStruct(Structure):
         ("out", LinearStruct),
         ("gate_up", LinearStruct),
         ("down", LinearStruct),
+        ("experts", POINTER(ExpertsStruct)),
         ("window", c_int32),
     )
 

@@ -25,6 +25,7 @@ from itertools import groupby
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
+from rayloom_engine.models.experts import Experts
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.quantised.amounts import Amount, checkpoint_bytes, ends_amount, layer_amount, layer_forms
 from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
@@ -196,9 +197,21 @@ def step_token_elements(shape: ModelShape, num_shards: int) -> int:
 
     These are the residual stream, its normalised form, a block's result, and the wider of attention and MLP.
     """
-    feed_forward = 3 * -(-shape.intermediate_size // num_shards)  # gate, up, their product
+    feed_forward = 3 * -(-shape.intermediate_size // num_shards) if shape.num_dense_layers else 0
+    if shape.experts is not None:
+        feed_forward = max(feed_forward, _step_token_elements_of_experts(shape.experts, shape.hidden_size, num_shards))
     attention = 2 * (shape.query_size + shape.kv_size) // num_shards
     return 3 * shape.hidden_size + max(feed_forward, attention)
+
+
+def _step_token_elements_of_experts(experts: Experts, hidden_size: int, num_shards: int) -> int:
+    """Returns the elements of one token in a mixture-of-experts MLP: the input, gate, up, their product and the output
+    of each of its experts, and the sum of the outputs in float32.
+    """
+    num_active = experts.num_experts_per_token + experts.num_shared
+    inner = experts.num_experts_per_token * -(-experts.moe_intermediate_size // num_shards)
+    inner += -(-experts.shared_intermediate_size // num_shards)
+    return num_active * 2 * hidden_size + 3 * inner + 2 * hidden_size
 
 
 def step_sequence_bytes(shape: ModelShape) -> int:

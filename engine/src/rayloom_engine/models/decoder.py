@@ -21,6 +21,7 @@ from rayloom_engine.kernels.rotary import RotaryTables
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.layers.attention import Attention, AttentionStep
+from rayloom_engine.layers.experts import MixtureOfExperts
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.layers.mlp import GatedMlp
@@ -38,7 +39,7 @@ _ONE_RANK = OneRank()
 @dataclass(slots=True, kw_only=True)
 class DecoderLayer:
     attention: Attention
-    mlp: GatedMlp
+    mlp: GatedMlp | MixtureOfExperts
     attention_norm_D: torch.Tensor | None  # norms of the input and of the output of attention and MLP
     attention_output_norm_D: torch.Tensor | None
     mlp_norm_D: torch.Tensor | None

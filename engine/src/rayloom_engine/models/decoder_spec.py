@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
+from rayloom_engine.models.experts import ExpertNames, Experts
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.traits import NormPlacement
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -30,6 +31,12 @@ _NORMS: Mapping[NormPlacement, tuple[str | None, ...]] = {
     ),
 }
 
+# Names of an expert's gate, up and down.
+_EXPERT_MATRICES: Mapping[ExpertNames, tuple[str, str, str]] = {
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "block_sparse_moe": ("w1", "w3", "w2"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
@@ -37,6 +44,31 @@ class VectorSpec:
 
     name: str
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpSpec:
+    """A gated MLP."""
+
+    gate_up: LinearSpec  # rows of gate, then up
+    down: LinearSpec
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        return (self.gate_up, self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture-of-experts MLP. Each rank has all of the router, and its rows and columns of every expert."""
+
+    router: LinearSpec  # a row for each expert that it selects from, then one of the shared expert's gate
+    experts: tuple[MlpSpec, ...]  # the shared expert last
+    routing: Experts
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        return (self.router, *(linear for expert in self.experts for linear in expert.linears))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +87,17 @@ class LayerSpec:
     out: LinearSpec
     mlp_norm: VectorSpec | None
     mlp_output_norm: VectorSpec | None
-    gate_up: LinearSpec  # rows of gate, then up
-    down: LinearSpec
+    mlp: MlpSpec | ExpertsSpec
+
+    @property
+    def dense_mlp(self) -> MlpSpec:
+        """The MLP of a layer without experts."""
+        assert isinstance(self.mlp, MlpSpec), "the layer has experts"
+        return self.mlp
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:
-        return (self.qkv, self.out, self.gate_up, self.down)
+        return (self.qkv, self.out, *self.mlp.linears)
 
     @property
     def vectors(self) -> tuple[VectorSpec, ...]:
@@ -153,8 +190,7 @@ class _SpecBuilder:
         kv_heads = shard.kv_heads(shape.num_kv_heads)
         query = self._head_rows(heads, shape.num_heads)
         key_value = self._head_rows(kv_heads, shape.num_kv_heads)
-        size = shape.intermediate_size
-        feed_forward = AxisPart(shard.part(size, self.cut_unit), size)
+        experts = shape.experts_of(index)
         before_attention, after_attention, before_mlp, after_mlp = (
             None if name is None else VectorSpec(f"{prefix}.{name}.weight", shape.hidden_size)
             for name in _NORMS[shape.traits.norm_placement]
@@ -181,17 +217,53 @@ class _SpecBuilder:
             out=self._by_columns(f"{attention}.o_proj", query, shape.o_bias),
             mlp_norm=before_mlp,
             mlp_output_norm=after_mlp,
+            mlp=self._dense_mlp(f"{prefix}.mlp") if experts is None else self._experts(prefix, experts),
+        )
+
+    def _dense_mlp(self, prefix: str) -> MlpSpec:
+        shape = self.shape
+        feed_forward = self._feed_forward(shape.intermediate_size)
+        return MlpSpec(
             gate_up=LinearSpec(
                 outputs=_stacked(
-                    f"{prefix}.mlp",
+                    prefix,
                     {"gate_proj": feed_forward, "up_proj": feed_forward},
                     "gate_up_proj" if shape.traits.is_fused else None,
                 ),
                 inputs=_whole(shape.hidden_size),
                 has_bias=shape.mlp_bias,
             ),
-            down=self._by_columns(f"{prefix}.mlp.down_proj", feed_forward, shape.mlp_bias),
+            down=self._by_columns(f"{prefix}.down_proj", feed_forward, shape.mlp_bias),
         )
+
+    def _experts(self, layer: str, experts: Experts) -> ExpertsSpec:
+        prefix = f"{layer}.{experts.names}"
+        names = [f"{prefix}.experts.{index}" for index in range(experts.num_experts)]
+        routed = self._feed_forward(experts.moe_intermediate_size)
+        specs = [self._expert(name, routed, experts.names) for name in names]
+        router = {f"{prefix}.gate": _whole(experts.num_experts)}
+        if experts.num_shared:
+            shared = self._feed_forward(experts.shared_intermediate_size)
+            specs.append(self._expert(f"{prefix}.shared_expert", shared, experts.names))
+            router[f"{prefix}.shared_expert_gate"] = _whole(1)
+        return ExpertsSpec(
+            router=LinearSpec(outputs=router, inputs=_whole(self.shape.hidden_size)),
+            experts=tuple(specs),
+            routing=experts,
+        )
+
+    def _expert(self, name: str, feed_forward: AxisPart, names: ExpertNames) -> MlpSpec:
+        gate, up, down = _EXPERT_MATRICES[names]
+        return MlpSpec(
+            gate_up=LinearSpec(
+                outputs=_stacked(name, {gate: feed_forward, up: feed_forward}, None),
+                inputs=_whole(self.shape.hidden_size),
+            ),
+            down=self._by_columns(f"{name}.{down}", feed_forward, has_bias=False),
+        )
+
+    def _feed_forward(self, size: int) -> AxisPart:
+        return AxisPart(self.part.shard.part(size, self.cut_unit), size)
 
     def _by_columns(self, name: str, columns: AxisPart, has_bias: bool) -> LinearSpec:
         """Returns the matrix `name` with only this shard's `columns`.

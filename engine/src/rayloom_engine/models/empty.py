@@ -12,13 +12,14 @@ import torch
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.layers.attention import Attention
 from rayloom_engine.layers.destination import Destination
+from rayloom_engine.layers.experts import MixtureOfExperts
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.layers.schemes import SchemeFactory
 from rayloom_engine.layers.schemes.dense import DenseSchemes
 from rayloom_engine.models.decoder import CausalLM, DecoderLayer, DecoderWeights
-from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, VectorSpec, decoder_spec
+from rayloom_engine.models.decoder_spec import DecoderSpec, ExpertsSpec, LayerSpec, MlpSpec, VectorSpec, decoder_spec
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 
@@ -61,7 +62,6 @@ class _Builder:
 
     def _layer(self, spec: LayerSpec, cache_index: int) -> DecoderLayer:
         shape = self.shape
-        is_silu = shape.traits.activation == "silu"
         attention_norm_D = self._optional(spec.attention_norm)
         attention = Attention(
             layer=cache_index,
@@ -79,18 +79,33 @@ class _Builder:
             k_norm_d=self._optional(spec.k_norm),
             has_wide_norms=shape.traits.has_wide_qk_norm,
         )
-        mlp = GatedMlp(
-            gate_up=self._linear(spec.gate_up),
-            down=self._linear(spec.down),
-            gate_mul=self.kernels.silu_mul if is_silu else self.kernels.gelu_mul,
-        )
         return DecoderLayer(
             attention_norm_D=attention_norm_D,
             attention=attention,
             attention_output_norm_D=self._optional(spec.attention_output_norm),
             mlp_norm_D=self._optional(spec.mlp_norm),
-            mlp=mlp,
+            mlp=self._mlp(spec.mlp) if isinstance(spec.mlp, MlpSpec) else self._experts(spec.mlp),
             mlp_output_norm_D=self._optional(spec.mlp_output_norm),
+        )
+
+    def _mlp(self, spec: MlpSpec) -> GatedMlp:
+        is_silu = self.shape.traits.activation == "silu"
+        return GatedMlp(
+            gate_up=self._linear(spec.gate_up),
+            down=self._linear(spec.down),
+            gate_mul=self.kernels.silu_mul if is_silu else self.kernels.gelu_mul,
+        )
+
+    def _experts(self, spec: ExpertsSpec) -> MixtureOfExperts:
+        routing = spec.routing
+        router = self._linear(spec.router)
+        experts = [self._mlp(expert) for expert in spec.experts]
+        return MixtureOfExperts(
+            router=router,
+            experts=experts[: routing.num_experts],
+            num_experts_per_token=routing.num_experts_per_token,
+            normalises_weights=routing.normalises_weights,
+            shared=experts[-1] if routing.num_shared else None,
         )
 
     def _optional(self, spec: VectorSpec | None) -> torch.Tensor | None:

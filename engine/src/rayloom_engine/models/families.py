@@ -13,11 +13,13 @@ from typing import Literal
 
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson
+from rayloom_engine.models.experts import ExpertFields
 from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope, read_rope
 from rayloom_engine.models.traits import LLAMA, Traits
 
 # The layers that have a window. types: those that layer_types names. some: the same, if use_sliding_window is set.
-WindowRule = Literal["none", "all", "some", "types"]
+# all-if-set: all layers, if it is set.
+WindowRule = Literal["none", "all", "all-if-set", "some", "types"]
 
 _MAX_SCALE = 1e6
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -45,6 +47,7 @@ class DecoderFamily:
     has_caps: bool = False  # attn_logit_softcapping, final_logit_softcapping, query_pre_attn_scalar
     cap_defaults: tuple[float | None, float | None] = (None, None)
     local_theta: float | None = None  # the layers with windows have a rotary embedding of their own
+    experts: ExpertFields | None = None  # None: one MLP for all tokens
 
 
 _GEMMA = DecoderFamily(
@@ -90,6 +93,43 @@ FAMILIES: Mapping[str, DecoderFamily] = {
         cap_defaults=(None, None),
         local_theta=10_000.0,
     ),
+    "MixtralForCausalLM": DecoderFamily(
+        model_type="mixtral",
+        eps=1e-5,
+        windows="all",
+        window=None,
+        experts=ExpertFields(
+            num_experts=8,
+            num_experts_per_token=2,
+            size_field="intermediate_size",
+            always_normalises=True,
+            has_dense_layers=False,
+            names="block_sparse_moe",
+        ),
+    ),
+    "Qwen2MoeForCausalLM": DecoderFamily(
+        model_type="qwen2_moe",
+        has_qkv_bias=True,
+        windows="some",
+        experts=ExpertFields(num_experts=60, num_experts_per_token=4, size=1408, shared_size=5632),
+    ),
+    "Qwen3MoeForCausalLM": DecoderFamily(
+        model_type="qwen3_moe",
+        reads_attention_bias=True,
+        has_qk_norm=True,
+        windows="all-if-set",
+        experts=ExpertFields(num_experts=128, num_experts_per_token=8, size=768),
+    ),
+    "OlmoeForCausalLM": DecoderFamily(
+        model_type="olmoe",
+        traits=Traits(has_wide_qk_norm=True),
+        reads_attention_bias=True,
+        has_qk_norm=True,
+        eps=1e-5,
+        experts=ExpertFields(
+            num_experts=64, num_experts_per_token=8, size_field="intermediate_size", has_dense_layers=False
+        ),
+    ),
 }
 ARCHITECTURES = tuple(FAMILIES)
 
@@ -131,6 +171,8 @@ def read_traits(
             "earlier ones",
             "Unsupported",
         )
+    if family.experts is not None:
+        _check_unread(config, family)
     traits = family.traits
     if family.has_multipliers:
 
@@ -172,12 +214,15 @@ def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) ->
     full = (None,) * num_layers
     if family.windows == "none":
         return full
+    # transformers writes a window of 0 or null if use_sliding_window is not set.
+    if family.windows in ("some", "all-if-set") and not config.flag("use_sliding_window"):
+        return full
     # null means no window.
     given = config.get("sliding_window", family.window)
     window = None if given is None else config.count("sliding_window", default=family.window)
-    if family.windows == "all":
+    if family.windows in ("all", "all-if-set"):
         return (window,) * num_layers
-    if window is None or (family.windows == "some" and not config.flag("use_sliding_window")):
+    if window is None:
         return full
     layer_types = config.get("layer_types")
     if layer_types is None:
@@ -204,6 +249,14 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
     given = config.text(field, default=works)
     if given != works:
         raise ModelError(f"{config.path}: {field} {shown(given)} is not supported; works: {works}", "Unsupported")
+
+
+def _check_unread(config: ConfigJson, family: DecoderFamily) -> None:
+    """Refuses settings of families with experts that no published model has."""
+    if config.get("clip_qkv") is not None:
+        raise ModelError(f"{config.path}: clip_qkv {shown(config.get('clip_qkv'))} is not supported; works: null")
+    if family.has_qkv_bias and config.get("qkv_bias") is False:
+        raise ModelError(f"{config.path}: qkv_bias false is not supported; works: true")
 
 
 def _cap(config: ConfigJson, field: str, default: float | None) -> float | None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from rayloom_engine.config import INT8_GROUP
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.parallel.shard import Shard
 
 
 def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
@@ -20,13 +19,11 @@ def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
             "quantization: 'int8' works with dtype bfloat16 or float32, and auto means float16 for this checkpoint; "
             "set dtype to one of them"
         )
-    feed_forward = [
-        len(Shard(index, num_shards).part(shape.intermediate_size, INT8_GROUP)) for index in range(num_shards)
-    ]
+    feed_forward = min(shape.named_feed_forward_sizes.values())
     sizes = {
         "hidden_size": shape.hidden_size,
         "the query heads' size on a rank": shape.query_size // num_shards,
-        "intermediate_size": shape.intermediate_size,
+        **shape.named_feed_forward_sizes,
     }
     for name, size in sizes.items():
         if size % INT8_GROUP:
@@ -34,10 +31,10 @@ def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
                 f"quantization: 'int8' needs multiples of {INT8_GROUP}, and {name} is {size}; set "
                 "quantization to 'none'"
             )
-    if 0 in feed_forward:
+    if num_shards > feed_forward // INT8_GROUP:
         raise ConfigError(
             f"tensor_parallel_size: with quantization 'int8', {num_shards} ranks cannot share "
-            f"{shape.intermediate_size // INT8_GROUP} groups of {INT8_GROUP} feed-forward inputs; use fewer ranks"
+            f"{feed_forward // INT8_GROUP} groups of {INT8_GROUP} feed-forward inputs; use fewer ranks"
         )
 
 
@@ -62,5 +59,5 @@ def aligned_counts(shape: ModelShape, counts: Iterable[int]) -> tuple[int, ...]:
         for count in counts
         if shape.num_heads % count == 0
         and (shape.query_size // count) % unit == 0
-        and shape.intermediate_size // unit >= count
+        and min(shape.named_feed_forward_sizes.values()) // unit >= count
     )

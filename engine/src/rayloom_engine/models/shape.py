@@ -22,6 +22,7 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
+from rayloom_engine.models.experts import ROUTERS, Experts, read_experts
 from rayloom_engine.models.families import (
     FAMILIES,
     DecoderFamily,
@@ -64,6 +65,7 @@ class ModelShape:
     checkpoint_dtype: str  # one of DTYPES
     eos_token_ids: tuple[int, ...]
     traits: Traits = LLAMA
+    experts: Experts | None = None  # of a mixture-of-experts model
     scheme: CheckpointScheme | None = None  # how the checkpoint's weights are quantised; None: they are dense
 
     @property
@@ -105,25 +107,65 @@ class ModelShape:
         """Returns the rotary embedding of the layers with this window."""
         return self.rope if window is None or self.traits.window_rope is None else self.traits.window_rope
 
+    def experts_of(self, layer: int) -> Experts | None:
+        """Returns the experts of a layer; None for a layer with one MLP for all tokens."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
+
     @property
-    def num_layer_parameters(self) -> int:
+    def named_feed_forward_sizes(self) -> dict[str, int]:
+        """The intermediate sizes of the model's MLPs, by field of config.json."""
+        sizes = {"intermediate_size": self.intermediate_size} if self.num_dense_layers else {}
+        return sizes if self.experts is None else {**sizes, **self.experts.named_sizes}
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with one MLP for all tokens."""
+        return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+
+    @property
+    def _sum_of_layers(self) -> int:
+        """Weights of all layers."""
+        size = self.intermediate_size
+        dense = self.hidden_size * size * 3 + (2 * size + self.hidden_size) * self.mlp_bias  # gate, up, down
+        found = self.num_layers * self._attention_parameters + self.num_dense_layers * dense
+        if self.experts is not None:
+            found += (self.num_layers - self.num_dense_layers) * self.experts.layer_parameters(self.hidden_size)
+        return found
+
+    @property
+    def _attention_parameters(self) -> int:
+        """Weights of a layer without its MLP."""
         qkv_size = self.query_size + 2 * self.kv_size
         return (
             self.hidden_size * qkv_size
             + self.hidden_size * self.query_size  # o
-            + self.hidden_size * self.intermediate_size * 3  # gate, up, down
             + self.hidden_size * self.traits.num_norms
             + qkv_size * self.qkv_bias
             + self.hidden_size * self.o_bias
-            + (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
             + sum(self.qk_norm_sizes)
         )
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Weights of an average layer."""
+        return self._sum_of_layers // self.num_layers
 
     @property
     def num_parameters(self) -> int:
         num_embeddings = 1 if self.tie_word_embeddings else 2
         embeddings = num_embeddings * self.vocab_size * self.hidden_size
-        return self.num_layer_parameters * self.num_layers + embeddings + self.hidden_size
+        return self._sum_of_layers + embeddings + self.hidden_size
+
+    @property
+    def num_active_parameters(self) -> int:
+        """All weights but those of the experts that a token does not take."""
+        return self.num_parameters - self._num_inactive_parameters
+
+    @property
+    def _num_inactive_parameters(self) -> int:
+        if self.experts is None:
+            return 0
+        return (self.num_layers - self.num_dense_layers) * self.experts.inactive_parameters(self.hidden_size)
 
     @property
     def head_layers(self) -> float:
@@ -131,7 +173,8 @@ class ModelShape:
 
         Counts only half: in a prompt, only the last token needs the head.
         """
-        return 0.5 * self.vocab_size * self.hidden_size / self.num_layer_parameters
+        layer_parameters = self.num_layer_parameters - self._num_inactive_parameters / self.num_layers
+        return 0.5 * self.vocab_size * self.hidden_size / layer_parameters
 
     def weight_bytes(self, element_bytes: int) -> int:
         """Returns the bytes of all weights, at `element_bytes` each."""
@@ -176,9 +219,10 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     rope = read_rope_of(config, family, head_dim, max_position_embeddings)
     traits = read_traits(config, family, hidden_size, head_dim, max_position_embeddings)
     intermediate_size = config.count("intermediate_size", at_most=MAX_SIZE)
+    experts = None if family.experts is None else read_experts(config, family.experts, num_layers)
     has_attention_bias = family.reads_attention_bias and config.flag("attention_bias")
 
-    return ModelShape(
+    shape = ModelShape(
         architecture=architecture,
         num_layers=num_layers,
         hidden_size=hidden_size,
@@ -201,25 +245,26 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         checkpoint_dtype=checkpoint_dtype(config),
         eos_token_ids=eos_token_ids(folder, config, vocab_size),
         traits=traits,
-        scheme=_scheme(config, hidden_size, intermediate_size, (num_heads * head_dim, num_kv_heads * head_dim)),
+        experts=experts,
     )
+    return dataclasses.replace(shape, scheme=_scheme(config, shape))
 
 
-def _scheme(
-    config: ConfigJson, hidden_size: int, intermediate_size: int, head_sizes: tuple[int, int]
-) -> CheckpointScheme | None:
-    """Returns how the checkpoint is quantised; None for dense weights.
-
-    `head_sizes`: those of all query heads and of all key/value heads.
-    """
+def _scheme(config: ConfigJson, shape: ModelShape) -> CheckpointScheme | None:
+    """Returns how the checkpoint of a shape is quantised; None for dense weights."""
     if not config.mapping("quantization_config"):
         return None
     # Imported here because it loads numpy, which dense checkpoints do not need at the start.
     from rayloom_engine.models.quantised.read_scheme import read_scheme
 
-    query_size, kv_size = head_sizes
-    inputs = {"hidden_size": hidden_size, "the query heads' size": query_size, "intermediate_size": intermediate_size}
-    return read_scheme(config, inputs, {**inputs, "the key/value heads' size": kv_size})
+    inputs = {
+        "hidden_size": shape.hidden_size,
+        "the query heads' size": shape.query_size,
+        **shape.named_feed_forward_sizes,
+    }
+    scheme = read_scheme(config, inputs, {**inputs, "the key/value heads' size": shape.kv_size})
+    # Quantisers keep routers dense, and few of them say so.
+    return scheme if shape.experts is None else dataclasses.replace(scheme, skipped=(*scheme.skipped, *ROUTERS))
 
 
 def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple[int, int, int]:

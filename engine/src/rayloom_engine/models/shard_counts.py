@@ -47,7 +47,7 @@ def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     """
     if isinstance(shape, MeasuredShape) or shape.traits.has_wide_qk_norm:
         return (1,)
-    most = min(shape.num_heads, shape.intermediate_size, shape.vocab_size)
+    most = min(shape.num_heads, shape.vocab_size, *shape.named_feed_forward_sizes.values())
     return tuple(
         count
         for count in range(1, most + 1)

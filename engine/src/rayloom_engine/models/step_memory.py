@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rayloom_engine.models.costs import step_sequence_bytes, step_token_elements
+from rayloom_engine.models.experts import Experts
 from rayloom_engine.models.shape import ModelShape
 
 
@@ -22,10 +23,23 @@ def library_step_bytes(
     """
     query = shape.query_size // num_shards
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v
-    feed_forward = -(-shape.intermediate_size // num_shards)
+    feed_forward = -(-shape.intermediate_size // num_shards) if shape.num_dense_layers else 0
     operands = 2 * shape.hidden_size + 2 * query + feed_forward  # both norms, queries, attention, product of the MLP
     angles = shape.head_dim * (1 if shape.traits.window_rope is None else 2)  # float32 cosines and sines
     updates = shape.hidden_size * shape.traits.has_updates  # float32, before they are added to the residual stream
     quantised = max(shape.hidden_size, query, feed_forward) * 5 // 4  # int8, and 8 bytes for 32 inputs
     token_bytes = 4 * (float32 + angles + updates) + operand_bytes * operands + quantised
+    if shape.experts is not None:
+        token_bytes += _expert_token_bytes(shape.experts, shape.hidden_size, num_shards, operand_bytes)
     return num_tokens * token_bytes + num_seqs * step_sequence_bytes(shape)
+
+
+def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, operand_bytes: int) -> int:
+    """Returns the bytes of a token in the buffers of experts (csrc/cpu/experts.cpp): the token's row and its gated
+    product for each of its experts, both also quantised, the router's output, and the experts' ids and weights.
+    """
+    num_active = experts.num_experts_per_token + experts.num_shared
+    inner = experts.num_experts_per_token * -(-experts.moe_intermediate_size // num_shards)
+    inner += -(-experts.shared_intermediate_size // num_shards)
+    rows = num_active * hidden_size + inner
+    return rows * operand_bytes + rows * 5 // 4 + 4 * (experts.num_experts + 1) + 24 * num_active

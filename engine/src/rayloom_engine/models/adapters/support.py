@@ -13,6 +13,11 @@ def check_adapters(shape: ModelShape) -> None:
         raise ConfigError(
             f"adapters: {needs_native(shape.architecture)}; remove adapters and allow_runtime_lora_updating"
         )
+    if shape.experts is not None:
+        raise ConfigError(
+            f"adapters: {shape.architecture} has experts, and LoRA adapters cannot update such a model; remove "
+            "adapters and allow_runtime_lora_updating, or merge an adapter into the model"
+        )
     if shape.traits.is_fused:
         raise ConfigError(
             f"adapters: the checkpoints of {shape.architecture} have one matrix for q, k and v, and LoRA adapters "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 MAX_LAYERS = 1000
 MAX_HEADS = 4096
+MAX_EXPERTS = 1 << 16  # of all layers together
 MAX_SIZE = 1 << 22  # hidden size, size of the feed-forward part, head size
 MAX_VOCAB = 1 << 24
 MAX_POSITIONS = 1 << 30  # context and windows, in tokens

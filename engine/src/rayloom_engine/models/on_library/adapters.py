@@ -49,9 +49,9 @@ class LibraryAdapter:
 
     def _layer(self, spec: LayerSpec) -> AdapterLayerStruct:
         q, k, v = self._updates(spec.qkv)
-        gate, up = self._updates(spec.gate_up)
+        gate, up = self._updates(spec.dense_mlp.gate_up)
         (out,) = self._updates(spec.out)
-        (down,) = self._updates(spec.down)
+        (down,) = self._updates(spec.dense_mlp.down)
         return AdapterLayerStruct(q=q, k=k, v=v, out=out, gate=gate, up=up, down=down)
 
     def _updates(self, spec: LinearSpec) -> list[UpdateStruct]:

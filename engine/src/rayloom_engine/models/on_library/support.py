@@ -26,8 +26,9 @@ def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 
     sizes = {
         "head_dim": {shape.head_dim},
         "hidden_size": {shape.hidden_size},
-        "intermediate_size of a rank": {len(shard.part(shape.intermediate_size, cut_unit)) for shard in shards},
     }
+    for name, size in shape.named_feed_forward_sizes.items():
+        sizes[f"{name} of a rank"] = {len(shard.part(size, cut_unit)) for shard in shards}
     for name, values in sizes.items():
         if wrong := [value for value in values if value % _LANES]:
             return f"{name} is {wrong[0]}, no multiple of {_LANES}"

@@ -6,14 +6,24 @@ matrices are int8, the embedding is, too.
 
 from __future__ import annotations
 
+from ctypes import pointer
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, address, widened
 from rayloom_engine.cpu_library.library import dtype_code
-from rayloom_engine.cpu_library.structures import ACTIVATION_CODES, DecoderStruct, LayerStruct, LinearStruct
+from rayloom_engine.cpu_library.structures import (
+    ACTIVATION_CODES,
+    DecoderStruct,
+    ExpertsStruct,
+    LayerStruct,
+    LinearStruct,
+)
 from rayloom_engine.layers.linear_spec import LinearSpec
-from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, VectorSpec
+from rayloom_engine.models.decoder_spec import DecoderSpec, ExpertsSpec, LayerSpec, MlpSpec, VectorSpec
 from rayloom_engine.models.on_library.matrix import ArrayDestination, Matrix, WeightFormat
 from rayloom_engine.models.shape import ModelShape
 
@@ -48,10 +58,12 @@ class PlainWeights:
         """Returns the matrices of LayerSpec.linears."""
         for vector in layer.vectors:
             self._vector(vector)
-        return [self._matrix(linear) for linear in layer.linears]
+        router = layer.mlp.router if isinstance(layer.mlp, ExpertsSpec) else None
+        return [self._matrix(linear, is_dense=linear is router) for linear in layer.linears]
 
-    def _matrix(self, spec: LinearSpec) -> Matrix:
-        matrix = Matrix(spec, self.form)
+    def _matrix(self, spec: LinearSpec, *, is_dense: bool = False) -> Matrix:
+        """`is_dense`: the matrix does not become int8."""
+        matrix = Matrix(spec, replace(self.form, quantization="none") if is_dense else self.form)
         self.matrices.append(matrix)
         self.destinations.update(matrix.destinations())
         return matrix
@@ -86,6 +98,7 @@ class LibraryWeights:
             *(self._layer(layer, matrices) for layer, matrices in zip(spec.layers, plain.layers, strict=True))
         )
         first = spec.layers[0]
+        mlps = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MlpSpec)]
         self.decoder = DecoderStruct(
             dtype=dtype_code(plain.form.dtype),
             num_layers=len(spec.layers),
@@ -94,7 +107,7 @@ class LibraryWeights:
             num_kv_heads=first.num_kv_heads,
             head_dim=first.head_dim,
             rotary_dim=shape.rope.rotary_dim(first.head_dim),
-            intermediate=first.gate_up.num_outputs // 2,
+            intermediate=max((mlp.gate_up.num_outputs // 2 for mlp in mlps), default=0),
             activation=ACTIVATION_CODES[shape.traits.activation],
             has_wide_norms=int(shape.traits.has_wide_qk_norm),
             residual_scale=shape.traits.residual_scale,
@@ -105,7 +118,8 @@ class LibraryWeights:
         )
 
     def _layer(self, spec: LayerSpec, matrices: list[Matrix]) -> LayerStruct:
-        qkv, out, gate_up, down = matrices
+        qkv, out, *of_mlp = matrices
+        mlp = _mlp_fields(spec.mlp, of_mlp)
         return LayerStruct(
             attention_norm=self._address(spec.attention_norm),
             attention_output_norm=self._address(spec.attention_output_norm),
@@ -115,10 +129,28 @@ class LibraryWeights:
             k_norm=self._address(spec.k_norm),
             qkv=qkv.structure,
             out=out.structure,
-            gate_up=gate_up.structure,
-            down=down.structure,
             window=spec.window or 0,
+            **mlp,
         )
 
     def _address(self, spec: VectorSpec | None) -> int | None:
         return None if spec is None else address(self._vectors[spec.name])
+
+
+def _mlp_fields(spec: MlpSpec | ExpertsSpec, matrices: list[Matrix]) -> dict[str, Any]:
+    """Returns the fields of a LayerStruct that describe the MLP. `matrices`: those of `spec.linears`."""
+    if isinstance(spec, MlpSpec):
+        gate_up, down = matrices
+        return {"gate_up": gate_up.structure, "down": down.structure}
+    router, *of_experts = (matrix.structure for matrix in matrices)
+    count = len(spec.experts)
+    experts = ExpertsStruct(
+        router=router,
+        gate_up=(LinearStruct * count)(*of_experts[::2]),
+        down=(LinearStruct * count)(*of_experts[1::2]),
+        num_experts=spec.routing.num_experts,
+        num_per_token=spec.routing.num_experts_per_token,
+        num_shared=spec.routing.num_shared,
+        normalises=int(spec.routing.normalises_weights),
+    )
+    return {"experts": pointer(experts)}  # the pointer keeps the structure alive

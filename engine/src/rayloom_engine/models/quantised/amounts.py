@@ -24,7 +24,7 @@ def layer_forms(shape: ModelShape) -> list[Hashable]:
     """Returns for each layer how its matrices are stored. Layers with equal forms and windows cost the same."""
     scheme = shape.scheme
     if scheme is None:
-        return [None] * shape.num_layers
+        return [shape.experts_of(layer) for layer in range(shape.num_layers)]
     spec = decoder_spec(shape, whole_part(shape.num_layers))
     return [tuple(scheme.form(linear) for linear in layer.linears) for layer in spec.layers]
 

@@ -1,0 +1,41 @@
+// The MLP of a layer with experts: each token takes the gated MLPs that its router selects, and the shared expert's.
+//
+// The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all of
+// its rows at once. The number of pieces of a phase is known before the router has selected: threads share out phases by
+// this number, and a late thread must not read the tables of another layer.
+
+#pragma once
+
+#include <stdint.h>
+
+#include "arena.h"
+#include "rayloom_cpu.h"
+
+class PhaseClock;
+struct Kernels;
+struct Step;
+
+// Buffers of a step for its layers with experts. E experts that the router selects from, K of them a token's; P = T * K,
+// and T more if there is a shared expert.
+struct ExpertBuffers {
+    float* logits;      // [T][E + shared] the router's output; that of the shared expert becomes its weight
+    int32_t* selected;  // [T][K]
+    float* weights;     // [T][K]
+    // The pairs, sorted.
+    int32_t* tokens;   // [P]
+    int32_t* experts;  // [P]
+    float* factors;    // [P]
+    int32_t* starts;   // [E + shared + 1] the first pair of each expert
+    int32_t* active;   // [E + shared] the experts that have pairs, ascending
+    int32_t* num_active;
+    char* rows;            // [P] inputs of gate and up
+    char* gated;           // [P] operands
+    char* quantised_rows;  // [P] the same quantised, if a matrix is
+
+    // Returns no buffers if no layer has experts.
+    static const ExpertBuffers* make(const rl_model& model, int64_t num_tokens, const Kernels& kernels, Arena& arena);
+};
+
+// Adds the experts' outputs for the normalised tokens of a step to the residual stream, or stores them for a sum over
+// ranks. Uses phases 1 to 8 of the half.
+void run_experts(const Step& step, int half, PhaseClock& clock);

@@ -1,0 +1,112 @@
+"""Experts: the mixture-of-experts MLP of a model, as its config.json gives it. Pure.
+
+Each token of such a layer takes the gated MLPs of a few experts, which a router selects by the token's hidden state. A
+shared expert is a further MLP that every token takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rayloom_engine.errors import ModelError, shown
+from rayloom_engine.models.checkpoint.config_json import ConfigJson
+from rayloom_engine.models.checkpoint.limits import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE
+
+# The names of the checkpoint's tensors: gate_proj, up_proj and down_proj in `mlp`, or w1, w3 and w2 in
+# `block_sparse_moe`.
+ExpertNames = Literal["mlp", "block_sparse_moe"]
+
+# Patterns of the names of routers.
+ROUTERS = ("*.mlp.gate", "*.block_sparse_moe.gate", "*.shared_expert_gate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The experts of the layers that have them. All such layers are alike."""
+
+    num_experts: int  # that the router selects from
+    num_experts_per_token: int
+    moe_intermediate_size: int  # of each of these experts
+    size_field: str = "moe_intermediate_size"  # of config.json, which gives it
+    shared_intermediate_size: int = 0  # of the shared expert, which has a gate of its own; 0: there is none
+    normalises_weights: bool  # the weights of a token's experts are divided by their sum
+    dense_layers: frozenset[int] = frozenset()  # layers with one MLP for all tokens
+    names: ExpertNames = "mlp"
+
+    @property
+    def num_shared(self) -> int:
+        return int(self.shared_intermediate_size > 0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Intermediate sizes of all experts of a layer, the shared one last."""
+        return (self.moe_intermediate_size,) * self.num_experts + (self.shared_intermediate_size,) * self.num_shared
+
+    @property
+    def named_sizes(self) -> dict[str, int]:
+        """The different intermediate sizes of the experts, by field of config.json."""
+        sizes = {self.size_field: self.moe_intermediate_size}
+        return sizes | ({"shared_expert_intermediate_size": self.shared_intermediate_size} if self.num_shared else {})
+
+    @property
+    def active_size(self) -> int:
+        """The sum of the intermediate sizes of a token's experts."""
+        return self.num_experts_per_token * self.moe_intermediate_size + self.shared_intermediate_size
+
+    def layer_parameters(self, hidden_size: int) -> int:
+        """Returns the number of weights of a layer's router and experts."""
+        return hidden_size * (self.num_experts + self.num_shared + 3 * sum(self.sizes))
+
+    def inactive_parameters(self, hidden_size: int) -> int:
+        """Returns the number of weights of those experts of a layer that a token does not take."""
+        return 3 * hidden_size * self.moe_intermediate_size * (self.num_experts - self.num_experts_per_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFields:
+    """How a family's config.json gives the experts. Numbers are the defaults of transformers for an absent field."""
+
+    num_experts: int
+    num_experts_per_token: int
+    size_field: str = "moe_intermediate_size"
+    size: int | None = None  # None: the field is required
+    shared_size: int | None = None  # of shared_expert_intermediate_size; None: there is no shared expert
+    always_normalises: bool = False  # else norm_topk_prob decides
+    has_dense_layers: bool = True  # mlp_only_layers and decoder_sparse_step may name some
+    names: ExpertNames = "mlp"
+
+
+def read_experts(config: ConfigJson, fields: ExpertFields, num_layers: int) -> Experts:
+    """Returns the experts of a model. Raises ModelError."""
+    # transformers writes num_local_experts for some families whose published files have num_experts.
+    count_field = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
+    num_experts = config.count(count_field, fields.num_experts, at_most=MAX_EXPERTS // num_layers)
+    num_per_token = config.count("num_experts_per_tok", fields.num_experts_per_token)
+    if num_per_token > num_experts:
+        raise ModelError(f"{config.path}: num_experts_per_tok {num_per_token} is more than {count_field} {num_experts}")
+    shared_size = 0
+    if fields.shared_size is not None:
+        shared_size = config.count("shared_expert_intermediate_size", fields.shared_size, at_most=MAX_SIZE)
+    return Experts(
+        num_experts=num_experts,
+        num_experts_per_token=num_per_token,
+        moe_intermediate_size=config.count(fields.size_field, fields.size, at_most=MAX_SIZE),
+        size_field=fields.size_field,
+        shared_intermediate_size=shared_size,
+        normalises_weights=fields.always_normalises or config.flag("norm_topk_prob"),
+        dense_layers=_dense_layers(config, num_layers) if fields.has_dense_layers else frozenset(),
+        names=fields.names,
+    )
+
+
+def _dense_layers(config: ConfigJson, num_layers: int) -> frozenset[int]:
+    """Returns the layers with one MLP for all tokens: those of mlp_only_layers, and all but every
+    decoder_sparse_step-th.
+    """
+    given = config.get("mlp_only_layers") or []
+    if not isinstance(given, list) or not all(type(layer) is int for layer in given):
+        raise ModelError(f"{config.path}: mlp_only_layers must be a list of layers, given {shown(given)}")
+    period = config.count("decoder_sparse_step", 1, at_most=MAX_LAYERS)
+    named = {layer for layer in given if 0 <= layer < num_layers}
+    return frozenset(named | {layer for layer in range(num_layers) if (layer + 1) % period})
