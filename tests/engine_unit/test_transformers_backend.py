@@ -18,9 +18,10 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.inspection import facts, inspect_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
+from rayloom_engine.models.shard_counts import check_shards
 from rayloom_engine.worker.start import find_model
 from rt_architecture_checks import CHECKS, compare
-from rt_architectures import ARCHITECTURES, REFUSED, architecture_checkpoint
+from rt_architectures import ARCHITECTURES, REFUSED, architecture_checkpoint, config_alone
 from rt_one_rank import OneRank
 from rt_stages import load_stages, stage_config
 
@@ -55,9 +56,16 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere
     assert found.shape is not None and found.costs is not None and found.num_parameters is not None
     assert (found.shape.architecture, found.shape.model_backend) == ("Cohere2ForCausalLM", "transformers")
     costs = found.costs
-    assert (costs.tensor, costs.layers) == ((1,), "abab")
-    layers = sum(costs.kinds["ab".index(letter)].weights.elements[0] for letter in costs.layers)
-    assert layers + costs.both.elements[0] == found.num_parameters
+    assert (costs.tensor, costs.layers) == ((1, 2), "abab")
+    of_one, of_two = (
+        sum(costs.kinds["ab".index(letter)].weights.elements[index] for letter in costs.layers)
+        + costs.both.elements[index]
+        for index in (0, 1)
+    )
+    assert of_one == found.num_parameters
+    # A norm of 64 in each layer, and one after them, are on both ranks.
+    assert of_two == (of_one + 5 * 64) // 2
+    assert {kind.kv.elements for kind in costs.kinds} == {(2 * 2 * 16, 2 * 16)}
 
 
 def test_a_process_without_weights_measures_the_same_in_a_child(cohere2: Path) -> None:
@@ -113,14 +121,43 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
         read_model_shape(tmp_path)
 
 
-def test_tensor_parallelism_is_refused_with_the_setting_to_change(cohere2: Path) -> None:
-    config = EngineConfig(model=str(cohere2), tensor_parallel_size=2)
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "sentence"),
+    [
+        (
+            "cohere2",  # has 2 key/value heads
+            4,
+            "4 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules compute, in equal parts; "
+            "use 1 or 2, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "phi3",  # its matrices are joined, but it has 4 query heads
+            3,
+            "3 ranks cannot share a layer of Phi3ForCausalLM, which transformers' modules compute, in equal parts; use "
+            "1, 2 or 4, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "gpt2",
+            2,
+            "2 ranks cannot share a layer of GPT2LMHeadModel, because transformers has no tensor parallel plan for it; "
+            "use 1, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "gpt_oss",
+            2,
+            "2 ranks cannot share a layer of GptOssForCausalLM, because transformers' tensor parallel plan for it cuts "
+            "no layer; use 1, and for more ranks pipeline_parallel_size",
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_a_layer_are_refused_with_numbers_that_can(
+    name: str, num_ranks: int, sentence: str, tmp_path: Path
+) -> None:
+    folder = config_alone(tmp_path, ARCHITECTURES[name])
+    shape = read_model_shape(folder, "transformers")
     with pytest.raises(ConfigError) as refused:
-        find_model(config, no_progress)
-    assert str(refused.value) == (
-        "tensor_parallel_size: 2 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules "
-        "compute; use 1, and for more ranks pipeline_parallel_size"
-    )
+        check_shards(shape, num_ranks)
+    assert str(refused.value) == f"tensor_parallel_size: {sentence}"
 
 
 def test_adapters_are_refused_with_the_settings_to_remove(cohere2: Path) -> None:
