@@ -28,8 +28,11 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
         raise unsupported(path, f"{model_class.__name__} cannot be served, because {error}") from error
 
 
-def measured_shape(folder: Path) -> MeasuredShape:
-    """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served."""
+def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
+    """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
+
+    `num_shards`: the only number of ranks whose shares of a layer are measured, if it works; None: all that work.
+    """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))
     _refuse_quantised(given)
@@ -40,16 +43,16 @@ def measured_shape(folder: Path) -> MeasuredShape:
     known.count("num_hidden_layers", at_most=MAX_LAYERS)
     known.count("hidden_size", at_most=MAX_SIZE)
     known.count("vocab_size", at_most=MAX_VOCAB)
-    return _shape(folder, given, read_meta_model(folder, torch.float32))
+    return _shape(folder, given, read_meta_model(folder, torch.float32), num_shards)
 
 
-def _shape(folder: Path, given: ConfigJson, meta: MetaModel) -> MeasuredShape:
+def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | None) -> MeasuredShape:
     model, config = meta.model, meta.model.config
     sizes = weight_sizes(meta, lambda _, parameter: parameter.numel())
     total = sum(sizes.layers) + sizes.both
     if total > MAX_PARAMETERS:
         raise ModelError(f"{given.path}: it has {total} parameters; works: up to {MAX_PARAMETERS}", "Unsupported")
-    shares, unshared = measure_shares(meta)
+    shares, unshared = measure_shares(meta, num_shards)
     widest_call = max(meta.calls, key=lambda call: call.num_heads * call.page_dim)
     intermediate = _widest(meta)
     return MeasuredShape(

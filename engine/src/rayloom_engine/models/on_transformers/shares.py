@@ -59,17 +59,28 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
     return WeightSizes(layers, outside - head, outside - embedding, outside)
 
 
-def measure_shares(meta: MetaModel) -> tuple[tuple[MeasuredShare, ...], str]:
-    """Returns the shares of all numbers of ranks that can share a layer, and why not if there are none."""
+def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[MeasuredShare, ...], str]:
+    """Returns the shares of all numbers of ranks that can share a layer, and why not if there are none.
+
+    `wanted`: the only number that is measured, if it works. Measuring runs all layers once for each number.
+    """
+    if wanted == 1:
+        return (), ""
     try:
         plan = read_shard_plan(meta)
     except ModelError as error:
         return (), str(error)
-    parameters = dict(meta.model.named_parameters(remove_duplicate=False))
+    if wanted is not None and (found := _measured(meta, plan, range(wanted, wanted + 1))[0]):
+        return found, ""
     most = max(call.num_heads for call in meta.calls)
+    return _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1))
+
+
+def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[tuple[MeasuredShare, ...], str]:
+    parameters = dict(meta.model.named_parameters(remove_duplicate=False))
     found: list[MeasuredShare] = []
     problem = "its sizes cannot be cut evenly"
-    for count in range(2, min(most, MAX_SHARDS) + 1):
+    for count in counts:
         if not all(cut.divides(parameters[name].shape[cut.dim], count) for name, cut in plan.cuts.items()):
             continue
         try:
