@@ -1,4 +1,4 @@
-"""Models of the transformers backend: six architectures against transformers' own greedy tokens, sizes, refusals.
+"""Models of the transformers backend: tiny ones against transformers' own greedy tokens, sizes, refusals.
 
 Covers what sets architectures apart: windows and soft caps, learned positions, experts whose tensors are stacked during
 the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all architectures.
@@ -7,6 +7,7 @@ the load, heads whose keys are wider than their values, sinks, biases. `make arc
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,33 +19,103 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.inspection import facts, inspect_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
-from rayloom_engine.worker.start import find_model
-from rt_architecture_checks import CHECKS, compare
-from rt_architectures import ARCHITECTURES, REFUSED, architecture_checkpoint
+from rayloom_engine.models.shard_counts import check_shards
+from rayloom_engine.worker.start import find_model, load_rank, part_of
+from rt_architecture_checks import CHECKS, PROMPTS, Compared, compare
+from rt_architectures import (
+    ARCHITECTURES,
+    NUM_TOKENS,
+    REFUSED,
+    architecture_checkpoint,
+    config_alone,
+    greedy_tokens,
+)
 from rt_one_rank import OneRank
 from rt_stages import load_stages, stage_config
+from rt_two_ranks import TwoRanks
 
-SIX = {
-    "cohere2": "transformers",
-    "gpt2": "transformers",
+ONE_RANK = {
+    **dict.fromkeys(("cohere2", "gpt2", "dots1", "deepseek_v3", "gpt_oss", "phi"), "transformers"),
     "mixtral": "native",
-    "deepseek_v3": "transformers",
-    "gpt_oss": "transformers",
-    "phi": "transformers",
+}
+
+# Architectures that differ in what ranks exchange: layers whose attention and MLP run side by side; biases, which one
+# rank adds; experts; experts beside an attention that every rank computes whole; a fused matrix whose outputs are
+# joined; soft caps. Each with the layout and the rank that is killed.
+TWO_RANKS = {
+    "cohere2": ("tensor", 1),
+    "phi": ("tensor", 0),
+    "dots1": ("tensor", 1),
+    "deepseek_v3": ("pipeline", 0),
+    "glm": ("pipeline", 1),
+    "vaultgemma": ("pipeline", 0),
 }
 
 
+class _Models:
+    """Checkpoints of tiny models, each with what transformers and one rank generate. Written when first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._compared: dict[str, Compared] = {}
+
+    def compared(self, name: str) -> Compared:
+        if name not in self._compared:
+            self._compared[name] = compare(self._folder / name, ARCHITECTURES[name])
+        return self._compared[name]
+
+    def folder(self, name: str) -> Path:
+        folder = self._folder / name
+        return folder if folder.exists() else architecture_checkpoint(folder, ARCHITECTURES[name])
+
+    def expected(self, name: str) -> list[list[int]]:
+        if name in ONE_RANK:
+            return self.compared(name).expected
+        return greedy_tokens(self.folder(name), PROMPTS)
+
+
 @pytest.fixture(scope="module")
-def cohere2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return architecture_checkpoint(tmp_path_factory.mktemp("cohere2"), ARCHITECTURES["cohere2"])
+def models(tmp_path_factory: pytest.TempPathFactory) -> _Models:
+    return _Models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.mark.parametrize("name", SIX)
-def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(name: str, tmp_path: Path) -> None:
-    compared = compare(tmp_path, ARCHITECTURES[name])
-    assert compared.backend == SIX[name]
+@pytest.fixture(scope="module")
+def cohere2(models: _Models) -> Path:
+    return models.folder("cohere2")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[TwoRanks]:
+    ranks = TwoRanks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("name", ONE_RANK)
+def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(name: str, models: _Models) -> None:
+    compared = models.compared(name)
+    assert compared.backend == ONE_RANK[name]
     assert len({tuple(tokens) for tokens in compared.expected}) == len(compared.expected)
     assert compared.passed == dict.fromkeys(CHECKS, True), compared
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_shards_and_two_stages_give_the_same_tokens_also_when_a_rank_is_killed(
+    name: str, models: _Models, ranks: TwoRanks
+) -> None:
+    folder, expected = models.folder(name), models.expected(name)
+    layout, victim = TWO_RANKS[name]
+    num_losses = ranks.num_losses
+    for tensor, pipeline, is_struck in ((2, 1, layout == "tensor"), (1, 2, layout == "pipeline")):
+        killed = victim if is_struck else None
+        tokens = ranks.greedy(folder, PROMPTS, NUM_TOKENS, tensor=tensor, pipeline=pipeline, killed=killed)
+        assert tokens == expected, (tensor, pipeline)
+    assert ranks.num_losses == num_losses + 1
+
+
+def test_two_stages_of_two_shards_give_the_same_tokens(models: _Models, ranks: TwoRanks) -> None:
+    tokens = ranks.greedy(models.folder("cohere2"), PROMPTS, NUM_TOKENS, tensor=2, pipeline=2)
+    assert tokens == models.expected("cohere2")
 
 
 def test_sizes_are_those_of_the_tensors_and_of_the_cache_in_memory(cohere2: Path) -> None:
@@ -62,9 +133,16 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere
     assert found.shape is not None and found.costs is not None and found.num_parameters is not None
     assert (found.shape.architecture, found.shape.model_backend) == ("Cohere2ForCausalLM", "transformers")
     costs = found.costs
-    assert (costs.tensor, costs.layers) == ((1,), "abab")
-    layers = sum(costs.kinds["ab".index(letter)].weights.elements[0] for letter in costs.layers)
-    assert layers + costs.both.elements[0] == found.num_parameters
+    assert (costs.tensor, costs.layers) == ((1, 2), "abab")
+    of_one, of_two = (
+        sum(costs.kinds["ab".index(letter)].weights.elements[index] for letter in costs.layers)
+        + costs.both.elements[index]
+        for index in (0, 1)
+    )
+    assert of_one == found.num_parameters
+    # A norm of 64 in each layer, and one after them, are on both ranks.
+    assert of_two == (of_one + 5 * 64) // 2
+    assert {kind.kv.elements for kind in costs.kinds} == {(2 * 2 * 16, 2 * 16)}
 
 
 def test_a_process_without_weights_measures_the_same_in_a_child(cohere2: Path) -> None:
@@ -120,14 +198,43 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
         read_model_shape(tmp_path)
 
 
-def test_tensor_parallelism_is_refused_with_the_setting_to_change(cohere2: Path) -> None:
-    config = EngineConfig(model=str(cohere2), tensor_parallel_size=2)
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "sentence"),
+    [
+        (
+            "cohere2",  # has 2 key/value heads
+            4,
+            "4 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules compute, in equal parts; "
+            "use 1 or 2, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "phi3",  # its matrices are joined, but it has 4 query heads
+            3,
+            "3 ranks cannot share a layer of Phi3ForCausalLM, which transformers' modules compute, in equal parts; use "
+            "1, 2 or 4, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "gpt2",
+            2,
+            "2 ranks cannot share a layer of GPT2LMHeadModel, because transformers has no tensor parallel plan for it; "
+            "use 1, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            "gpt_oss",
+            2,
+            "2 ranks cannot share a layer of GptOssForCausalLM, because transformers' tensor parallel plan for it cuts "
+            "no layer; use 1, and for more ranks pipeline_parallel_size",
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_a_layer_are_refused_with_numbers_that_can(
+    name: str, num_ranks: int, sentence: str, tmp_path: Path
+) -> None:
+    folder = config_alone(tmp_path, ARCHITECTURES[name])
+    shape = read_model_shape(folder, "transformers")
     with pytest.raises(ConfigError) as refused:
-        find_model(config, no_progress)
-    assert str(refused.value) == (
-        "tensor_parallel_size: 2 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules "
-        "compute; use 1, and for more ranks pipeline_parallel_size"
-    )
+        check_shards(shape, num_ranks)
+    assert str(refused.value) == f"tensor_parallel_size: {sentence}"
 
 
 def test_adapters_are_refused_with_the_settings_to_remove(cohere2: Path) -> None:
@@ -147,6 +254,31 @@ def test_stages_hold_their_own_weights_alone(cohere2: Path) -> None:
     assert first.weight_bytes == 4 * (layers[0] + shape.embedding_parameters)
     assert last.weight_bytes == 4 * (layers[1] + shape.final_parameters)
     assert [len(rank.loaded.kv_layout.sizes) for rank in (first, last)] == [2, 2]
+
+
+def test_a_shard_reads_and_holds_its_part_of_each_matrix_and_one_adds_the_biases(models: _Models) -> None:
+    # Vocabulary 256, width 64, 4 query heads and 2 key/value heads of 16, feed-forward 96, 4 layers.
+    layer = (32 * 64 + 32) + 2 * (16 * 64 + 16) + 64 * 32 + (48 * 64 + 48) + 64 * 48 + 2 * 64
+    ends = 128 * 64 + (128 * 64 + 128) + 2 * 64
+    summed_biases = 2 * 64
+    whole = stage_config(models.folder("phi"), tensor_parallel_size=2)
+    resolved, shape = find_model(whole, no_progress)
+    shards = [load_rank(whole, resolved, shape, no_progress, part=part_of(whole, shape, index)) for index in (0, 1)]
+    elements = [4 * (layer + summed_biases) + ends, 4 * layer + ends]
+    assert [rank.weight_bytes for rank in shards] == [4 * number for number in elements]
+    assert [rank.num_bytes_read for rank in shards] == [rank.weight_bytes for rank in shards]
+    assert [rank.loaded.kv_layout.sizes for rank in shards] == [((1, 16),) * 4] * 2
+    assert isinstance(shape, MeasuredShape)
+    share = shape.share(2)
+    assert (share.layer_parameters, share.both_parameters) == ((layer + summed_biases,) * 4, ends)
+
+
+def test_a_shard_reads_its_part_of_each_expert(models: _Models) -> None:
+    config = stage_config(models.folder("dots1"), tensor_parallel_size=2)
+    resolved, shape = find_model(config, no_progress)
+    rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, 1))
+    choice_biases = 3 * 4 * 4  # float32, of 4 experts in 3 layers; no weights of products
+    assert rank.num_bytes_read == rank.weight_bytes + choice_biases
 
 
 def test_weights_that_do_not_fit_are_refused_with_their_names(tmp_path: Path) -> None:

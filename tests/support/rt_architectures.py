@@ -120,15 +120,21 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
+def config_alone(folder: Path, architecture: TinyArchitecture) -> Path:
+    """The config.json of such a checkpoint, without weights, written into `folder`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = _config(architecture)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config.save_pretrained(folder)
+    return folder
+
+
 def architecture_checkpoint(folder: Path, architecture: TinyArchitecture) -> Path:
     """A checkpoint in float32 with random weights, written into `folder`. Equal architectures give equal weights."""
     import transformers
 
-    settings = {**_COMMON, **architecture.settings}
-    if "n_embd" in settings:
-        for alias in ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
-            del settings[alias]
-    config = transformers.AutoConfig.for_model(architecture.model_type, **settings)
+    config = _config(architecture)
     torch.manual_seed(zlib.crc32(architecture.model_type.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -139,6 +145,16 @@ def architecture_checkpoint(folder: Path, architecture: TinyArchitecture) -> Pat
                 parameter.uniform_(-0.5, 0.5)
     model.to(torch.float32).save_pretrained(folder)
     return folder
+
+
+def _config(architecture: TinyArchitecture) -> Any:
+    import transformers
+
+    settings = {**_COMMON, **architecture.settings}
+    if "n_embd" in settings:
+        for alias in ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+            del settings[alias]
+    return transformers.AutoConfig.for_model(architecture.model_type, **settings)
 
 
 def greedy_tokens(folder: Path, prompts: Sequence[Sequence[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:

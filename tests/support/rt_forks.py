@@ -6,14 +6,21 @@ test that starts it. Variables that modules read at import have the values of th
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import multiprocessing
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
+
+import psutil
 
 _PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank", "rayloom_engine.front.process"]
 
@@ -40,6 +47,75 @@ def forking_context() -> ForkServerContext:
     context = _ForkingContext()
     context.set_forkserver_preload(_PRELOAD)
     return context
+
+
+class WarmForks:
+    """A process that imports further modules once; its forks have them. Has what RankProcesses needs of a context."""
+
+    def __init__(self, *modules: str) -> None:
+        self.Pipe = multiprocessing.Pipe
+        self._connection, theirs = self.Pipe()
+        self._process = forking_context().Process(target=_fork_on_demand, args=(modules, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def Process(self, *, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> _WarmFork:
+        assert daemon, "forks end with the process that has the other end of their pipes"
+        return _WarmFork(self._connection, target, args)
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.join(10.0)
+
+
+class _WarmFork:
+    """A fork, with the methods of multiprocessing.Process that tests use."""
+
+    pid: int
+
+    def __init__(self, connection: Connection, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._connection = connection
+        self._call = (target, args)
+
+    def start(self) -> None:
+        self._connection.send(self._call)
+        self.pid = self._connection.recv()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def is_alive(self) -> bool:
+        return psutil.pid_exists(self.pid)
+
+    def join(self, timeout_s: float) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(self.pid).wait(timeout_s)
+
+
+def _fork_on_demand(modules: Sequence[str], connection: Connection) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps forks that end
+    while True:
+        try:
+            target, args = connection.recv()
+        except EOFError:
+            return
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.close()
+            try:
+                target(*args)
+            except EOFError:
+                pass  # the test has ended
+            except Exception:  # noqa: BLE001 - the frames below are those of another process
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        del args  # closes this process's copies of the fork's connections
+        connection.send(pid)
 
 
 class ForkedFront:

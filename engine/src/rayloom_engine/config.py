@@ -57,7 +57,7 @@ class EngineConfig(BaseModel):
     model_backend: ModelBackend = Field(
         "auto",
         description="Code of the model. native: our own decoder, the fastest, for some architectures. transformers: "
-        "the modules of the library transformers, for nearly all decoder-only models, without tensor parallelism. "
+        "the modules of the library transformers, for nearly all decoder-only models. "
         "auto: native where it has the architecture, else transformers.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where one is present, else cpu.")

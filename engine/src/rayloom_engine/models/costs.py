@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
 from rayloom_engine.models.experts import Experts
-from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.measured_shape import MeasuredShape, MeasuredShare
 from rayloom_engine.models.quantised.amounts import Amount, checkpoint_bytes, ends_amount, layer_amount, layer_forms
 from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
 from rayloom_engine.parallel.shard import Shard
@@ -94,7 +94,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     """
 
     if isinstance(shape, MeasuredShape):
-        return _measured_costs(shape)
+        return _measured_costs(shape, tensor)
 
     def most(amount_of: Callable[[Shard], Amount]) -> Amounts:
         # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
@@ -160,32 +160,42 @@ def _largest(amounts: Sequence[Amounts]) -> Amounts:
     )
 
 
-def _measured_costs(shape: MeasuredShape) -> Costs:
-    """Returns the costs of a model of the transformers backend, whose ranks cannot share a layer."""
+def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
+    """Returns the costs of a model of the transformers backend."""
+    shares = [shape.share(count) for count in tensor]
 
-    def one(elements: int) -> Amounts:
-        return Amounts(elements=(elements,))
+    def amounts(elements_of: Callable[[MeasuredShare], int]) -> Amounts:
+        return Amounts(elements=tuple(elements_of(share) for share in shares))
 
-    layers = list(zip(shape.layer_parameters, shape.layer_kv_sizes, shape.layer_windows, strict=True))
-    kinds = tuple(dict.fromkeys(layers))
-    if len(kinds) > len(_LETTERS):
-        # Too many kinds for the document: every layer counts as the largest.
-        num_kv_heads, head_dim = max(shape.layer_kv_sizes, key=math.prod)
-        kinds = ((max(shape.layer_parameters), (num_kv_heads, head_dim), shape.attention_span),)
-        layers = list(kinds) * shape.num_layers
+    def kv_elements(share: MeasuredShare, index: int) -> int:
+        return 2 * math.prod(share.layer_kv_sizes[index])
+
+    stored: list[Hashable] = [
+        (window, *((share.layer_parameters[index], share.layer_kv_sizes[index]) for share in shares))
+        for index, window in enumerate(shape.layer_windows)
+    ]
+    # If the kinds are too many for the document, every layer counts as the largest.
+    of_layers = stored if len(set(stored)) <= len(_LETTERS) else list[Hashable]([None]) * shape.num_layers
+    kinds = list(dict.fromkeys(of_layers))
+
+    def layer_kind(kind: Hashable) -> LayerKind:
+        layers = [index for index, of_layer in enumerate(of_layers) if of_layer == kind]
+        return LayerKind(
+            weights=amounts(lambda share: max(share.layer_parameters[index] for index in layers)),
+            kv=amounts(lambda share: max(kv_elements(share, index) for index in layers)),
+            window=shape.layer_windows[layers[0]] if kind is not None else shape.attention_span,
+        )
+
     return Costs(
-        tensor=(1,),
-        embedding=one(shape.embedding_parameters),
-        head=one(shape.final_parameters),
-        both=one(shape.both_parameters),
-        kinds=tuple(
-            LayerKind(weights=one(weights), kv=one(2 * math.prod(kv_sizes)), window=window)
-            for weights, kv_sizes, window in kinds
-        ),
-        layers=run_lengths([kinds.index(layer) for layer in layers]),
+        tensor=tuple(tensor),
+        embedding=amounts(lambda share: share.embedding_parameters),
+        head=amounts(lambda share: share.final_parameters),
+        both=amounts(lambda share: share.both_parameters),
+        kinds=tuple(map(layer_kind, kinds)),
+        layers=run_lengths([kinds.index(kind) for kind in of_layers]),
         head_layers=shape.head_layers,
         step=StepCosts(
-            token=one(step_token_elements(shape, 1)),
+            token=Amounts(elements=tuple(step_token_elements(shape, count) for count in tensor)),
             sequence_bytes=step_sequence_bytes(shape),
         ),
         checkpoint_bytes=shape.weight_bytes(DTYPE_BYTES[shape.checkpoint_dtype]),
@@ -197,6 +207,9 @@ def step_token_elements(shape: ModelShape, num_shards: int) -> int:
 
     These are the residual stream, its normalised form, a block's result, and the wider of attention and MLP.
     """
+    if isinstance(shape, MeasuredShape):
+        share = shape.share(num_shards)
+        return 3 * shape.hidden_size + max(3 * share.widest, 2 * share.attention_size)
     feed_forward = 3 * -(-shape.intermediate_size // num_shards) if shape.num_dense_layers else 0
     if shape.experts is not None:
         feed_forward = max(feed_forward, _step_token_elements_of_experts(shape.experts, shape.hidden_size, num_shards))

@@ -63,8 +63,7 @@ class Shape(_InspectionPart):
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
     model_backend: Literal["transformers"] | None = Field(
         None,
-        description="transformers: its modules compute the model, without tensor parallelism; none: the engine's own "
-        "decoder.",
+        description="transformers: its modules compute the model; none: the engine's own decoder.",
     )
     attention_span: int | None = Field(
         None,

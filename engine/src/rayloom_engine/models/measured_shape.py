@@ -11,6 +11,20 @@ from rayloom_engine.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredShare:
+    """Sizes on a rank that shares each layer with `count - 1` others, the largest of all ranks."""
+
+    count: int
+    layer_parameters: tuple[int, ...]  # weights of each layer
+    embedding_parameters: int  # weights of the first of several stages, beside its layers
+    final_parameters: int  # weights of the last of several stages, beside its layers
+    both_parameters: int  # weights of an only stage, beside its layers
+    layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
+    widest: int  # outputs of the widest linear layer
+    attention_size: int  # elements of the queries and keys of a token in the widest layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShape(ModelShape):
     """Sizes of a model of the transformers backend. The fields of ModelShape describe its widest layer."""
 
@@ -21,6 +35,8 @@ class MeasuredShape(ModelShape):
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
     widest: int  # outputs of the widest linear layer
     can_be_staged: bool  # its layers can be shared by several stages
+    shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
+    unshared: str = ""  # why ranks cannot share a layer, if no number of them can
 
     @property
     def num_layer_parameters(self) -> int:
@@ -40,3 +56,18 @@ class MeasuredShape(ModelShape):
     def both_parameters(self) -> int:
         """Weights of an only stage, beside its layers."""
         return self.total_parameters - sum(self.layer_parameters)
+
+    def share(self, count: int) -> MeasuredShare:
+        """Returns the sizes on a rank that shares each layer with `count - 1` others."""
+        if count > 1:
+            return next(share for share in self.shares if share.count == count)
+        return MeasuredShare(
+            count=1,
+            layer_parameters=self.layer_parameters,
+            embedding_parameters=self.embedding_parameters,
+            final_parameters=self.final_parameters,
+            both_parameters=self.both_parameters,
+            layer_kv_sizes=self.layer_kv_sizes,
+            widest=self.widest,
+            attention_size=self.query_size + self.kv_size,
+        )

@@ -17,10 +17,13 @@ from rayloom_engine.models.shape import ModelShape, read_shape
 _MAX_NAME = 256  # characters of a class or a model type
 
 
-def read_model_shape(folder: Path, backend: ModelBackend = "auto", *, in_child: bool = False) -> ModelShape:
+def read_model_shape(
+    folder: Path, backend: ModelBackend = "auto", *, in_child: bool = False, num_shards: int | None = None
+) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    `in_child`: measure in another process, so that this one does not import torch.
+    `in_child`: measure in another process, so that this one does not import torch. `num_shards`: as for
+    `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """
@@ -31,7 +34,7 @@ def read_model_shape(folder: Path, backend: ModelBackend = "auto", *, in_child: 
     if backend == "native" or (backend == "auto" and is_native) or not _names_a_class(config):
         return read_shape(folder)  # of a model that names no class, it raises the error
     if in_child:
-        return measured_in_child(folder)
+        return measured_in_child(folder, num_shards)
     try:
         from rayloom_engine.models.on_transformers.measure import measured_shape
     except ImportError as error:
@@ -41,7 +44,7 @@ def read_model_shape(folder: Path, backend: ModelBackend = "auto", *, in_child: 
             "Unsupported",
         ) from error
     with refuses_broken(path):
-        return measured_shape(folder)
+        return measured_shape(folder, num_shards)
 
 
 def _names_a_class(config: ConfigJson) -> bool:

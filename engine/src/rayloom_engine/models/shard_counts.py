@@ -10,11 +10,14 @@ from rayloom_engine.models.shape import ModelShape
 def check_shards(shape: ModelShape, num_shards: int) -> None:
     """Raises ConfigError, listing the numbers that work, if `num_shards` ranks cannot share a layer of the model."""
     choices = shard_counts(shape)
-    if isinstance(shape, MeasuredShape) and num_shards > 1:
+    if isinstance(shape, MeasuredShape) and num_shards not in choices:
         stages = ", and for more ranks pipeline_parallel_size" if shape.can_be_staged else ""
+        reason = (
+            f"because {shape.unshared}" if shape.unshared else "which transformers' modules compute, in equal parts"
+        )
         raise ConfigError(
-            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, which "
-            f"transformers' modules compute; use 1{stages}"
+            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, {reason}; "
+            f"use {_either(choices)}{stages}"
         )
     if num_shards not in choices and shape.traits.has_wide_qk_norm:
         raise ConfigError(
@@ -44,8 +47,11 @@ def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     key/value heads.
 
     More ranks than key/value heads work too, if their number is a multiple: then each such head is on several ranks.
+    With transformers' modules they do not.
     """
-    if isinstance(shape, MeasuredShape) or shape.traits.has_wide_qk_norm:
+    if isinstance(shape, MeasuredShape):
+        return (1, *(share.count for share in shape.shares))
+    if shape.traits.has_wide_qk_norm:
         return (1,)
     most = min(shape.num_heads, shape.vocab_size, *shape.named_feed_forward_sizes.values())
     return tuple(

@@ -56,7 +56,8 @@ def find_model(
     # A GGUF file has no type beside its quantised ones. So a given type is the type of all of its weights.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
-    shape = read_model_shape(resolved.path, config.model_backend, in_child=not has_weights)
+    shards = config.tensor_parallel_size
+    shape = read_model_shape(resolved.path, config.model_backend, in_child=not has_weights, num_shards=shards)
     longest = config.max_model_len
     if longest is not None and longest > shape.max_position_embeddings:
         raise ConfigError(

@@ -42,8 +42,8 @@ class EngineArgs(Part):
     model_backend: Literal["auto", "native", "transformers"] | None = Field(
         None,
         description="Code of the model. native: the engine's own decoder, the fastest, for some architectures. "
-        "transformers: the modules of the library transformers, for nearly all decoder-only models, without tensor "
-        "parallelism. auto, the default: native where it has the architecture, else transformers.",
+        "transformers: the modules of the library transformers, for nearly all decoder-only models. "
+        "auto, the default: native where it has the architecture, else transformers.",
     )
     async_scheduling: bool | None = Field(
         None,

@@ -57,8 +57,7 @@ class ModelShape(_FactsPart):
     model_backend: str | None = Field(
         None,
         max_length=32,
-        description="Code of the model. transformers: that library's modules, without tensor parallelism; absent: the "
-        "engine's own decoder.",
+        description="Code of the model. transformers: that library's modules; absent: the engine's own decoder.",
     )
     attention_span: int | None = Field(
         None,

@@ -1,7 +1,7 @@
 """Measures a model in a process of its own, for processes that hold no part of it and so need no torch.
 
-`python -m rayloom_engine.models.on_transformers.child FOLDER` writes the pickled shape, or the error, to its standard
-output.
+`python -m rayloom_engine.models.on_transformers.child FOLDER SHARDS` writes the pickled shape, or the error, to its
+standard output. SHARDS: see `measured_shape`; 0 stands for None.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 _MAX_LINE = 300  # characters of a child's last words in a message
 
 
-def measured_in_child(folder: Path) -> MeasuredShape:
+def measured_in_child(folder: Path, num_shards: int | None = None) -> MeasuredShape:
     """Returns what `measured_shape` returns, and raises what it raises."""
-    command = [sys.executable, "-m", "rayloom_engine.models.on_transformers.child", str(folder)]
+    command = [sys.executable, "-m", "rayloom_engine.models.on_transformers.child", str(folder), str(num_shards or 0)]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -32,17 +32,17 @@ def measured_in_child(folder: Path) -> MeasuredShape:
     raise ModelError(message, fault)
 
 
-def _main(folder: Path) -> None:
+def _main(folder: Path, num_shards: int | None) -> None:
     from rayloom_engine.models.on_transformers.measure import measured_shape
 
     result: object
     try:
         with refuses_broken(folder / "config.json"):
-            result = measured_shape(folder)
+            result = measured_shape(folder, num_shards)
     except ModelError as error:
         result = (str(error), error.fault)
     sys.stdout.buffer.write(pickle.dumps(result))
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]) or None)

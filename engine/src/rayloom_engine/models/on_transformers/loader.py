@@ -7,7 +7,7 @@ checkpoint that does not fit is refused before a weight is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,21 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
 
 from rayloom_engine.common.json_words import first_of
 from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.on_transformers.shard_cut import part_of
+from rayloom_engine.models.on_transformers.shard_plan import Cut
 from rayloom_engine.models.weight_files import weight_files
+from rayloom_engine.parallel.shard import WHOLE, Shard
 
 _MAX_NAMES = 5  # names in one message
 _FLOAT_TYPES = ("BF16", "F16", "F32")
@@ -53,31 +62,62 @@ class WeightPlan:
         self._tied: dict[str, str] = dict(getattr(model, "all_tied_weights_keys", {}))
         self._targets: dict[str, _Target] = {}
         self._used: set[str] = set()
+        self._whole = model
+        self._cuts: dict[str, Cut] = {}
+        self._shard = WHOLE
         self._plan()
         self._check(folder, wrong)
+
+    def cut(self, cuts: Mapping[str, Cut], shard: Shard) -> None:
+        """Lets `load` give the model the part of one rank. Call it before the model is cut."""
+        self._cuts = dict(cuts)
+        self._shard = shard
+        self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor look up whole sizes
 
     def load(self, dtype: torch.dtype, device: torch.device, progress: Progress) -> int:
         """Gives the model its weights, rounded to `dtype`, then to their type in the model. Returns the bytes read."""
         num_bytes_read = 0
         done = 0
+        self._wanted = self._model.state_dict()
         total = sum(tensor.nbytes for tensor in self._wanted.values())
         filled: set[str] = set()
         open_files: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in set(self._names.values())}
         progress("load", 0, total, "bytes")
         for first_name, target in self._targets.items():
             rule = target.rule
+            if isinstance(rule, WeightRenaming) and first_name not in self._wanted:
+                continue  # a bias that another rank adds
+            of_sources = source_cut(rule, self._cuts.get(first_name))
             for name, pattern in target.sources:
-                stored = open_files[self._names[name]].get_tensor(name)
+                stored = self._read(open_files[self._names[name]], name, of_sources)
                 num_bytes_read += stored.nbytes
                 rule.add_tensor(first_name, name, pattern, _given(stored.to(dtype)))
-            for name, made in rule.convert(first_name, model=self._model, config=self._model.config).items():
+            for name, made in rule.convert(first_name, model=self._whole, config=self._whole.config).items():
+                if name not in self._wanted:
+                    continue
                 tensor = made[0] if isinstance(made, list) else made
-                self._place(name, tensor, device)
+                cut = self._cuts.get(name) if of_sources is None else None
+                self._place(name, tensor if cut is None else part_of(tensor, cut, self._shard), device)
                 filled.add(name)
                 done += self._wanted[name].nbytes
                 progress("load", done, total, "bytes")
         self._finish(filled, device)
         return num_bytes_read
+
+    def _read(self, tensors: Any, name: str, cut: Cut | None) -> torch.Tensor:
+        """Returns a tensor of a file, or this rank's part of it."""
+        if cut is None:
+            whole: torch.Tensor = tensors.get_tensor(name)
+            return whole
+        stored = tensors.get_slice(name)
+        size = stored.get_shape()
+        axis = len(size) + cut.dim
+        pieces = []
+        for part in cut.ranges(size[axis], self._shard):
+            indices = [slice(None)] * len(size)
+            indices[axis] = slice(part.start, part.stop)
+            pieces.append(stored[tuple(indices)])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
 
     def _plan(self) -> None:
         model = self._model
@@ -152,6 +192,23 @@ class WeightPlan:
         model._move_missing_keys_from_meta_to_device(missing, {"": device}, None, None)
         model._initialize_missing_keys(False)
         model.tie_weights(missing_keys=missing, recompute_mapping=False)
+
+
+def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
+    """Returns the cut of the files' tensors from which a rule makes the part of a tensor that has `cut`.
+
+    None if there is no cut, or if the rule needs whole tensors.
+    """
+    if cut is None or isinstance(rule, WeightRenaming):
+        return cut
+    # Experts are stacked in a new first dimension, and matrices such as gate and up joined by rows.
+    is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
+    is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
+    if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):
+        return cut
+    if is_stack == [True, False] and is_join == [False, True] and cut.num_packed == len(rule.source_patterns):
+        return Cut(cut.dim)
+    return None
 
 
 def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:

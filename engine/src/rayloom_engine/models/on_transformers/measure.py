@@ -13,6 +13,7 @@ from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_PARAMETERS, 
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.config import read_config, unsupported
 from rayloom_engine.models.on_transformers.meta_model import MetaModel, build_meta_model
+from rayloom_engine.models.on_transformers.shares import measure_shares, weight_sizes
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import DTYPES, checkpoint_dtype, eos_token_ids
 
@@ -27,8 +28,11 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
         raise unsupported(path, f"{model_class.__name__} cannot be served, because {error}") from error
 
 
-def measured_shape(folder: Path) -> MeasuredShape:
-    """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served."""
+def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
+    """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
+
+    `num_shards`: the only number of ranks whose shares of a layer are measured, if it works; None: all that work.
+    """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))
     _refuse_quantised(given)
@@ -39,25 +43,16 @@ def measured_shape(folder: Path) -> MeasuredShape:
     known.count("num_hidden_layers", at_most=MAX_LAYERS)
     known.count("hidden_size", at_most=MAX_SIZE)
     known.count("vocab_size", at_most=MAX_VOCAB)
-    return _shape(folder, given, read_meta_model(folder, torch.float32))
+    return _shape(folder, given, read_meta_model(folder, torch.float32), num_shards)
 
 
-def _shape(folder: Path, given: ConfigJson, meta: MetaModel) -> MeasuredShape:
+def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | None) -> MeasuredShape:
     model, config = meta.model, meta.model.config
-    tied = getattr(model, "all_tied_weights_keys", {})
-    # named_parameters would give each of two tied weights: they share memory only after they are loaded.
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in tied}
-    layer_parameters = tuple(
-        sum(size for name, size in sizes.items() if name.startswith(f"{meta.layer_list}.{index}."))
-        for index in range(len(meta.layers))
-    )
-    total = sum(sizes.values())
+    sizes = weight_sizes(meta, lambda _, parameter: parameter.numel())
+    total = sum(sizes.layers) + sizes.both
     if total > MAX_PARAMETERS:
         raise ModelError(f"{given.path}: it has {total} parameters; works: up to {MAX_PARAMETERS}", "Unsupported")
-    head = model.get_output_embeddings()
-    outside = total - sum(layer_parameters)
-    head_size = 0 if head is None else head.weight.numel()
-    is_tied = bool(tied)
+    shares, unshared = measure_shares(meta, num_shards)
     widest_call = max(meta.calls, key=lambda call: call.num_heads * call.page_dim)
     intermediate = _widest(meta)
     return MeasuredShape(
@@ -77,17 +72,18 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel) -> MeasuredShape:
         o_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        tie_word_embeddings=is_tied,
+        tie_word_embeddings=bool(getattr(model, "all_tied_weights_keys", {})),
         checkpoint_dtype=checkpoint_dtype(given),
         eos_token_ids=eos_token_ids(folder, given, config.vocab_size),
-        layer_parameters=layer_parameters,
-        embedding_parameters=outside if is_tied else outside - head_size,
-        # Every stage has the small weights that belong to no layer, such as norms.
-        final_parameters=head_size + outside - _embedding_size(model) - (0 if is_tied else head_size),
+        layer_parameters=sizes.layers,
+        embedding_parameters=sizes.embedding,
+        final_parameters=sizes.final,
         total_parameters=total,
         layer_kv_sizes=tuple((call.num_kv_heads, call.page_dim) for call in meta.calls),
         widest=intermediate,
         can_be_staged=meta.can_be_staged,
+        shares=shares,
+        unshared=unshared,
     )
 
 
@@ -104,11 +100,6 @@ def _refuse_quantised(config: ConfigJson) -> None:
 def _widest(meta: MetaModel) -> int:
     """Returns the outputs of the widest linear layer, which bounds the memory of a token of a step."""
     return max((parameter.shape[0] for parameter in meta.layers.parameters() if parameter.dim() == 2), default=1)
-
-
-def _embedding_size(model: Any) -> int:
-    embedding = model.get_input_embeddings()
-    return 0 if embedding is None else int(embedding.weight.numel())
 
 
 def _num_positions(config: Any) -> int:

@@ -9,7 +9,7 @@ Legend: T tokens of a step, H query heads, K key/value heads, D head size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ class MetaModel:
     layer_list: str  # name of the list of its layers
     returns_tuple: bool  # a layer returns a tuple, and not the hidden states alone
     can_be_staged: bool  # the model computes hidden states alone, without token ids
+    replaced: frozenset[type[torch.nn.Module]] = frozenset()  # modules that cannot run on the meta device
 
     @property
     def layers(self) -> torch.nn.ModuleList:
@@ -67,15 +68,31 @@ def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: tor
         raise ModelError(f"its modules cannot be made: {type(error).__name__}: {error}") from error
     if any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
         raise ModelError("it has convolutions over earlier tokens", "Unsupported")
+    replaced: set[type[torch.nn.Module]] = set()
+    recorder, can_be_staged = _record(model, replaced, may_replace=True)
+    can_be_staged = can_be_staged and not getattr(config, "num_kv_shared_layers", 0)
+    calls = tuple(recorder.calls)
+    name = _layer_list(model, calls, config.num_hidden_layers)
+    returns_tuple = model.get_submodule(name)[0] in recorder.with_tuples
+    return MetaModel(model, calls, name, returns_tuple, can_be_staged, frozenset(replaced))
+
+
+def calls_of_part(model: Any, meta: MetaModel) -> tuple[AttentionCall, ...]:
+    """Returns the calls of `meta`'s model after it was cut to the part of one rank. Raises ModelError if it fails."""
+    recorder, _ = _record(model, set(meta.replaced), may_replace=False)
+    return tuple(recorder.calls)
+
+
+def _record(
+    model: torch.nn.Module, replaced: set[type[torch.nn.Module]], *, may_replace: bool
+) -> tuple[_Recorder, bool]:
     recorder = _Recorder()
     for name, module in model.named_modules():
         object.__setattr__(module, ATTRIBUTE, _Recorded(name, recorder))
-    can_be_staged = _run(model) and not getattr(config, "num_kv_shared_layers", 0)
+    can_be_staged = _run(model, replaced, may_replace=may_replace)
     for module in model.modules():
         object.__delattr__(module, ATTRIBUTE)
-    calls = tuple(recorder.calls)
-    name = _layer_list(model, calls, config.num_hidden_layers)
-    return MetaModel(model, calls, name, model.get_submodule(name)[0] in recorder.with_tuples, can_be_staged)
+    return recorder, can_be_staged
 
 
 @dataclass(slots=True)
@@ -110,11 +127,13 @@ class _Recorded:
         return query_THD.new_empty((num_tokens, num_heads, value_TKD.shape[-1]))
 
 
-def _run(model: Any) -> bool:
-    """Runs a step on the meta device, which computes sizes alone. Returns whether it also runs without token ids.
+def _run(model: Any, replaced: set[type[torch.nn.Module]], *, may_replace: bool) -> bool:
+    """Runs a step on the meta device, which computes sizes alone. Returns whether it also runs without token ids, if
+    it `may_replace` modules.
 
-    A module whose sizes depend on values, such as the choice of experts, cannot run there. It is replaced by one that
-    returns its input. Raises ModelError if the step still fails.
+    A module whose sizes depend on values, such as the choice of experts, cannot run there. All of its type are replaced
+    by modules that return their input. `replaced`: types to replace; with `may_replace`, those of failed modules are
+    added. Raises ModelError if the step still fails.
     """
     inputs = {
         "input_ids": torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta"),
@@ -123,7 +142,7 @@ def _run(model: Any) -> bool:
         "use_cache": False,
     }
     recorder: _Recorder = getattr(model, ATTRIBUTE).recorder
-    replaced: list[torch.nn.Module] = []
+    _replace(model, replaced)
     with _plain_rotation(model), torch.no_grad():
         for _ in range(_MAX_REPLACED):
             recorder.calls.clear()
@@ -134,19 +153,24 @@ def _run(model: Any) -> bool:
                 except ModelError:
                     raise
                 except Exception as error:
-                    if len(running) < 2 or running[-1] in replaced:
+                    failed = type(running[-1])
+                    if len(running) < 2 or failed in replaced or not may_replace:
                         raise ModelError(f"its modules cannot run: {type(error).__name__}: {error}") from error
-                    failed = running[-1]
-            for module in model.modules():
-                if type(module) is type(failed):
-                    module.forward = _first_input
-                    replaced.append(module)
+            replaced.add(failed)
+            _replace(model, {failed})
         calls = list(recorder.calls)
-        can_be_staged = _runs_on_hidden_states(model, inputs)
+        can_be_staged = may_replace and _runs_on_hidden_states(model, inputs)
         recorder.calls = calls
-    for module in replaced:
-        del module.forward
+    for module in model.modules():
+        if type(module) in replaced:
+            del module.forward
     return can_be_staged
+
+
+def _replace(model: torch.nn.Module, types: Collection[type[torch.nn.Module]]) -> None:
+    for module in model.modules():
+        if type(module) in types:
+            module.forward = _first_input
 
 
 def _runs_on_hidden_states(model: Any, inputs: dict[str, Any]) -> bool:

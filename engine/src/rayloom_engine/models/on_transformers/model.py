@@ -22,6 +22,8 @@ from rayloom_engine.models.on_transformers.attention import ATTRIBUTE, PagedLaye
 from rayloom_engine.models.on_transformers.loader import WeightPlan
 from rayloom_engine.models.on_transformers.measure import read_meta_model
 from rayloom_engine.models.on_transformers.meta_model import MetaModel
+from rayloom_engine.models.on_transformers.shard_cut import StageRanks, cut_to_shard
+from rayloom_engine.models.on_transformers.shard_plan import read_shard_plan
 from rayloom_engine.models.on_transformers.stage_cut import StageEnds, cut_to_stage
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
@@ -60,20 +62,27 @@ class _GivenHidden(torch.nn.Module):
 
 
 class TransformersModel:
-    """Implements RankModel, for one stage of a model."""
+    """Implements RankModel, for a rank's part of a model."""
 
     def __init__(
-        self, shape: MeasuredShape, part: ModelPart, kernels: KernelSet, meta: MetaModel, ends: StageEnds
+        self,
+        shape: MeasuredShape,
+        part: ModelPart,
+        kernels: KernelSet,
+        meta: MetaModel,
+        ends: StageEnds,
+        ranks: StageRanks,
     ) -> None:
-        """`meta`: the model of the stage after its weights were loaded."""
+        """`meta`: the model of the part after its weights were loaded."""
         self.shape = shape
         self.part = part
         self.kernels = kernels
+        sizes = shape.share(part.shard.count).layer_kv_sizes
         self.kv_layout = KvLayout(
             num_layers=len(part.stage.layers),
-            num_kv_heads=shape.num_kv_heads,
+            num_kv_heads=max(num_kv_heads for num_kv_heads, _ in sizes),
             head_dim=shape.head_dim,
-            layer_sizes=tuple(shape.layer_kv_sizes[index] for index in part.stage.layers),
+            layer_sizes=tuple(sizes[index] for index in part.stage.layers),
         )
         model = meta.model
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -87,6 +96,7 @@ class TransformersModel:
         setattr(model, model.base_model_prefix, self._given)
         self._head = model
         self._ends = ends
+        self._ranks = ranks
 
     @property
     def hidden_dtype(self) -> torch.dtype:
@@ -113,6 +123,7 @@ class TransformersModel:
             "use_cache": False,
         }
         self._step.begin(batch, cache)
+        self._ranks.group = group
         try:
             if stage.is_first:
                 output = self._base(input_ids=inputs[None], **options)
@@ -123,6 +134,7 @@ class TransformersModel:
             hidden_1TD: torch.Tensor | None = output[0] if stage.is_last else ends.sent_1TD
         finally:
             self._step.end()
+            self._ranks.group = _ONE_RANK
             ends.received_1TD = None
             ends.sent_1TD = None
         assert hidden_1TD is not None, "the hook of the stage's last layer has kept its output"
@@ -133,6 +145,10 @@ class TransformersModel:
         self._given.hidden_1ND = hidden_ND[None]
         logits_NV: torch.Tensor = self._head(input_ids=None, inputs_embeds=hidden_ND[None], use_cache=False).logits[0]
         self._given.hidden_1ND = None
+        shard = self.part.shard
+        if shard.count > 1 and logits_NV.shape[1] == self.shape.vocab_size:  # a head that cannot be cut
+            rows = shard.part(self.shape.vocab_size)
+            logits_NV = logits_NV[:, rows.start : rows.stop].contiguous()
         return logits_NV.float()
 
 
@@ -145,12 +161,18 @@ def load_transformers_model(
     part: ModelPart,
     progress: Progress,
 ) -> tuple[TransformersModel, int]:
-    """Returns a stage of the model in a Hugging Face folder, ready to run, and the bytes read.
+    """Returns a rank's part of the model in a Hugging Face folder, ready to run, and the bytes read.
 
     `dtype`: as in `models.loader`. Raises ModelError if the files do not fit the model, before any weight is read.
     """
     target = kernels.target
     meta = read_meta_model(folder, target.compute_dtype)
+    plan = read_shard_plan(meta) if part.shard.count > 1 else None
     ends = cut_to_stage(meta, part.stage)
-    num_bytes_read = WeightPlan(folder, meta.model).load(dtype, target.device, progress)
-    return TransformersModel(shape, part, kernels, meta, ends), num_bytes_read
+    weights = WeightPlan(folder, meta.model)
+    ranks = StageRanks()
+    if plan is not None:
+        weights.cut(plan.cuts, part.shard)
+        cut_to_shard(meta.model, plan, part.shard, ranks)
+    num_bytes_read = weights.load(dtype, target.device, progress)
+    return TransformersModel(shape, part, kernels, meta, ends, ranks), num_bytes_read

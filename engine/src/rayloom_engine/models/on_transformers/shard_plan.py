@@ -1,0 +1,175 @@
+"""Reads how ranks share the layers of a model: the tensor parallel plan that transformers has for it. Holds no weight.
+
+The plan names a style for modules and parameters: which dimension of a matrix is cut, and what the ranks exchange. The
+embedding and the head are cut by vocabulary, as in the engine's own decoder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from rayloom_engine.errors import ModelError, word
+from rayloom_engine.models.on_transformers.meta_model import MetaModel
+from rayloom_engine.parallel.shard import Shard
+
+# What a module's hooks do. gather: ranks join their outputs; sum: they add them; split_sum: each takes its part of the
+# input first; vocabulary: each looks up its own tokens, and they add the rows.
+Exchange = Literal["gather", "sum", "split_sum", "vocabulary"]
+
+# Of linear layers: (dimension of the weight that is cut, exchange).
+_LINEAR: dict[str, tuple[int, Exchange | None]] = {
+    "colwise": (-2, None),
+    "packed_colwise": (-2, None),
+    "colwise_gather_output": (-2, "gather"),
+    "colwise_rep": (-2, "gather"),
+    "rowwise": (-1, "sum"),
+    "rowwise_split_input": (-1, "split_sum"),
+    "rowwise_rep": (-1, "split_sum"),
+}
+_OF_PARAMETERS = ("colwise", "packed_colwise", "rowwise")
+_EXPERTS = "moe_tp_experts"  # sums what the ranks' parts of all experts return
+# Every rank computes these whole: their exchange is for the training alone, or for tensors of a kind that is not used.
+_WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The dimension along which ranks share a tensor. `num_packed`: equal parts of it that are cut one by one."""
+
+    dim: int  # from the end of the tensor's sizes: -1 is the last
+    num_packed: int = 1
+    is_even: bool = True  # whether the parts must be equally long
+
+    def ranges(self, size: int, shard: Shard) -> tuple[range, ...]:
+        """Returns the indices that a rank holds of a dimension of `size`."""
+        length = size // self.num_packed
+        part = shard.part(length)
+        return tuple(range(part.start + base, part.stop + base) for base in range(0, size, length))
+
+    def divides(self, size: int, count: int) -> bool:
+        """Returns whether `count` ranks can share a dimension of `size`."""
+        return size % (self.num_packed * count) == 0 if self.is_even else size >= count
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How the ranks of a stage share a model. Keys are names of its parameters and modules."""
+
+    cuts: Mapping[str, Cut]
+    first_only: frozenset[str]  # biases that are added to a sum, by the first rank alone
+    exchanges: Mapping[str, Exchange]
+
+    def num_elements(self, shard: Shard, name: str, parameter: torch.Tensor) -> int:
+        """Returns the elements that a rank holds of a parameter."""
+        if name in self.first_only and not shard.is_first:
+            return 0
+        if (cut := self.cuts.get(name)) is None:
+            return parameter.numel()
+        size = parameter.shape[cut.dim]
+        return parameter.numel() // size * sum(map(len, cut.ranges(size, shard)))
+
+
+_TIED_VOCABULARY = Cut(-2, is_even=False)
+
+
+def read_shard_plan(meta: MetaModel) -> ShardPlan:
+    """Returns the plan of a model. Raises ModelError, without a file's name, if ranks cannot share its layers."""
+    model = meta.model
+    rules: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
+    if not rules:
+        raise ModelError("transformers has no tensor parallel plan for it", "Unsupported")
+    reader = _Reader()
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    for name, module in model.named_modules():
+        if (style := rules.get(_rule_name(name))) and id(module) not in ends:
+            reader.add_module(name, module, style)
+    for name, parameter in model.named_parameters():
+        if style := rules.get(_rule_name(name)):
+            reader.add_parameter(name, parameter, style)
+    if not any(name.startswith(f"{meta.layer_list}.") for name in reader.cuts):
+        raise ModelError("transformers' tensor parallel plan for it cuts no layer", "Unsupported")
+    reader.check_experts(model)
+    _add_vocabulary(reader, model, rules)
+    return ShardPlan(reader.cuts, frozenset(reader.first_only), reader.exchanges)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.cuts: dict[str, Cut] = {}
+        self.first_only: set[str] = set()
+        self.exchanges: dict[str, Exchange] = {}
+        self._experts: list[str] = []
+
+    def add_module(self, name: str, module: torch.nn.Module, style: str) -> None:
+        if style in _WHOLE:
+            return
+        if style == _EXPERTS:
+            self._experts.append(name)
+            self.exchanges[name] = "sum"
+            return
+        if style not in _LINEAR or not isinstance(module, torch.nn.Linear):
+            raise _unknown(name, style)
+        dim, exchange = _LINEAR[style]
+        num_packed = 2 if style == "packed_colwise" else 1
+        self.cuts[f"{name}.weight"] = Cut(dim, num_packed)
+        if exchange is not None:
+            self.exchanges[name] = exchange
+        if module.bias is not None:
+            if dim == -2:
+                self.cuts[f"{name}.bias"] = Cut(-1, num_packed)
+            else:
+                self.first_only.add(f"{name}.bias")
+
+    def add_parameter(self, name: str, parameter: torch.Tensor, style: str) -> None:
+        if style in _WHOLE:
+            return
+        if style not in _OF_PARAMETERS or (style != "colwise" and parameter.dim() < 2):
+            raise _unknown(name, style)
+        dim = -1 if parameter.dim() == 1 else _LINEAR[style][0]
+        self.cuts[name] = Cut(dim, 2 if style == "packed_colwise" else 1)
+
+    def check_experts(self, model: Any) -> None:
+        """A parameter of experts that every rank has whole, such as a bias, would be added once for each rank."""
+        for name in self._experts:
+            for leaf, _ in model.get_submodule(name).named_parameters():
+                if f"{name}.{leaf}" not in self.cuts:
+                    raise ModelError(
+                        f"transformers' tensor parallel plan for it does not cut {word(f'{name}.{leaf}')}",
+                        "Unsupported",
+                    )
+
+
+def _add_vocabulary(reader: _Reader, model: Any, rules: Mapping[str, str]) -> None:
+    """Cuts the head and the embedding by vocabulary; a head that is tied to the embedding only together with it."""
+    names = {id(module): name for name, module in model.named_modules()}
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_head_cut = isinstance(head, torch.nn.Linear) and head.out_features == model.config.vocab_size
+    if is_head_cut:
+        name = names[id(head)]
+        reader.cuts[f"{name}.weight"] = _TIED_VOCABULARY
+        if head.bias is not None:
+            reader.cuts[f"{name}.bias"] = Cut(-1, is_even=False)
+    name = names.get(id(embedding), "")
+    has_rule = rules.get(_rule_name(name)) == "embedding_rowwise"
+    is_tied = bool(getattr(model, "all_tied_weights_keys", {}))
+    if isinstance(embedding, torch.nn.Embedding) and (is_head_cut if is_tied else has_rule):
+        reader.cuts[f"{name}.weight"] = _TIED_VOCABULARY
+        reader.exchanges[name] = "vocabulary"
+
+
+def _rule_name(name: str) -> str:
+    """Returns the name of a module or parameter as rules have it, with a star for each number."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+
+
+def _unknown(name: str, style: str) -> ModelError:
+    return ModelError(
+        f"transformers' tensor parallel plan for it has the style {word(style)} at {word(name)}, which the engine does "
+        "not have",
+        "Unsupported",
+    )

@@ -1,0 +1,132 @@
+"""Measures what a rank holds when several share each layer of a model. Reads no weight.
+
+Weights are counted by the plan's cuts. Heads are those of attention calls of the model after it was cut, on the meta
+device: where its modules do not run with a part, that number of ranks cannot share a layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from rayloom_engine.errors import ModelError
+from rayloom_engine.models.measured_shape import MeasuredShare
+from rayloom_engine.models.on_transformers.meta_model import AttentionCall, MetaModel, calls_of_part
+from rayloom_engine.models.on_transformers.shard_cut import StageRanks, cut_to_shard
+from rayloom_engine.models.on_transformers.shard_plan import ShardPlan, read_shard_plan
+from rayloom_engine.parallel.shard import Shard
+
+MAX_SHARDS = 64  # ranks that are tried; a stage's ranks share a node
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSizes:
+    """Weights of each layer; those beside the layers in the first of several stages, in the last, in an only stage."""
+
+    layers: tuple[int, ...]
+    embedding: int
+    final: int
+    both: int
+
+
+def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int]) -> WeightSizes:
+    """Returns the weights of a model, where `elements_of` counts those of a parameter."""
+    model = meta.model
+    tied = getattr(model, "all_tied_weights_keys", {})
+    # named_parameters gives both of two tied weights: they share memory only after they are loaded.
+    sizes = {
+        name: elements_of(name, parameter)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name not in tied
+    }
+    layers = tuple(
+        sum(size for name, size in sizes.items() if name.startswith(f"{meta.layer_list}.{index}."))
+        for index in range(len(meta.layers))
+    )
+    outside = sum(sizes.values()) - sum(layers)
+    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    head, embedding = (
+        sizes.get(names.get(id(module), ""), 0)
+        for module in (model.get_output_embeddings(), model.get_input_embeddings())
+    )
+    # Every stage has the small weights that belong to no layer, such as norms. A tied head is the embedding.
+    if tied:
+        return WeightSizes(layers, outside, outside, outside)
+    return WeightSizes(layers, outside - head, outside - embedding, outside)
+
+
+def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[MeasuredShare, ...], str]:
+    """Returns the shares of all numbers of ranks that can share a layer, and why not if there are none.
+
+    `wanted`: the only number that is measured, if it works. Measuring runs all layers once for each number.
+    """
+    if wanted == 1:
+        return (), ""
+    try:
+        plan = read_shard_plan(meta)
+    except ModelError as error:
+        return (), str(error)
+    if wanted is not None and (found := _measured(meta, plan, range(wanted, wanted + 1))[0]):
+        return found, ""
+    most = max(call.num_heads for call in meta.calls)
+    return _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1))
+
+
+def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[tuple[MeasuredShare, ...], str]:
+    parameters = dict(meta.model.named_parameters(remove_duplicate=False))
+    found: list[MeasuredShare] = []
+    problem = "its sizes cannot be cut evenly"
+    for count in counts:
+        if not all(cut.divides(parameters[name].shape[cut.dim], count) for name, cut in plan.cuts.items()):
+            continue
+        try:
+            found.append(_share(meta, plan, count))
+        except ModelError as error:
+            problem = str(error)
+    return tuple(found), "" if found else problem
+
+
+def _share(meta: MetaModel, plan: ShardPlan, count: int) -> MeasuredShare:
+    """Raises ModelError if the modules cannot run with the part of a rank."""
+    # The first rank has biases that are added to sums, the last one the longest part of an uneven vocabulary.
+    first, last = (
+        weight_sizes(meta, partial(plan.num_elements, shard)) for shard in (Shard(0, count), Shard(count - 1, count))
+    )
+    model = copy.deepcopy(meta.model)
+    cut_to_shard(model, plan, Shard(0, count), StageRanks())
+    calls = calls_of_part(model, meta)
+    _check_heads(meta.calls, calls, count)
+    layers = model.get_submodule(meta.layer_list)
+    return MeasuredShare(
+        count=count,
+        layer_parameters=tuple(map(max, first.layers, last.layers)),
+        embedding_parameters=max(first.embedding, last.embedding),
+        final_parameters=max(first.final, last.final),
+        both_parameters=max(first.both, last.both),
+        layer_kv_sizes=tuple((call.num_kv_heads, call.page_dim) for call in calls),
+        widest=max(_widest(layers), *_joined(meta, plan)),
+        attention_size=max((call.num_heads + call.num_kv_heads) * call.page_dim for call in calls),
+    )
+
+
+def _widest(layers: torch.nn.Module) -> int:
+    return max((parameter.shape[0] for parameter in layers.parameters() if parameter.dim() == 2), default=1)
+
+
+def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
+    """Returns the sizes of outputs that every rank joins to the whole."""
+    joined = [name for name, exchange in plan.exchanges.items() if exchange == "gather"]
+    return [1, *(meta.model.get_submodule(name).out_features for name in joined)]
+
+
+def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ...], count: int) -> None:
+    """A rank computes its share of the query and key/value heads of a layer, or all of them."""
+    for wanted, got in zip(whole, part, strict=True):
+        heads = (got.num_heads, got.num_kv_heads)
+        shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]
+        if heads not in shares or (got.head_dim, got.value_dim) != (wanted.head_dim, wanted.value_dim):
+            raise ModelError(f"{count} ranks cannot share its {wanted.num_kv_heads} key/value heads", "Unsupported")
