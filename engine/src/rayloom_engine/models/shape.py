@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayloom_engine.errors import ModelError, shown
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ExpertSizes(NamedTuple):
+    """The experts of a mixture-of-experts model, among which each token selects some in each layer."""
+
+    num_experts: int  # of a layer
+    num_experts_per_token: int
+    moe_intermediate_size: int  # width of an expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +132,16 @@ class ModelShape:
         num_embeddings = 1 if self.tie_word_embeddings else 2
         embeddings = num_embeddings * self.vocab_size * self.hidden_size
         return self.num_layer_parameters * self.num_layers + embeddings + self.hidden_size
+
+    @property
+    def num_active_parameters(self) -> int:
+        """All weights but those of the experts that a token does not select."""
+        return self.num_parameters
+
+    @property
+    def expert_sizes(self) -> ExpertSizes | None:
+        """The experts; None if each layer has one MLP for all tokens."""
+        return None
 
     @property
     def head_layers(self) -> float:
