@@ -280,6 +280,15 @@ def test_a_model_whose_facts_are_unknown_is_to_be_inspected(tmp_path, capsys):
     assert "inspect --model hf://someone/else > facts.json" in capsys.readouterr().err
 
 
+def test_shipped_facts_are_those_of_the_backend_that_auto_takes(tmp_path, capsys):
+    args = {"engine": {"args": {"modelBackend": "transformers"}}}
+    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-8B", **args) == 2
+
+    wanted = "inspect --model hf://Qwen/Qwen3-8B --model-backend transformers > facts.json"
+    assert wanted in capsys.readouterr().err
+    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-30B-A3B", **args) == 0
+
+
 def plan_on_gpus(tmp_path, source, **spec):
     """Runs `plan` for a model on nodes of eight GPUs with 80 GiB each; returns the exit code."""
     document = yaml.safe_load((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text(encoding="utf-8"))

@@ -79,6 +79,9 @@ class Costs(_Document):
     )
     kinds: tuple[LayerKind, ...] = Field(description="The kinds of layers; the first is called a, the second b.")
     layers: str = Field(max_length=MAX_LAYERS, description="The kind of each layer, run-length coded: 5ab is aaaaab.")
+    most_stages: int | None = Field(
+        None, ge=1, le=MAX_LAYERS, description="Most stages that can share the layers; absent: as many as layers."
+    )
     head_layers: float = Field(
         ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."
     )
@@ -182,6 +185,7 @@ def _measured_costs(shape: MeasuredShape) -> Costs:
             for weights, kv_sizes, window in kinds
         ),
         layers=run_lengths([kinds.index(layer) for layer in layers]),
+        most_stages=None if shape.can_be_staged else 1,
         head_layers=shape.head_layers,
         step=StepCosts(
             token=one(step_token_elements(shape, 1)),

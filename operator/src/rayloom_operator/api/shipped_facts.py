@@ -64,16 +64,22 @@ def builtin_facts(model: Model) -> ModelFacts | None:
     return builtin_models().get(model.source) if model.source.startswith(_BUILTIN) else None
 
 
-def known_facts(model: Model) -> ModelFacts | None:
+def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
     """Returns the shipped facts of a model; None if the model is not among them, or if the spec names a revision other
-    than main.
+    than main or a backend that computes the model otherwise.
+
+    `backend`: as in spec.engine.args.modelBackend.
     """
-    return shipped_facts().get(model.source) if model.revision in (None, "main") else None
-
-
-def known_refusal(model: Model) -> str:
-    """Returns why the engine cannot serve a published model, as known without an inspection; empty otherwise."""
     if model.revision not in (None, "main"):
+        return None
+    facts = shipped_facts().get(model.source)
+    is_same = facts is not None and backend in (None, "auto", facts.shape.model_backend or "native")
+    return facts if is_same else None
+
+
+def known_refusal(model: Model, backend: str | None) -> str:
+    """Returns why the engine cannot serve a published model, as known without an inspection; empty otherwise."""
+    if model.revision not in (None, "main") or backend not in (None, "auto"):
         return ""
     refusals = (each.refusal for each in published_models().values() if model.source in each.sources)
     return next(refusals, "")

@@ -171,15 +171,16 @@ def _resolved(
     service: LLMService, facts: Path | None, engine_image: str, flag: str = "--facts"
 ) -> tuple[Resolved, ModelFacts]:
     model = service.spec.model
-    known = known_facts(model) if facts is None else _read(facts, flag)
-    if facts is None and (refusal := known_refusal(model)):
+    backend = service.spec.engine.args.model_backend
+    known = known_facts(model, backend) if facts is None else _read(facts, flag)
+    if facts is None and (refusal := known_refusal(model, backend)):
         raise SpecError((f"spec.model.source: the engine cannot serve {model.source}: {refusal}",))
     if known is None:
-        raise SpecError((f"spec.model.source: run {_advice(model)}, and add {flag} facts.json",))
+        raise SpecError((f"spec.model.source: run {_advice(model, backend)}, and add {flag} facts.json",))
     return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
-def _advice(model: Model) -> str:
+def _advice(model: Model, backend: str | None) -> str:
     source = model.source
     where = "where it can be read"
     if model.source_kind == "pvc":
@@ -188,6 +189,7 @@ def _advice(model: Model) -> str:
         where = f"where the claim {claim} is mounted at FOLDER"
     command = ["rayloom-engine", "inspect", "--model", source]
     command += ["--revision", model.revision] if model.revision is not None else []
+    command += ["--model-backend", backend] if backend is not None else []
     return f"`{shlex.join(command)} > facts.json` {where}"
 
 
