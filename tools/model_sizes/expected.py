@@ -1,8 +1,9 @@
 """Bytes of a rank's weights by the tensors of transformers' model, without the engine's own arithmetic.
 
-Tensor parallelism cuts rows of q, k, v, gate, up, embedding and head, and columns of o and down. Experts are cut into
-equal parts, whole or by rows and columns. Everything else is on every rank. The bytes of a quantised weight are those
-of the table in docs/models.md.
+In the engine's own decoder, tensor parallelism cuts rows of q, k, v, gate, up, embedding and head, and columns of o and
+down. Experts are cut into equal parts, whole or by rows and columns. Everything else is on every rank. Modules of
+transformers are cut by transformers' own plan, and embedding and head by rows. The bytes of a quantised weight are
+those of the table in docs/models.md.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def rank_bytes(
     stages: tuple[range, ...],
     element_bytes: int,
     keeps_quantised: bool,
+    by_plan: bool,
 ) -> tuple[float, ...]:
     """Returns the bytes of the largest rank of each stage. `stages`: the layers of each.
 
     `element_bytes`: bytes of a weight that is not quantised. `keeps_quantised`: ranks keep quantised weights.
+    `by_plan`: the modules are those of transformers.
     """
     tensors = tuple(tensors)
     held = _Held(config, element_bytes) if keeps_quantised and config.get("quantization_config") else None
@@ -61,7 +64,7 @@ def rank_bytes(
         is_first, is_last = index == 0, index == len(stages) - 1
         total = 0.0
         for tensor in tensors:
-            share = _share(tensor, config, tensor_size, unit)
+            share = _planned_share(tensor, tensor_size) if by_plan else _share(tensor, config, tensor_size, unit)
             layers_with_it = _places(tensor, layers, is_first=is_first, is_last=is_last, has_head=has_head)
             if held is None:
                 total += share * element_bytes * len(layers_with_it)
@@ -91,6 +94,14 @@ def stored_bytes(tensors: Iterable[Tensor], config: Mapping[str, Any], element_b
         number = tensor.numel if tensor.first is None else tensor.numel * tensor.count(range(1000))
         total += number * (_stored(config) if _is_quantised(tensor, config) else element_bytes)
     return total
+
+
+def _planned_share(tensor: Tensor, tensor_size: int) -> float:
+    """Returns the elements of the largest part of a tensor of transformers' modules."""
+    if tensor.first is None and tensor.module in _BY_ROWS:
+        return tensor.numel / tensor.sizes[0] * _largest_part(tensor.sizes[0], tensor_size, 1)
+    is_summed_bias = tensor.style.startswith("rowwise") and len(tensor.sizes) == 1  # the first rank has all of it
+    return tensor.numel / tensor_size if "wise" in tensor.style and not is_summed_bias else tensor.numel
 
 
 def _share(tensor: Tensor, config: Mapping[str, Any], tensor_size: int, unit: int) -> float:

@@ -26,8 +26,7 @@ _TEXT = """# Sizes of published models
 same bytes from what `rayloom-engine inspect` says. The *difference* is the largest over all tensor sizes up to 16 that
 the model allows, times 1, 2, 3, 4, 8 and 16 stages; a test refuses more than 2 %. Parameters are in billions; of a
 mixture-of-experts model those that a token uses are in brackets. *Shape* is what `plan` chooses for one request of 8192
-tokens on nodes of eight GPUs with 80 GiB each; - means that no shape fits. The [transformers
-backend](../models.md#model-backends) divides no layer, so its models have many stages.
+tokens on nodes of eight GPUs with 80 GiB each; - means that no shape fits.
 
 ## Dense weights
 
@@ -80,6 +79,7 @@ def differences(
                 stages=stage_layers(facts, pipeline),
                 element_bytes=element_bytes,
                 keeps_quantised=keeps_quantised,
+                by_plan=facts.shape.model_backend is not None,
             )
             planned = planned_bytes(facts, tensor_size, pipeline, keeps_quantised=keeps_quantised)
             found[tensor_size, pipeline] = planned / max(ranks) - 1
@@ -112,6 +112,7 @@ def _row(name: str, facts: ModelFacts, tensors: tuple[Tensor, ...]) -> str:
         stages=stage_layers(facts, 1),
         element_bytes=element_bytes,
         keeps_quantised=is_quantised,
+        by_plan=False,
     )
     largest = max(map(abs, differences(facts, config, tensors, keeps_quantised=is_quantised).values()))
     parameters = f"{weights_of(tensors) / 1e9:.2f}"

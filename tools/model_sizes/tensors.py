@@ -23,6 +23,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 class Tensor:
     name: str
     sizes: tuple[int, ...]
+    style: str  # how transformers' own plan for tensor parallelism cuts it; empty: every rank has all of it
     first: int | None = None  # of the layers that have such a tensor; None: it belongs to no layer
     last: int | None = None
 
@@ -57,23 +58,31 @@ def meta_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(read)
     model.tie_weights()
-    return _by_layers((name, tuple(weight.shape)) for name, weight in model.named_parameters())
+    weights = ((name, tuple(weight.shape)) for name, weight in model.named_parameters())
+    return _by_layers(weights, model.tp_plan or {})
 
 
-def _by_layers(weights: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
-    """Returns one Tensor for each run of layers whose weights have equal names and sizes."""
+def _by_layers(weights: Iterable[tuple[str, tuple[int, ...]]], plan: Mapping[str, str]) -> tuple[Tensor, ...]:
+    """Returns one Tensor for each run of layers whose weights have equal names and sizes.
+
+    `plan`: name of a module or a tensor, with * for the number of a layer -> style.
+    """
+
+    def style(name: str) -> str:
+        return plan.get(name) or plan.get(name.removesuffix(".weight").removesuffix(".bias")) or ""
+
     of_layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     found = []
     for name, sizes in weights:
         layer = _LAYER.search(name)
         if layer is None:
-            found.append(Tensor(name, sizes))
+            found.append(Tensor(name, sizes, style(name)))
         else:
             of_layers.setdefault((_LAYER.sub("layers.*.", name), sizes), []).append(int(layer[1]))
     for (name, sizes), numbers in of_layers.items():
         starts = [number for number in numbers if number - 1 not in numbers]
         ends = [number for number in numbers if number + 1 not in numbers]
-        found += [Tensor(name, sizes, first, last) for first, last in zip(starts, ends, strict=True)]
+        found += [Tensor(name, sizes, style(name), first, last) for first, last in zip(starts, ends, strict=True)]
     return tuple(found)
 
 
@@ -97,9 +106,9 @@ def tensors_text(tensors: Mapping[str, tuple[Tensor, ...]]) -> str:
 
 def _entry(tensor: Tensor) -> list[Any]:
     layers = [] if tensor.first is None else [tensor.first, tensor.last]
-    return [tensor.name, list(tensor.sizes), *layers]
+    return [tensor.name, list(tensor.sizes), tensor.style, *layers]
 
 
 def _tensor(entry: list[Any]) -> Tensor:
-    name, sizes, *layers = entry
-    return Tensor(name, tuple(sizes), *layers)
+    name, sizes, style, *layers = entry
+    return Tensor(name, tuple(sizes), style, *layers)
