@@ -100,8 +100,9 @@ schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the p
 crds: $(STAMP) ## Write the CustomResourceDefinition into crds/ and into the chart
 	$(BIN)/python tools/write_crds.py
 
-facts: $(STAMP) ## Write the facts of published models that are part of the operator, and those of examples/
-	$(BIN)/python tools/write_facts.py
+facts: $(STAMP) ## Write the facts of published models that are part of the operator, those of examples/, and docs/benchmarks/sizing.md (2 minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python tools/write_facts.py
+	HF_HUB_OFFLINE=1 PYTHONPATH=tools $(BIN)/python -m model_sizes
 
 bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)

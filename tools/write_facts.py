@@ -1,7 +1,7 @@
 """Writes the facts of published models, which `rayloom-operator plan` uses without an engine: `make facts`.
 
-The facts of a model are the output of `rayloom-engine inspect` for its config.json. tools/model_configs/ holds the
-config.json files, as their repositories publish them, without the fields that no engine reads.
+The facts of a model are the output of `rayloom-engine inspect` for its config.json. A model that the engine cannot
+serve has the reason instead. tools/published_models.py names the models.
 """
 
 from __future__ import annotations
@@ -11,54 +11,59 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from published_models import PUBLISHED, config_path
+from rayloom_engine.errors import ModelError
 from rayloom_engine.models.checkpoint.source import ResolvedModel
 from rayloom_engine.models.inspection import facts, inspect_model
-from rayloom_engine.models.shape import read_shape
+from rayloom_engine.models.reading import read_model_shape
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGS = ROOT / "tools" / "model_configs"
-SHIPPED = ROOT / "operator" / "src" / "rayloom_operator" / "api" / "shipped_facts.json"
+BUILTIN_FACTS = ROOT / "operator" / "src" / "rayloom_operator" / "api" / "builtin_facts.json"
+PUBLISHED_FACTS = ROOT / "operator" / "src" / "rayloom_operator" / "api" / "published_facts.json"
 EXAMPLES = ROOT / "examples" / "facts"
 
 BUILTIN = ("builtin://smollm2-135m",)
-# Name of a file -> the hub's repositories whose config.json gives the facts of this file.
-PUBLISHED = {
-    "qwen3-0.6b": ("hf://Qwen/Qwen3-0.6B",),
-    "qwen3-1.7b": ("hf://Qwen/Qwen3-1.7B",),
-    "qwen3-4b": ("hf://Qwen/Qwen3-4B",),
-    "qwen3-8b": ("hf://Qwen/Qwen3-8B",),
-    "qwen3-14b": ("hf://Qwen/Qwen3-14B",),
-    "qwen3-32b": ("hf://Qwen/Qwen3-32B",),
-    "llama-3.1-8b": ("hf://meta-llama/Llama-3.1-8B", "hf://meta-llama/Llama-3.1-8B-Instruct"),
-    "llama-3.1-70b": ("hf://meta-llama/Llama-3.1-70B", "hf://meta-llama/Llama-3.1-70B-Instruct"),
-    "mistral-7b-v0.3": ("hf://mistralai/Mistral-7B-v0.3", "hf://mistralai/Mistral-7B-Instruct-v0.3"),
-}
-# Example files for `plan --facts`, of models whose facts are not shipped with the operator.
+# Example files for `plan --facts`.
 OF_EXAMPLES = ("qwen2.5-72b", "qwen3-8b")
 
 
-def facts_of(name: str) -> dict[str, Any]:
-    """The facts of the model with tools/model_configs/NAME.json."""
+def outcome_of(name: str) -> dict[str, Any]:
+    """Returns {"facts": ...} of a published model, or {"refusal": why the engine cannot serve it}."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_bytes((CONFIGS / f"{name}.json").read_bytes())
+        (Path(folder) / "config.json").write_bytes(config_path(name).read_bytes())
         resolved = ResolvedModel(path=Path(folder), source="", commit=None)
-        return dict(json.loads(facts(resolved, read_shape(Path(folder))).text()))
+        try:
+            return {"facts": json.loads(facts(resolved, read_model_shape(Path(folder))).text())}
+        except ModelError as error:
+            return {"refusal": str(error).removeprefix(f"{folder}/config.json: ")}
 
 
-def files() -> dict[Path, str]:
-    """The text of each file."""
-    shipped = {source: json.loads(facts(*inspect_model(source, None)).text()) for source in BUILTIN}
-    for name, sources in PUBLISHED.items():
-        shipped |= dict.fromkeys(sources, facts_of(name))
-    lines = ",\n".join(f"{json.dumps(source)}: {json.dumps(found)}" for source, found in shipped.items())
-    texts = {SHIPPED: f"{{\n{lines}\n}}\n"}
-    for name in OF_EXAMPLES:
-        texts[EXAMPLES / f"{name}.json"] = json.dumps(facts_of(name)) + "\n"
-    return texts
+def builtin_text() -> str:
+    """Returns the text of the file about built-in models."""
+    return _lines({source: json.loads(facts(*inspect_model(source, None)).text()) for source in BUILTIN})
+
+
+def published_text(outcomes: dict[str, dict[str, Any]]) -> str:
+    """Returns the text of the file about published models. `outcomes`: name -> outcome, of all of them."""
+    repositories = {name: [f"hf://{each}" for each in PUBLISHED[name].repositories] for name in PUBLISHED}
+    return _lines({name: {"sources": repositories[name], **outcomes[name]} for name in PUBLISHED})
+
+
+def example_text(name: str, outcome: dict[str, Any]) -> str:
+    """Returns the text of examples/facts/NAME.json."""
+    return json.dumps(outcome["facts"]) + "\n"
+
+
+def _lines(document: dict[str, Any]) -> str:
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in document.items())
+    return f"{{\n{lines}\n}}\n"
 
 
 def main() -> None:
-    for path, text in files().items():
+    outcomes = {name: outcome_of(name) for name in PUBLISHED}
+    texts = {BUILTIN_FACTS: builtin_text(), PUBLISHED_FACTS: published_text(outcomes)}
+    texts |= {EXAMPLES / f"{name}.json": example_text(name, outcomes[name]) for name in OF_EXAMPLES}
+    for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
 

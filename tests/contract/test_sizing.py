@@ -22,11 +22,11 @@ from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker import start
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.resolve import load, question, rank_memory, stage_split
-from rt_facts import CONFIGS, shape_of
+from rt_facts import WELL_KNOWN, shape_of
 from rt_shapes import LLAMA3_8B, make_costs
 from rt_tiny import VARIANTS, tiny_variant
 
-NAMES = sorted(path.stem for path in CONFIGS.iterdir())
+NAMES = WELL_KNOWN
 
 
 def costs_of(shape):

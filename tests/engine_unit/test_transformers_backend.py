@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import write_facts
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.checkpoint.progress import no_progress
@@ -145,6 +146,36 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere
     assert {kind.kv.elements for kind in costs.kinds} == {(2 * 2 * 16, 2 * 16)}
 
 
+def test_experts_that_a_token_does_not_select_are_not_counted_as_used() -> None:
+    found = write_facts.outcome_of("deepseek-v2-lite")["facts"]
+    shape = found["shape"]
+    assert (shape["num_experts"], shape["num_experts_per_token"], shape["moe_intermediate_size"]) == (64, 6, 1408)
+    # 58 of 64 experts in 26 of 27 layers, each with three matrices of 2048 x 1408.
+    assert found["num_active_parameters"] == found["num_parameters"] - 58 * 26 * 3 * 2048 * 1408
+    published = json.loads(write_facts.PUBLISHED_FACTS.read_text(encoding="utf-8"))
+    assert found == published["deepseek-v2-lite"]["facts"], "run: make facts"
+
+
+def test_an_inspection_says_that_layers_cannot_be_shared_by_stages(tmp_path: Path, cohere2: Path) -> None:
+    found = facts(*inspect_model(str(architecture_checkpoint(tmp_path, ARCHITECTURES["gemma4_text"])), None))
+    divisible = facts(*inspect_model(str(cohere2), None))
+    assert found.costs is not None and divisible.costs is not None
+    assert (found.costs.most_stages, divisible.costs.most_stages) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("gemma-3-27b", "; a checkpoint of its text model alone (Gemma3ForCausalLM) can be served; works: "),
+        ("llama-4-scout", ", such as vision; works: "),
+    ],
+)
+def test_a_model_for_images_is_refused_with_the_text_model_that_works(name: str, advice: str) -> None:
+    refusal = write_facts.outcome_of(name)["refusal"]
+    assert "has parts beside a text model, such as vision" in refusal
+    assert advice in refusal
+
+
 def test_a_process_without_weights_measures_the_same_in_a_child(cohere2: Path) -> None:
     assert read_model_shape(cohere2, in_child=True) == read_model_shape(cohere2)
 
@@ -177,7 +208,11 @@ def test_the_native_backend_refuses_other_architectures_and_names_its_own(cohere
         ("bloom", "BloomForCausalLM does not compute its attention through transformers' attention interface"),
         ("bert", "BertLMHeadModel cannot be served, because its attention is bidirectional"),
         ("vit", "vit has no causal language model in transformers"),
-        ("llava", "llava has parts beside a text model, such as vision"),
+        (
+            "llava",
+            "llava has parts beside a text model, such as vision; a checkpoint of its text model alone "
+            "(LlamaForCausalLM) can be served",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_served_is_refused_by_name_before_weights_are_read(

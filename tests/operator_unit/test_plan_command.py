@@ -10,7 +10,7 @@ import yaml
 
 from rayloom_operator.__main__ import main
 from rayloom_operator.api.rollout.spec import Rollout
-from rayloom_operator.api.shipped_facts import shipped_facts
+from rayloom_operator.api.shipped_facts import published_models, shipped_facts
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_resolved
@@ -62,12 +62,7 @@ def test_a_model_whose_facts_are_shipped_needs_no_others(capsys):
 
 @pytest.mark.parametrize("source", [source for source in shipped_facts() if source.startswith("hf://")])
 def test_each_shipped_model_is_planned_on_gpus(source, tmp_path, capsys):
-    document = yaml.safe_load((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text(encoding="utf-8"))
-    document["spec"] = {"model": {"source": source}, "accelerator": {"memory": "80Gi", "perNode": 8}}
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-
-    assert main(["plan", "-f", str(path)]) == 0
+    assert plan_on_gpus(tmp_path, source) == 0
     assert capsys.readouterr().out.startswith(f"{source}: ")
 
 
@@ -150,7 +145,6 @@ def test_pods_are_printed_with_their_templates_and_the_settings_that_they_need(t
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([str(EXAMPLE)], "inspect --model hf://Qwen/Qwen2.5-72B-Instruct > facts.json"),
         ([str(EXAMPLE), "--facts", "/not/there"], "cannot read /not/there: No such file"),
         (
             [str(EXAMPLE), "--facts", str(EXAMPLE)],
@@ -278,3 +272,67 @@ def test_manifests_that_are_no_change_of_one_service_are_refused(changed, capsys
     assert "a rollout is a change of one" in capsys.readouterr().err
     assert main(["plan", "--rollout", changed("old"), changed("new"), "-o", "yaml"]) == 2
     assert "printed as text only" in capsys.readouterr().err
+
+
+def test_a_model_whose_facts_are_unknown_is_to_be_inspected(tmp_path, capsys):
+    assert plan_on_gpus(tmp_path, "hf://someone/else") == 2
+
+    assert "inspect --model hf://someone/else > facts.json" in capsys.readouterr().err
+
+
+def test_shipped_facts_are_those_of_the_backend_that_auto_takes(tmp_path, capsys):
+    args = {"engine": {"args": {"modelBackend": "transformers"}}}
+    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-8B", **args) == 2
+
+    wanted = "inspect --model hf://Qwen/Qwen3-8B --model-backend transformers > facts.json"
+    assert wanted in capsys.readouterr().err
+    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-30B-A3B", **args) == 0
+
+
+def plan_on_gpus(tmp_path, source, **spec):
+    """Runs `plan` for a model on nodes of eight GPUs with 80 GiB each; returns the exit code."""
+    document = yaml.safe_load((ROOT / "examples" / "qwen3-8b-gpu.yaml").read_text(encoding="utf-8"))
+    document["spec"] = {"model": {"source": source}, "accelerator": {"memory": "80Gi", "perNode": 8}, **spec}
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return main(["plan", "-f", str(path)])
+
+
+@pytest.mark.parametrize("model", [model for model in published_models().values() if model.refusal])
+def test_a_published_model_that_the_engine_cannot_serve_is_refused_with_the_reason(model, tmp_path, capsys):
+    assert plan_on_gpus(tmp_path, model.sources[-1]) == 2
+
+    assert f"the engine cannot serve {model.sources[-1]}: {model.refusal}" in capsys.readouterr().err
+
+
+def test_parameters_of_a_token_are_named_if_the_model_has_experts(tmp_path, capsys):
+    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-30B-A3B") == 0
+
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith(": 30.53 billion parameters, of which a token uses 3.35 billion, 56.9 GiB in bfloat16.")
+
+
+def test_how_ranks_hold_a_quantised_checkpoint_is_named(tmp_path, capsys):
+    source = "hf://hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4"
+    assert plan_on_gpus(tmp_path, source) == 0
+    on_gpus = capsys.readouterr().out.splitlines()[1]
+    cpus = {"accelerator": None, "parallelism": {"tensor": 2}}
+    assert plan_on_gpus(tmp_path, source, **cpus) == 0
+    on_cpus = capsys.readouterr().out.splitlines()[1]
+
+    stored = "The checkpoint has quantised weights (awq-int4-g128, 37.0 GiB); ranks on"
+    assert on_gpus == f"{stored} accelerators hold them as float16."
+    assert on_cpus == f"{stored} CPUs hold them as they are."
+
+
+def test_the_output_of_a_failed_inspection_is_said_to_be_one(tmp_path, capsys):
+    path = tmp_path / "facts.json"
+    path.write_text("")
+    assert main(["plan", "-f", str(EXAMPLE), "--facts", str(path)]) == 2
+    assert f"--facts: {path} is empty: `rayloom-engine inspect` found no facts" in capsys.readouterr().err
+
+    path.write_text(json.dumps({"version": "v2", "error": {"reason": "Unsupported", "message": "mamba keeps a state"}}))
+    assert main(["plan", "-f", str(EXAMPLE), "--facts", str(path)]) == 2
+    assert (
+        f"--facts: {path} says that the engine cannot serve the model: mamba keeps a state" in capsys.readouterr().err
+    )

@@ -12,6 +12,9 @@ from rayloom_operator.resolve.sizing import candidates, places, size
 from rayloom_operator.resolve.stage_split import split_layers
 from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, MODELS, QWEN3_32B, SMOLLM2, make_question
 
+# The same model, as if its layers could not be shared by stages.
+UNDIVIDED = SMOLLM2.model_copy(update={"costs": SMOLLM2.costs.model_copy(update={"most_stages": 1})})
+
 
 def shape_of(*args, **changes):
     return size(make_question(*args, **changes)).shape
@@ -183,6 +186,10 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
     assert size(make_question(LLAMA3_70B, 80)).advice == ""
 
 
+def test_only_one_stage_is_considered_for_layers_that_stages_cannot_share():
+    assert {way.pipeline for way in candidates(make_question(UNDIVIDED, 1), {})} == {1}
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "changes", "sentence"),
     [
@@ -198,6 +205,13 @@ def test_more_accelerators_than_needed_are_served_better_by_replicas():
             (SMOLLM2,),
             {"pipeline": 31},
             "spec.parallelism.pipeline: 31 stages cannot share the model's 30 layers; use 1 to 30",
+        ),
+        (
+            SpecError,
+            (UNDIVIDED,),
+            {"pipeline": 2},
+            "spec.parallelism.pipeline: 2 stages cannot share the model's 30 layers, because a layer reads more than "
+            "the output of the layer before it; use 1",
         ),
         (
             SpecError,

@@ -1,33 +1,35 @@
-"""Configurations of published models, the tool that writes the operator's facts from them, and random shapes."""
+"""Shapes of published models, and random ones."""
 
-import importlib.util
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import strategies as st
 
+from published_models import config_path
 from rayloom_engine.models.checkpoint import limits
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "tools" / "model_configs"
+# Their shapes are compared in every detail. tests/contract/test_published_sizes.py compares the sizes of many more.
+WELL_KNOWN = (
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "mistral-7b-v0.3",
+    "qwen2.5-72b",
+    *(f"qwen3-{size}" for size in ("0.6b", "1.7b", "4b", "8b", "14b", "32b")),
+)
 
 
-def load_tool():
-    """tools/write_facts.py as a module."""
-    spec = importlib.util.spec_from_file_location("write_facts", ROOT / "tools" / "write_facts.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def shape_of(name, *, is_dense=False):
+    """The shape that the engine reads from a model's config.json in tools/model_configs/.
 
-
-def shape_of(name):
-    """The shape that the engine reads from tools/model_configs/NAME.json."""
+    `is_dense`: as if quantised weights were dense, which they become on a GPU.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_bytes((CONFIGS / f"{name}.json").read_bytes())
-        return read_shape(Path(folder))
+        (Path(folder) / "config.json").write_bytes(config_path(name).read_bytes())
+        shape = read_shape(Path(folder))
+    return replace(shape, scheme=None) if is_dense else shape
 
 
 def make_shape(**changes):

@@ -80,6 +80,9 @@ class Costs(_Document):
     )
     kinds: tuple[LayerKind, ...] = Field(description="The kinds of layers; the first is called a, the second b.")
     layers: str = Field(max_length=MAX_LAYERS, description="The kind of each layer, run-length coded: 5ab is aaaaab.")
+    most_stages: int | None = Field(
+        None, ge=1, le=MAX_LAYERS, description="Most stages that can share the layers; absent: as many as layers."
+    )
     head_layers: float = Field(
         ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."
     )
@@ -193,6 +196,7 @@ def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
         both=amounts(lambda share: share.both_parameters),
         kinds=tuple(map(layer_kind, kinds)),
         layers=run_lengths([kinds.index(kind) for kind in of_layers]),
+        most_stages=None if shape.can_be_staged else 1,
         head_layers=shape.head_layers,
         step=StepCosts(
             token=Amounts(elements=tuple(step_token_elements(shape, count) for count in tensor)),

@@ -31,7 +31,7 @@ from rayloom_engine.models.costs import Costs, model_costs
 from rayloom_engine.models.int8_shape import aligned_counts
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
-from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shape import ExpertSizes, ModelShape
 from rayloom_engine.models.shard_counts import shard_counts
 
 MAX_FACTS_BYTES = 3500  # the rest of a termination message is reserved for fields of later versions
@@ -61,6 +61,13 @@ class Shape(_InspectionPart):
     o_bias: bool = Field(description="The attention's output has a bias.")
     mlp_bias: bool = Field(description="The feed-forward part has biases.")
     qk_norm: bool = Field(description="Queries and keys are normalised head by head.")
+    num_experts: int | None = Field(
+        None, ge=1, le=MAX_SIZE, description="Routed experts of a layer; absent if a layer has one MLP for all tokens."
+    )
+    num_experts_per_token: int | None = Field(
+        None, ge=1, le=MAX_SIZE, description="Experts of these that a token selects."
+    )
+    moe_intermediate_size: int | None = Field(None, ge=1, le=MAX_SIZE, description="Width of a routed expert.")
     model_backend: Literal["transformers"] | None = Field(
         None,
         description="transformers: its modules compute the model; none: the engine's own decoder.",
@@ -85,6 +92,12 @@ class Inspection(_InspectionPart):
     shape: Shape | None = Field(None, description="The model's description.")
     num_parameters: int | None = Field(
         None, ge=1, le=MAX_PARAMETERS, description="Weights of the model; a matrix with two uses counts once."
+    )
+    num_active_parameters: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PARAMETERS,
+        description="The same without the experts that a token does not select; absent if the model has no experts.",
     )
     quantization: str | None = Field(
         None, description="How the checkpoint's weights are quantised; absent if they are dense."
@@ -121,6 +134,8 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
+    experts = shape.expert_sizes
+    known |= dict.fromkeys(ExpertSizes._fields) if experts is None else experts._asdict()
     known["model_backend"] = "transformers" if isinstance(shape, MeasuredShape) else None
     described = Shape.model_validate({name: known[name] for name in Shape.model_fields})
     counts = aligned_counts(shape, shard_counts(shape))
@@ -129,6 +144,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
             commit=resolved.commit,
             shape=described,
             num_parameters=shape.num_parameters,
+            num_active_parameters=None if experts is None else shape.num_active_parameters,
             quantization=None if shape.scheme is None else shape.scheme.label,
             costs=model_costs(shape, counts),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.shape import ExpertSizes, ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class MeasuredShape(ModelShape):
     embedding_parameters: int  # weights of the first of several stages, beside its layers
     final_parameters: int  # weights of the last of several stages, beside its layers
     total_parameters: int  # weights of the model; a matrix with two uses counts once
+    active_parameters: int  # the same without the experts that a token does not select
+    measured_experts: ExpertSizes | None  # None: each layer has one MLP for all tokens
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
     widest: int  # outputs of the widest linear layer
     can_be_staged: bool  # its layers can be shared by several stages
@@ -46,6 +48,14 @@ class MeasuredShape(ModelShape):
     @property
     def num_parameters(self) -> int:
         return self.total_parameters
+
+    @property
+    def num_active_parameters(self) -> int:
+        return self.active_parameters
+
+    @property
+    def expert_sizes(self) -> ExpertSizes | None:
+        return self.measured_experts
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Returns the bytes that one token takes in the KV cache, in all layers together."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rayloom_engine.errors import ModelError, shown
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ExpertSizes(NamedTuple):
+    """The experts of a mixture-of-experts model, among which each token selects some in each layer."""
+
+    num_experts: int  # of a layer
+    num_experts_per_token: int
+    moe_intermediate_size: int  # width of an expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +174,14 @@ class ModelShape:
         if self.experts is None:
             return 0
         return (self.num_layers - self.num_dense_layers) * self.experts.inactive_parameters(self.hidden_size)
+
+    @property
+    def expert_sizes(self) -> ExpertSizes | None:
+        """The experts that a router selects from; None if each layer has one MLP for all tokens."""
+        experts = self.experts
+        if experts is None:
+            return None
+        return ExpertSizes(experts.num_experts, experts.num_experts_per_token, experts.moe_intermediate_size)
 
     @property
     def head_layers(self) -> float:

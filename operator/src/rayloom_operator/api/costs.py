@@ -96,6 +96,9 @@ class Costs(CostsPart):
         max_length=MAX_LAYERS,
         description="The kind of each layer, run-length coded: 5ab is aaaaab.",
     )
+    most_stages: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = Field(
+        None, description="Most stages that can share the layers; absent: as many as layers."
+    )
     head_layers: float = Field(
         ge=0,
         le=_MAX_HEAD_LAYERS,
@@ -121,6 +124,11 @@ class Costs(CostsPart):
     @property
     def num_layers(self) -> int:
         return sum(self.numbers)
+
+    @property
+    def max_pipeline(self) -> int:
+        """The largest number of stages."""
+        return min(self.num_layers, self.most_stages or self.num_layers)
 
     @cached_property
     def attention_span(self) -> int | None:

@@ -54,6 +54,11 @@ class ModelShape(_FactsPart):
     o_bias: bool = Field(False, description="The attention's output has a bias.")
     mlp_bias: bool = Field(False, description="The feed-forward part has biases.")
     qk_norm: bool = Field(False, description="Queries and keys are normalised head by head.")
+    num_experts: Width | None = Field(
+        None, description="Routed experts of a layer; absent if a layer has one MLP for all tokens."
+    )
+    num_experts_per_token: Width | None = Field(None, description="Experts of these that a token selects.")
+    moe_intermediate_size: Width | None = Field(None, description="Width of a routed expert.")
     model_backend: str | None = Field(
         None,
         max_length=32,
@@ -71,6 +76,13 @@ class ModelShape(_FactsPart):
 class ModelFacts(_FactsPart):
     shape: ModelShape = Field(description="Sizes, as the model's configuration gives them.")
     num_parameters: int = Field(ge=1, le=MAX_PARAMETERS, description="Weights of the model.")
+    num_active_parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)] | None = Field(
+        None,
+        description="The same without the experts that a token does not select; absent if the model has no experts.",
+    )
+    quantization: str | None = Field(
+        None, max_length=64, description="How the checkpoint's weights are quantised; absent if they are dense."
+    )
     version: str | None = Field(
         None,
         max_length=16,

@@ -1,4 +1,4 @@
-"""Facts of some published models, in shipped_facts.json, which `make facts` writes.
+"""Facts of built-in and of published models, in builtin_facts.json and published_facts.json, which `make facts` writes.
 
 The facts of a built-in model are used for every service, because its weights are part of the engine's image. The facts
 of a hub's model are used only by `rayloom-operator plan`. In a cluster such a model is inspected, because its commit
@@ -9,30 +9,82 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import Model
 
-FILE = "shipped_facts.json"
 _BUILTIN = "builtin://"
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A model of the hub. Either `facts` or `refusal` is set."""
+
+    sources: tuple[str, ...]  # as in spec.model.source; all have the same sizes
+    facts: ModelFacts | None
+    refusal: str  # why the engine cannot serve it
+
+
 @cache
+def builtin_models() -> Mapping[str, ModelFacts]:
+    """Returns spec.model.source -> facts, for all built-in models."""
+    return {source: ModelFacts.model_validate(facts) for source, facts in _read("builtin_facts.json").items()}
+
+
+@cache
+def published_models() -> Mapping[str, PublishedModel]:
+    """Returns name -> model, for the published models that the operator knows."""
+    return {
+        name: PublishedModel(
+            sources=tuple(found["sources"]),
+            facts=ModelFacts.model_validate(found["facts"]) if "facts" in found else None,
+            refusal=found.get("refusal", ""),
+        )
+        for name, found in _read("published_facts.json").items()
+    }
+
+
 def shipped_facts() -> Mapping[str, ModelFacts]:
-    """Returns spec.model.source -> facts, for all shipped models."""
-    document = json.loads(files("rayloom_operator.api").joinpath(FILE).read_text(encoding="utf-8"))
-    return {source: ModelFacts.model_validate(facts) for source, facts in document.items()}
+    """Returns spec.model.source -> facts, for all models whose facts come with the operator."""
+    published = {
+        source: model.facts
+        for model in published_models().values()
+        for source in model.sources
+        if model.facts is not None
+    }
+    return {**builtin_models(), **published}
 
 
 def builtin_facts(model: Model) -> ModelFacts | None:
     """Returns the facts of a built-in model; None for every other source."""
-    return shipped_facts().get(model.source) if model.source.startswith(_BUILTIN) else None
+    return builtin_models().get(model.source) if model.source.startswith(_BUILTIN) else None
 
 
-def known_facts(model: Model) -> ModelFacts | None:
+def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
     """Returns the shipped facts of a model; None if the model is not among them, or if the spec names a revision other
-    than main.
+    than main or a backend that computes the model otherwise.
+
+    `backend`: as in spec.engine.args.modelBackend.
     """
-    return shipped_facts().get(model.source) if model.revision in (None, "main") else None
+    if model.revision not in (None, "main"):
+        return None
+    facts = shipped_facts().get(model.source)
+    is_same = facts is not None and backend in (None, "auto", facts.shape.model_backend or "native")
+    return facts if is_same else None
+
+
+def known_refusal(model: Model, backend: str | None) -> str:
+    """Returns why the engine cannot serve a published model, as known without an inspection; empty otherwise."""
+    if model.revision not in (None, "main") or backend not in (None, "auto"):
+        return ""
+    refusals = (each.refusal for each in published_models().values() if model.source in each.sources)
+    return next(refusals, "")
+
+
+def _read(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(files("rayloom_operator.api").joinpath(name).read_text(encoding="utf-8"))
+    return document

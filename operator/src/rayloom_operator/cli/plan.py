@@ -5,6 +5,7 @@ With `--rollout`, prints the steps of a rollout from one manifest to another.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from rayloom_operator.api.manifest import load_service
 from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.api.shipped_facts import known_facts
+from rayloom_operator.api.shipped_facts import known_facts, known_refusal
 from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.api.status import Candidate, SizedShape, SizingStatus
 from rayloom_operator.cli.rollout import explain_rollout
@@ -31,6 +32,7 @@ from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
+from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import in_words
 from rayloom_operator.resolve.resolved import Resolved, question, resolve
 from rayloom_operator.resolve.revision import revision
@@ -123,6 +125,8 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
     asked = question(resolved.service, facts)
     assert sizing is not None, "the model is known"
     size = in_words(facts.num_parameters * ELEMENT_BYTES[asked.dtype])
+    active = facts.num_active_parameters
+    of_token = "" if active is None else f", of which a token uses {active / 1e9:.2f} billion"
     where = "CPUs"
     why = "one rank, where nothing else is given"
     if spec.accelerator is not None:
@@ -131,7 +135,8 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
     if given := [name for name, number in spec.parallelism if number is not None]:
         why = f"{' and '.join(given)} as given"
     lines = [
-        f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters, {size} in {asked.dtype}.",
+        f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters{of_token}, {size} in {asked.dtype}.",
+        *_quantised(facts, asked),
         f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
         "",
         *_table(sizing),
@@ -139,6 +144,16 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
         f"{sizing.shape}: {why}. Worker pods: {sizing.pods}, ranks in each: {resolved.ranks_per_pod}.",
     ]
     return "\n".join([*lines, sizing.advice] if sizing.advice else lines)
+
+
+def _quantised(facts: ModelFacts, asked: Question) -> list[str]:
+    """Returns how ranks hold the weights of a quantised checkpoint; nothing if its weights are dense."""
+    if facts.quantization is None:
+        return []
+    where = "CPUs" if asked.is_cpu else "accelerators"
+    held = "as they are" if asked.keeps_quantised else f"as {asked.dtype}"
+    what = f"{facts.quantization}, {in_words(facts.checkpoint_bytes)}"
+    return [f"The checkpoint has quantised weights ({what}); ranks on {where} hold them {held}."]
 
 
 def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path | None, engine_image: str) -> str:
@@ -156,13 +171,16 @@ def _resolved(
     service: LLMService, facts: Path | None, engine_image: str, flag: str = "--facts"
 ) -> tuple[Resolved, ModelFacts]:
     model = service.spec.model
-    known = known_facts(model) if facts is None else _read(facts, flag)
+    backend = service.spec.engine.args.model_backend
+    known = known_facts(model, backend) if facts is None else _read(facts, flag)
+    if facts is None and (refusal := known_refusal(model, backend)):
+        raise SpecError((f"spec.model.source: the engine cannot serve {model.source}: {refusal}",))
     if known is None:
-        raise SpecError((f"spec.model.source: run {_advice(model)}, and add {flag} facts.json",))
+        raise SpecError((f"spec.model.source: run {_advice(model, backend)}, and add {flag} facts.json",))
     return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
-def _advice(model: Model) -> str:
+def _advice(model: Model, backend: str | None) -> str:
     source = model.source
     where = "where it can be read"
     if model.source_kind == "pvc":
@@ -171,6 +189,7 @@ def _advice(model: Model) -> str:
         where = f"where the claim {claim} is mounted at FOLDER"
     command = ["rayloom-engine", "inspect", "--model", source]
     command += ["--revision", model.revision] if model.revision is not None else []
+    command += ["--model-backend", backend] if backend is not None else []
     return f"`{shlex.join(command)} > facts.json` {where}"
 
 
@@ -194,7 +213,10 @@ def _row(way: SizedShape) -> tuple[str, ...]:
 
 def _read(path: Path, flag: str) -> ModelFacts:
     try:
-        facts = ModelFacts.model_validate_json(path.read_bytes())
+        written = path.read_bytes()
+        if problem := _no_facts(written):
+            raise SpecError((f"{flag}: {path} {problem}",))
+        facts = ModelFacts.model_validate_json(written)
     except OSError as error:
         raise SpecError((f"{flag}: cannot read {path}: {error.strerror}",)) from error
     except ValidationError as error:
@@ -206,3 +228,17 @@ def _read(path: Path, flag: str) -> ModelFacts:
         again = "run `rayloom-engine inspect` of the operator's version"
         raise SpecError((f"{flag}: {path} has no costs, so an engine of an earlier version wrote it; {again}",))
     return facts
+
+
+def _no_facts(written: bytes) -> str:
+    """Returns what the output of a failed inspection says; empty if it has facts."""
+    if not written.strip():
+        return "is empty: `rayloom-engine inspect` found no facts, and its message says why"
+    try:
+        document = json.loads(written)
+    except ValueError:
+        return ""  # the model of the facts words it
+    error = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return ""
+    return f"says that the engine cannot serve the model: {error.get('message')}"

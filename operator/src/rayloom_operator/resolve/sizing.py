@@ -59,10 +59,9 @@ def candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:
         widths = [question.tensor]
-    num_layers = question.parts.num_layers
     found = []
     for tensor in widths:
-        most = num_layers if tensor == widths[-1] else 1
+        most = question.parts.max_pipeline if tensor == widths[-1] else 1
         numbers = [question.pipeline] if question.pipeline is not None else range(1, most + 1)
         scale = scales.setdefault(tensor, Scale(question, tensor))
         tried: deque[int] = deque(maxlen=_MAX_ALTERNATIVES + 1)
@@ -112,18 +111,20 @@ def places(per_node: int | None, tensor: int, pipeline: int) -> tuple[int, int]:
 def _problems(question: Question) -> tuple[str, ...]:
     shape = question.shape
     choices = question.parts.tensor
-    num_layers = question.parts.num_layers
-    stages = ", and for more ranks spec.parallelism.pipeline" if num_layers > 1 else ""
+    most = question.parts.max_pipeline
+    stages = ", and for more ranks spec.parallelism.pipeline" if most > 1 else ""
     found = []
     if question.tensor is not None and question.tensor not in choices:
         found.append(
             f"spec.parallelism.tensor: {question.tensor} ranks cannot share a layer of {shape.architecture}; use "
             f"{'one of ' if len(choices) > 1 else ''}{', '.join(map(str, choices))}{stages}"
         )
-    if question.pipeline is not None and question.pipeline > num_layers:
+    if question.pipeline is not None and question.pipeline > most:
+        number = question.parts.num_layers
+        reason = "" if most == number else ", because a layer reads more than the output of the layer before it"
         found.append(
-            f"spec.parallelism.pipeline: {question.pipeline} stages cannot share the model's {num_layers} "
-            f"layers; use 1 to {num_layers}"
+            f"spec.parallelism.pipeline: {question.pipeline} stages cannot share the model's {number} layers{reason}; "
+            f"use {'1' if most == 1 else f'1 to {most}'}"
         )
     if (question.max_model_len or 0) > shape.max_position_embeddings:
         found.append(

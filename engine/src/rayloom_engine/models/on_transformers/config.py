@@ -38,8 +38,9 @@ def read_config(folder: Path) -> tuple[Any, type[Any]]:
         ) from error
     if config.is_encoder_decoder:
         raise unsupported(path, f"{model_type} is an encoder-decoder model")
-    if config.get_text_config() is not config:
-        raise unsupported(path, f"{model_type} has parts beside a text model, such as vision")
+    if (text_config := config.get_text_config()) is not config:
+        alone = _text_model(path, model_type, text_config)
+        raise unsupported(path, f"{model_type} has parts beside a text model, such as vision{alone}")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise unsupported(path, f"{model_type} has no causal language model in transformers")
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -56,6 +57,20 @@ def read_config(folder: Path) -> tuple[Any, type[Any]]:
 def unsupported(path: Path, reason: str) -> ModelError:
     """Returns the error for a model that the transformers backend cannot serve."""
     return ModelError(f"{path}: {reason}; {_WORKS}", "Unsupported")
+
+
+def _text_model(path: Path, model_type: str, text_config: Any) -> str:
+    """Returns the words that name the class of the text model alone; empty if that cannot be served either."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
+    if model_class is None:
+        return ""
+    try:
+        _check_class(path, model_class)
+        _check_layers(path, model_type, text_config)
+        _check_rope(path, model_type, text_config)
+    except ModelError:
+        return ""
+    return f"; a checkpoint of its text model alone ({model_class.__name__}) can be served"
 
 
 def _check_layers(path: Path, model_type: str, config: Any) -> None:

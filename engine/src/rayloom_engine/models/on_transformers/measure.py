@@ -15,7 +15,10 @@ from rayloom_engine.models.on_transformers.config import read_config, unsupporte
 from rayloom_engine.models.on_transformers.meta_model import MetaModel, build_meta_model
 from rayloom_engine.models.on_transformers.shares import measure_shares, weight_sizes
 from rayloom_engine.models.rope.parameters import RopeParameters
-from rayloom_engine.models.shape import DTYPES, checkpoint_dtype, eos_token_ids
+from rayloom_engine.models.shape import DTYPES, ExpertSizes, checkpoint_dtype, eos_token_ids
+
+# Names that configurations have for the number of experts of a token.
+_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
 def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
@@ -53,8 +56,11 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
     if total > MAX_PARAMETERS:
         raise ModelError(f"{given.path}: it has {total} parameters; works: up to {MAX_PARAMETERS}", "Unsupported")
     shares, unshared = measure_shares(meta, num_shards)
+    experts, num_inactive = _experts(meta)
     widest_call = max(meta.calls, key=lambda call: call.num_heads * call.page_dim)
-    intermediate = _widest(meta)
+    # A token computes all of its experts at once.
+    of_experts = 0 if experts is None else experts.num_experts_per_token * experts.moe_intermediate_size
+    intermediate = max(_widest(meta), of_experts)
     return MeasuredShape(
         architecture=type(model).__name__,
         num_layers=len(meta.layers),
@@ -79,6 +85,8 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
         embedding_parameters=sizes.embedding,
         final_parameters=sizes.final,
         total_parameters=total,
+        active_parameters=total - num_inactive,
+        measured_experts=experts,
         layer_kv_sizes=tuple((call.num_kv_heads, call.page_dim) for call in meta.calls),
         widest=intermediate,
         can_be_staged=meta.can_be_staged,
@@ -87,12 +95,34 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
     )
 
 
+def _experts(meta: MetaModel) -> tuple[ExpertSizes | None, int]:
+    """Returns the sizes of the routed experts, and the number of their weights that a token does not select.
+
+    transformers holds the experts of a layer as stacked matrices, [experts, rows, columns], the only ones of this form.
+    """
+    config = meta.model.config
+    parameters = dict(meta.model.named_parameters())
+    stacked = {name: weight for name, weight in parameters.items() if weight.dim() == 3}
+    if not stacked:
+        return None, 0
+    last = list(stacked.values())[-1]  # [experts, hidden size, width of an expert], or the last two exchanged
+    num_experts = last.shape[0]
+    chosen = [count for name in _CHOSEN_EXPERTS if isinstance(count := getattr(config, name, None), int)]
+    num_chosen = min(chosen[0], num_experts) if chosen else num_experts
+    num_expert_weights = sum(
+        weight.numel() for name, weight in parameters.items() if name in stacked or ".experts." in name
+    )
+    num_inactive = num_expert_weights * (num_experts - num_chosen) // num_experts
+    width = last.numel() // (num_experts * config.hidden_size)
+    return ExpertSizes(num_experts, num_chosen, width), num_inactive
+
+
 def _refuse_quantised(config: ConfigJson) -> None:
     if quantisation := config.mapping("quantization_config"):
         method = quantisation.get("quant_method", "unknown")
         raise ModelError(
             f"{config.path}: the checkpoint is quantised ({word(method)}), and the transformers backend serves "
-            f"dense weights only; works: {', '.join(DTYPES)} safetensors",
+            f"dense weights only; name a repository whose weights are {', '.join(DTYPES[:-1])} or {DTYPES[-1]}",
             "Unsupported",
         )
 
