@@ -15,7 +15,7 @@ from rayloom_engine.cli.commands import run
 
 def test_every_part_is_a_command_of_the_bench_and_has_a_page_of_its_own() -> None:
     assert {part.name for part in PARTS} < set(SUBCOMMANDS)
-    assert sorted(part.page for part in PARTS) == ["int8.md", "parallel.md", "peers.md", "step.md"]
+    assert sorted(part.page for part in PARTS) == ["int8.md", "parallel.md", "peers.md", "quantised.md", "step.md"]
     whole, short = (PARTS[0].command(Path("/d"), is_short=is_short) for is_short in (False, True))
     assert whole == [sys.executable, "-m", "rayloom_engine", "bench", "step", "--page", "/d"]
     assert short == [*whole, "--repeats", "1"]
@@ -41,7 +41,10 @@ def test_parts_are_chosen_by_name_in_their_own_order() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--parts", "step,disk"], "--parts: 'step,disk' given; name one or more of step, parallel, quality, peers"),
+        (
+            ["--parts", "step,disk"],
+            "--parts: 'step,disk' given; name one or more of step, parallel, quality, quantised, ",
+        ),
         (["--page", "/no/such/place"], "--page: the folder /no/such does not exist; make it first"),
     ],
 )

@@ -5,12 +5,14 @@ test_quantised_models.py tests checkpoints whose weights have this form.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, MatrixVectors, stacked
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, MatrixVectors, common_form, stacked
 from rayloom_engine.cpu_library.library import CpuLibrary, grouped_linear_of
 from rt_library import ISAS, open_library, to_numpy, to_torch, type_name
 
@@ -146,5 +148,31 @@ def test_a_matrix_takes_the_bytes_of_its_form(bits: int, size: int, has_offsets:
     weights = random_weights(48, bits, size, has_offsets)
     halves = 2 * 48 * (NUM_INPUTS // size) * (1 + has_offsets)
     expected = 48 * NUM_INPUTS * bits // 8 + halves
-    assert open_library(ISAS[0]).pack_grouped(weights).nbytes == expected
+    # Without offsets two groups are a chunk, and a last half of a chunk is empty.
+    empty = 48 * (size * bits // 8 + 2) if size == 128 and not has_offsets else 0
+    assert open_library(ISAS[0]).pack_grouped(weights).nbytes == expected + empty
     assert weights.form.num_bytes(48, NUM_INPUTS) == expected + 4 * 48 * has_offsets
+
+
+@pytest.mark.parametrize("others", [FORMS[0], FORMS[5]])
+@pytest.mark.parametrize("form", FORMS)
+def test_matrices_of_several_forms_have_the_same_weights_when_they_are_stacked(
+    form: tuple[int, int, bool], others: tuple[int, int, bool]
+) -> None:
+    parts = [random_weights(20, *form), random_weights(30, *others)]
+    common = common_form([part.form for part in parts])
+    ours = stacked([part.in_form(common) for part in parts])
+    if form == others:
+        assert common == parts[0].form
+    else:
+        assert (common.bits, common.group_size) == (8, min(form[1], others[1]))
+    np.testing.assert_array_equal(dequantised(ours), np.concatenate([dequantised(part) for part in parts]))
+
+
+def test_an_integer_that_does_not_fit_into_the_common_form_is_refused() -> None:
+    weights = random_weights(20, 8, 32, False)
+    other = GroupedWeights(
+        form=dataclasses.replace(weights.form, zero=0), integers_NK=weights.integers_NK, scales_NG=weights.scales_NG
+    )
+    with pytest.raises(ValueError, match="outside of 0 to 255"):
+        other.in_form(common_form([weights.form, other.form]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -35,6 +37,7 @@ def write_gguf(
     checkpoint: Path,
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
     tokenizer_model: str = "gpt2",
     pre: str = "smollm",
     rope_divisors: np.ndarray[Any, Any] | None = None,
@@ -44,7 +47,8 @@ def write_gguf(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Writes the checkpoint as GGUF. Returns Hugging Face name -> tensor, with the values that the file represents.
 
-    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp.
+    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp. `kinds`: matrix of a layer, such as
+    v_proj -> another kind.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _ARCHITECTURES[config["architectures"][0]]
@@ -66,7 +70,7 @@ def write_gguf(
     _add_tokenizer(writer, tokenizer_model, pre, config["vocab_size"])
     tensors = {}
     for name, values in load_file(checkpoint / "model.safetensors").items():
-        stored_as = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        stored_as = kinds.get(name.split(".")[-2], kind) if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         rows = values
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             # llama.cpp rotates neighbouring elements, so its converter interleaves the halves of each head.

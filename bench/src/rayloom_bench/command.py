@@ -28,10 +28,11 @@ exact length. Without --url the bench starts an engine, measures and stops it. T
 `bench channel` measures round trips of a step to a rank, compared with calls of a Ray actor. `bench parallel`
 measures a model over several ranks of this machine, compared with one rank. `bench peers` measures vLLM and llama.cpp
 as well. `bench quality` measures speed and perplexity of int8 weights, compared with the checkpoint's own.
-`bench routing` measures the gateway's choice of an engine, compared with others.
-`bench speculation` measures n-gram speculation, compared with none.
+`bench quantised` measures quantised GGUF files, compared with llama.cpp. `bench routing` measures the gateway's choice
+of an engine, compared with others. `bench speculation` measures n-gram speculation, compared with none.
 `bench step` prints where a step on the C library spends its time, beside the machine's limit. `bench gpu` measures one
-rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality and step, and writes their pages.
+rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality,
+quantised and step, and writes their pages.
 """
 # name -> module
 SUBCOMMANDS = {
@@ -42,6 +43,7 @@ SUBCOMMANDS = {
     "parallel": "parallel.command",
     "peers": "peers.command",
     "quality": "quality.command",
+    "quantised": "quantised.command",
     "routing": "routing.command",
     "speculation": "speculation.command",
     "step": "step.command",

@@ -1,8 +1,8 @@
 """`rayloom-engine bench pages`: all measurements of the CPU engine, one after the other, each with its page.
 
-Runs `bench step`, `bench parallel`, `bench quality` and `bench peers` in processes of their own, with settings that
-keep the whole run below twenty minutes, and writes their pages and plots into the folder of --page. A part that fails
-does not stop the others. Prints the seconds of each part; the exit code is 1 if a part failed.
+Runs `bench step`, `bench parallel`, `bench quality`, `bench quantised` and `bench peers` in processes of their own,
+with settings that keep the whole run near half an hour, and writes their pages and plots into the folder of --page. A
+part that fails does not stop the others. Prints the seconds of each part; the exit code is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ PARTS = (
         page="int8.md",
         flags=("--dtype", "bfloat16", "--rounds", "2", "--http-rounds", "3"),
         short_flags=("--dtype", "bfloat16", "--rounds", "1", "--http-rounds", "1", "--scale", "0.25"),
+    ),
+    Part(
+        name="quantised",
+        page="quantised.md",
+        flags=("--rounds", "3", "--scale", "0.5"),
+        short_flags=("--rounds", "1", "--scale", "0.125", "--no-answers"),
     ),
     Part(
         name="peers",

@@ -41,7 +41,7 @@ struct Nibbles {
     };
     using XStep = WStep;
 
-    static RL_INLINE_MEMBER Part clear() { return splat_int(0); }
+    static RL_INLINE_MEMBER Part first(int32_t start) { return splat_int(start); }
     static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
         const __m512i both = _mm512_loadu_si512(w);
         const __m512i mask = _mm512_set1_epi8(15);
@@ -51,9 +51,9 @@ struct Nibbles {
     static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) {
         return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(part.v, w.low, x.low), w.high, x.high)};
     }
-    static RL_INLINE_MEMBER F16 total(Part part) { return to_float(part); }
+    static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
 #else
-    // Sums of int16: each adds 8 pairs of products, at most 8 * 2 * 15 * 127 = 30480.
+    // Sums of int16: each adds 8 pairs of products, at most 8 * 2 * 15 * 127 = 30480. The start does not fit beside them.
     struct Part {
         __m256i a, b;
     };
@@ -64,7 +64,7 @@ struct Nibbles {
         __m256i low, high;
     };
 
-    static RL_INLINE_MEMBER Part clear() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+    static RL_INLINE_MEMBER Part first(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
     static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
         const __m256i a = _mm256_loadu_si256((const __m256i*)w);
         const __m256i b = _mm256_loadu_si256((const __m256i*)(w + 32));
@@ -83,9 +83,11 @@ struct Nibbles {
         const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.low_b, x.low), _mm256_maddubs_epi16(w.high_b, x.high));
         return {_mm256_add_epi16(part.a, a), _mm256_add_epi16(part.b, b)};
     }
-    static RL_INLINE_MEMBER F16 total(Part part) {
+    static RL_INLINE_MEMBER F16 total(Part part, int32_t start) {
         const __m256i ones = _mm256_set1_epi16(1);
-        return to_float(I16{_mm256_madd_epi16(part.a, ones), _mm256_madd_epi16(part.b, ones)});
+        const __m256i first = _mm256_set1_epi32(start);
+        return to_float(I16{_mm256_add_epi32(_mm256_madd_epi16(part.a, ones), first),
+                            _mm256_add_epi32(_mm256_madd_epi16(part.b, ones), first)});
     }
 #endif
 };
@@ -100,11 +102,11 @@ struct Bytes {
     using WStep = Int8Step;
     using XStep = Int8Step;
 
-    static RL_INLINE_MEMBER Part clear() { return splat_int(0); }
+    static RL_INLINE_MEMBER Part first(int32_t start) { return splat_int(start); }
     static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) { return load_int8_w(w); }
     static RL_INLINE_MEMBER XStep load_x(const int8_t* x) { return load_int8_x(x); }
     static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) { return multiply_add_int8(w, x, part); }
-    static RL_INLINE_MEMBER F16 total(Part part) { return to_float(part); }
+    static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
 };
 
 // A tile of y without the bias, for R rows and C blocks of 16 outputs.
@@ -112,42 +114,53 @@ struct GroupedTile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t scales_at;   // distance, in bytes, from a block's weights to its scales
-    int64_t offsets_at;  // and to its offsets; 0: there are none
-    int shift;           // a scale belongs to 2^shift groups of 32 inputs
-    float zero;          // as in the formula above
-    int64_t ahead;       // distance, in bytes, from this tile's weights to those that are read next
-    int64_t scales_ahead;
+    int64_t chunk_parts;  // groups of 32 inputs in a chunk
+    int64_t chunk_bytes;
+    int64_t scales_at;  // place of the first scales in a chunk
+    bool has_offsets;
+    int shift;      // a scale belongs to 2^shift groups of 32 inputs
+    int32_t zero;   // as in the formula above
+    int64_t ahead;  // distance, in bytes, from this tile's weights to those that are read next
     const float* factors[kInt8WideColumns];  // [16] for each column, or null
     float* out;  // [R][out_stride]
     int64_t out_stride;
 };
 
-// Sums over the 32 inputs of a group, for all rows and columns.
+// The scales of a row's groups of 32 inputs.
+RL_INLINE const GroupScale* row_scales(const GroupedTile& tile, int row) {
+    return (const GroupScale*)(tile.x + row * quantised_row_bytes(tile.num_inputs) + tile.num_inputs);
+}
+
+// -zero * (sum of x) over a group of 32 inputs
+RL_INLINE int32_t group_start(const GroupedTile& tile, const GroupScale& of_x) { return (of_x.start >> 7) * tile.zero; }
+
+// Sums of (q - zero) * x over the 32 inputs of a group, for all rows and columns. `w_at`: place of the group's weights.
 template <class Weights, int R, int C>
-RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, F16 (&totals)[R][C]) {
+RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F16 (&totals)[R][C]) {
     const int64_t row_bytes = quantised_row_bytes(tile.num_inputs);
+    const int8_t* x = tile.x + group * kGroup;
     typename Weights::Part parts[R][C];
+    int32_t starts[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
+        starts[r] = group_start(tile, row_scales(tile, r)[group]);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            parts[r][c] = Weights::clear();
+            parts[r][c] = Weights::first(starts[r]);
         }
     }
 #pragma GCC unroll 8
     for (int step = 0; step < Weights::steps; step++) {
-        const int64_t at = group * Weights::steps + step;
         typename Weights::WStep w_step[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            const uint8_t* source = tile.w[c] + at * 64;
+            const uint8_t* source = tile.w[c] + w_at + step * 64;
             w_step[c] = Weights::load_w(source);
             _mm_prefetch((const char*)(source + tile.ahead), _MM_HINT_T1);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const typename Weights::XStep x_step = Weights::load_x(tile.x + r * row_bytes + at * Weights::step_inputs);
+            const typename Weights::XStep x_step = Weights::load_x(x + r * row_bytes + step * Weights::step_inputs);
 #pragma GCC unroll 8
             for (int c = 0; c < C; c++) {
                 parts[r][c] = Weights::multiply_add(w_step[c], x_step, parts[r][c]);
@@ -158,46 +171,65 @@ RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, F16 (&totals)[R
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            totals[r][c] = Weights::total(parts[r][c]);
+            totals[r][c] = Weights::total(parts[r][c], starts[r]);
+        }
+    }
+}
+
+// Adds a group of 32 inputs to the sums. `w_at`, `scales_at`: places of its weights and of its scales.
+template <class Weights, int R, int C>
+RL_INLINE void add_group(const GroupedTile& tile, int64_t group, int64_t w_at, int64_t scales_at, F16 (&sums)[R][C]) {
+    F16 totals[R][C];
+    sum_group<Weights>(tile, group, w_at, totals);
+    F16 scales[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        scales[c] = load_half((const uint16_t*)(tile.w[c] + scales_at));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        const F16 x_scale = splat(row_scales(tile, r)[group].scale);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            sums[r][c] = fma(totals[r][c] * x_scale, scales[c], sums[r][c]);
+        }
+    }
+    if (!tile.has_offsets) {
+        return;
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        scales[c] = load_half((const uint16_t*)(tile.w[c] + scales_at + 32));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        const GroupScale& of_x = row_scales(tile, r)[group];
+        const F16 scaled_sum = splat(of_x.scale * ((float)of_x.start * (-1.0f / 128.0f)));
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            sums[r][c] = fma(scales[c], scaled_sum, sums[r][c]);
         }
     }
 }
 
 template <class Weights, int R, int C>
 static void compute_grouped_tile(const GroupedTile& tile) {
-    const int64_t row_bytes = quantised_row_bytes(tile.num_inputs);
+    constexpr int64_t part_bytes = Weights::steps * 64;
+    const int64_t num_parts = tile.num_inputs / kGroup;
     F16 sums[R][C];
     clear(sums);
-    for (int64_t group = 0; group < tile.num_inputs / kGroup; group++) {
-        F16 totals[R][C];
-        sum_group<Weights>(tile, group, totals);
-        const int64_t scales_at = tile.scales_at + (group >> tile.shift) * 32;
-        F16 scales[C];
+    int64_t chunk_at = 0;
+    for (int64_t first = 0; first < num_parts; first += tile.chunk_parts) {
+        const int64_t count = num_parts - first < tile.chunk_parts ? num_parts - first : tile.chunk_parts;
+        for (int64_t part = 0; part < count; part++) {
+            const int64_t scales_at = chunk_at + tile.scales_at + (part >> tile.shift) * 32;
+            add_group<Weights>(tile, first + part, chunk_at + part * part_bytes, scales_at, sums);
+        }
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            const uint8_t* source = tile.w[c] + scales_at;
-            scales[c] = load_half((const uint16_t*)source);
-            _mm_prefetch((const char*)(source + tile.scales_ahead), _MM_HINT_T1);
+            _mm_prefetch((const char*)(tile.w[c] + chunk_at + tile.scales_at + tile.ahead), _MM_HINT_T1);
         }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; r++) {
-            const GroupScale& of_x = ((const GroupScale*)(tile.x + r * row_bytes + tile.num_inputs))[group];
-            const float sum_of_x = (float)of_x.start * (-1.0f / 128.0f);
-            const F16 start = splat(-tile.zero * sum_of_x);
-            const F16 x_scale = splat(of_x.scale);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; c++) {
-                sums[r][c] = fma((totals[r][c] + start) * x_scale, scales[c], sums[r][c]);
-            }
-            if (tile.offsets_at != 0) {
-                const F16 scaled_sum = splat(of_x.scale * sum_of_x);
-                const int64_t offsets_at = tile.offsets_at + (group >> tile.shift) * 32;
-#pragma GCC unroll 8
-                for (int c = 0; c < C; c++) {
-                    sums[r][c] = fma(load_half((const uint16_t*)(tile.w[c] + offsets_at)), scaled_sum, sums[r][c]);
-                }
-            }
-        }
+        chunk_at += tile.chunk_bytes;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
@@ -220,19 +252,23 @@ RL_INLINE void compute_grouped_rows(const GroupedTile& tile, int64_t num_rows) {
 
 template <class Weights>
 static void compute_grouped_tile(const GroupedTile& tile, int64_t num_rows, int64_t num_columns) {
-    if (num_columns == 1) {
-        compute_grouped_rows<Weights, 1, kInt8Rows>(tile, num_rows);
-    } else if (num_columns == 2) {
-        compute_grouped_rows<Weights, 2, kInt8Rows>(tile, num_rows);
-    } else {
-        compute_grouped_rows<Weights, kInt8WideColumns, kInt8WideRows>(tile, num_rows);
+    if (num_rows > kInt8WideRows) {
+        return num_columns == 1 ? compute_grouped_rows<Weights, 1, kInt8Rows>(tile, num_rows)
+                                : compute_grouped_rows<Weights, 2, kInt8Rows>(tile, num_rows);
     }
+    for_streams(tile, num_columns, [&](const GroupedTile& stream, int64_t columns) {
+        if (columns == 1) {
+            compute_grouped_rows<Weights, 1, kInt8WideRows>(stream, num_rows);
+        } else {
+            compute_grouped_rows<Weights, 2, kInt8WideRows>(stream, num_rows);
+        }
+    });
 }
 
-// One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`, `scales_ahead`: as in GroupedTile.
+// One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in GroupedTile.
 template <class Operand, class Weights, class Output>
 static void grouped_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
-                         int64_t ahead, int64_t scales_ahead) {
+                         int64_t ahead) {
     const GroupedLayout layout = {task.num_inputs, Weights::bits, task.groups.size, task.groups.has_offsets != 0};
     alignas(64) float last_factors[16];
     GroupedTile tile;
@@ -248,12 +284,13 @@ static void grouped_tile(const LinearTask& task, int64_t row, int64_t num_rows, 
             tile.factors[c] = last_factors;
         }
     }
-    tile.scales_at = layout.scales_at();
-    tile.offsets_at = layout.has_offsets ? layout.offsets_at() : 0;
-    tile.shift = layout.shift();
-    tile.zero = (float)task.groups.zero;
+    tile.chunk_parts = layout.chunk_groups() * layout.group_size / kGroup;
+    tile.chunk_bytes = layout.chunk_bytes();
+    tile.scales_at = layout.scales_at(0);
+    tile.has_offsets = layout.has_offsets;
+    tile.shift = layout.group_size == 32 ? 0 : layout.group_size == 64 ? 1 : 2;
+    tile.zero = task.groups.zero;
     tile.ahead = ahead;
-    tile.scales_ahead = scales_ahead;
     compute_into_output<Operand, Output>(task, row, num_rows, block, num_columns, tile,
                                          [&] { compute_grouped_tile<Weights>(tile, num_rows, num_columns); });
 }
@@ -261,22 +298,14 @@ static void grouped_tile(const LinearTask& task, int64_t row, int64_t num_rows, 
 template <class Operand, class Weights, class Output>
 static void grouped_blocks(const LinearTask& task, int64_t first, int64_t end) {
     constexpr int per_block = Output::columns_per_block;
-    constexpr int64_t scales_ahead = 256;
-    int64_t block = first;
-    if (task.num_rows <= kInt8WideRows) {
-        for (; block + kInt8WideColumns / per_block <= end; block += kInt8WideColumns / per_block) {
-            grouped_tile<Operand, Weights, Output>(task, 0, task.num_rows, block, kInt8WideColumns, kStreamAhead,
-                                                   scales_ahead);
-        }
-    }
     const GroupedLayout layout = {task.num_inputs, Weights::bits, task.groups.size, task.groups.has_offsets != 0};
-    while (block < end) {
-        const int64_t num_columns = per_block == 2 ? 2 : tile_columns(end - block, kInt8NarrowColumns);
+    const bool is_wide = task.num_rows <= kInt8WideRows;
+    for (int64_t block = first; block < end;) {
+        const int64_t num_columns = int8_columns<Output>(end - block, is_wide);
         const int64_t num_blocks = num_columns / per_block;
-        const int64_t next = num_blocks * layout.block_bytes();
-        for_row_tiles(task.num_rows, kInt8Rows, [&](int64_t row, int64_t height) {
-            const int64_t ahead = row == 0 ? next : 0;
-            grouped_tile<Operand, Weights, Output>(task, row, height, block, num_columns, ahead, ahead);
+        const int64_t next = is_wide ? kStreamAhead : num_blocks * layout.block_bytes();
+        for_row_tiles(task.num_rows, is_wide ? kInt8WideRows : kInt8Rows, [&](int64_t row, int64_t height) {
+            grouped_tile<Operand, Weights, Output>(task, row, height, block, num_columns, row == 0 ? next : 0);
         });
         block += num_blocks;
     }

@@ -1,8 +1,10 @@
 // The layout of grouped weights, which grouped.h multiplies.
 //
-// A block of 16 outputs has its weights, then its scales [K / group_size][16] and its offsets in the same shape, both in
-// float16. Weights of 8 bits are [K / 4][16][4]. Weights of 4 bits are [K / 8][16][4] bytes: byte j of step i has input
-// 8 i + j in its low half and input 8 i + 4 + j in its high half.
+// A block of 16 outputs is one stream of chunks. A chunk has the weights of two groups, then their scales [2][16]; with
+// offsets, the weights of one group, then its scales [16] and its offsets [16]. So a chunk is a whole number of cache
+// lines. If the number of groups is odd, the second half of the last chunk without offsets is empty. Scales and offsets
+// are float16. Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are [inputs / 8][16][4] bytes: byte j of step
+// i has input 8 i + j in its low half and input 8 i + 4 + j in its high half.
 
 #pragma once
 
@@ -16,10 +18,20 @@ struct GroupedLayout {
     int64_t group_size;  // 32, 64 or 128
     bool has_offsets;
 
-    int64_t scales_at() const { return num_inputs * bits * 2; }
-    int64_t offsets_at() const { return scales_at() + num_inputs / group_size * 32; }
-    int64_t block_bytes() const { return scales_at() + num_inputs / group_size * (has_offsets ? 64 : 32); }
-    int shift() const { return group_size == 32 ? 0 : group_size == 64 ? 1 : 2; }
+    int64_t num_groups() const { return num_inputs / group_size; }
+    int64_t chunk_groups() const { return has_offsets ? 1 : 2; }
+    int64_t group_bytes() const { return group_size * bits * 2; }  // weights of a group
+    int64_t chunk_bytes() const { return chunk_groups() * group_bytes() + 64; }
+    int64_t block_bytes() const { return (num_groups() + chunk_groups() - 1) / chunk_groups() * chunk_bytes(); }
+    // The places of a group's weights, scales and offsets in its block.
+    int64_t weights_at(int64_t group) const {
+        return group / chunk_groups() * chunk_bytes() + group % chunk_groups() * group_bytes();
+    }
+    int64_t scales_at(int64_t group) const {
+        const int64_t chunk = group / chunk_groups() * chunk_bytes();
+        return chunk + chunk_groups() * group_bytes() + group % chunk_groups() * 32;
+    }
+    int64_t offsets_at(int64_t group) const { return scales_at(group) + 32; }
 };
 
 // Returns the layout of a grouped matrix.

@@ -113,8 +113,8 @@ struct Int8Tile {
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
     int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
-    const float* scales[kInt8WideColumns];  // [16] of the weights, for each column
-    float* out;                             // [R][out_stride]
+    const float* factors[kInt8WideColumns];  // scales of the weights, [16] for each column
+    float* out;  // [R][out_stride]
     int64_t out_stride;
 };
 
@@ -172,7 +172,7 @@ static void compute_int8_tile(const Int8Tile& tile) {
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            store(tile.out + r * tile.out_stride + c * 16, sums[r][c] * load(tile.scales[c]));
+            store(tile.out + r * tile.out_stride + c * 16, sums[r][c] * load(tile.factors[c]));
         }
     }
 }
@@ -186,14 +186,44 @@ RL_INLINE void compute_int8_rows(const Int8Tile& tile, int64_t num_rows) {
     }
 }
 
-static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t num_columns) {
-    if (num_columns == 1) {
-        compute_int8_rows<1, kInt8Rows>(tile, num_rows);
-    } else if (num_columns == 2) {
-        compute_int8_rows<2, kInt8Rows>(tile, num_rows);
-    } else {
-        compute_int8_rows<kInt8WideColumns, kInt8WideRows>(tile, num_rows);
+// Calls compute(stream, columns) for the columns of a tile of at most kInt8WideRows rows, a few at a time. One core reads
+// a single stream from memory faster than several at once.
+template <class Tile, class Compute>
+RL_INLINE void for_streams(const Tile& tile, int64_t num_columns, Compute compute) {
+    Tile stream = tile;
+    for (int64_t first = 0; first < num_columns; first += kInt8StreamColumns) {
+        const int64_t columns = num_columns - first < kInt8StreamColumns ? num_columns - first : kInt8StreamColumns;
+        for (int64_t c = 0; c < columns; c++) {
+            stream.w[c] = tile.w[first + c];
+            stream.factors[c] = tile.factors[first + c];
+        }
+        stream.out = tile.out + first * 16;
+        compute(stream, columns);
     }
+}
+
+static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t num_columns) {
+    if (num_rows > kInt8WideRows) {
+        return num_columns == 1 ? compute_int8_rows<1, kInt8Rows>(tile, num_rows)
+                                : compute_int8_rows<2, kInt8Rows>(tile, num_rows);
+    }
+    for_streams(tile, num_columns, [&](const Int8Tile& stream, int64_t columns) {
+        if (columns == 1) {
+            compute_int8_rows<1, kInt8WideRows>(stream, num_rows);
+        } else {
+            compute_int8_rows<2, kInt8WideRows>(stream, num_rows);
+        }
+    });
+}
+
+// The columns of the next tile of a product, if `left` blocks are left. A tile of one row is wide.
+template <class Output>
+RL_INLINE int64_t int8_columns(int64_t left, bool is_wide) {
+    constexpr int64_t per_block = Output::columns_per_block;
+    if (is_wide) {
+        return left * per_block < kInt8WideColumns ? left * per_block : kInt8WideColumns;
+    }
+    return per_block == 2 ? 2 : tile_columns(left, kInt8NarrowColumns);
 }
 
 // Calls compute() with `tile.out` at the outputs of the task, if Output stores sums without a bias, else at a buffer that
@@ -230,10 +260,10 @@ static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int
     for (int64_t c = 0; c < num_columns; c++) {
         const int64_t at = Output::weight_block(task, block, c, num_columns) * 16;
         tile.w[c] = (const uint8_t*)task.weight + at * task.num_inputs;
-        tile.scales[c] = task.scales + at;
+        tile.factors[c] = task.scales + at;
         if (task.num_outputs - at < 16) {
             store(last_scales, load_first(task.scales + at, (int)(task.num_outputs - at)));
-            tile.scales[c] = last_scales;
+            tile.factors[c] = last_scales;
         }
     }
     compute_into_output<Operand, Output>(task, row, num_rows, block, num_columns, tile,
@@ -243,17 +273,12 @@ static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int
 template <class Operand, class Output>
 static void int8_blocks(const LinearTask& task, int64_t first, int64_t end) {
     constexpr int per_block = Output::columns_per_block;
-    int64_t block = first;
-    if (task.num_rows <= kInt8WideRows) {
-        for (; block + kInt8WideColumns / per_block <= end; block += kInt8WideColumns / per_block) {
-            int8_tile<Operand, Output>(task, 0, task.num_rows, block, kInt8WideColumns, kStreamAhead);
-        }
-    }
-    while (block < end) {
-        const int64_t num_columns = per_block == 2 ? 2 : tile_columns(end - block, kInt8NarrowColumns);
+    const bool is_wide = task.num_rows <= kInt8WideRows;
+    for (int64_t block = first; block < end;) {
+        const int64_t num_columns = int8_columns<Output>(end - block, is_wide);
         const int64_t num_blocks = num_columns / per_block;
-        const int64_t next = num_blocks * 16 * task.num_inputs;
-        for_row_tiles(task.num_rows, kInt8Rows, [&](int64_t row, int64_t height) {
+        const int64_t next = is_wide ? kStreamAhead : num_blocks * 16 * task.num_inputs;
+        for_row_tiles(task.num_rows, is_wide ? kInt8WideRows : kInt8Rows, [&](int64_t row, int64_t height) {
             int8_tile<Operand, Output>(task, row, height, block, num_columns, row == 0 ? next : 0);
         });
         block += num_blocks;

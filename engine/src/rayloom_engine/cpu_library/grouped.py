@@ -6,6 +6,7 @@ Legend: N outputs, K inputs, G groups of inputs.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from rayloom_engine.cpu_library.structures import GroupsStruct
 GROUP_SIZES = (128, 64, 32)  # that the library has kernels for
 _HALF_BYTES = 2
 _FACTOR_BYTES = 4
+_LARGEST = 255  # integer of 8 bits
+_MIDDLE = 128
 
 RowPart = slice | npt.NDArray[np.intp]  # rows, or their numbers
 
@@ -39,6 +42,20 @@ class GroupedForm:
         group_bytes = self.group_size * self.bits // 8 + _HALF_BYTES * (1 + self.has_offsets)
         row_bytes = num_inputs // self.group_size * group_bytes + _FACTOR_BYTES * self.has_factors
         return num_outputs * row_bytes
+
+
+def common_form(forms: Collection[GroupedForm]) -> GroupedForm:
+    """Returns the form in which matrices of these forms, at least one, are stacked: theirs, or one of 8 bits."""
+    first, *others = forms
+    if all(form == first for form in others):
+        return first
+    return GroupedForm(
+        bits=8,
+        group_size=min(form.group_size for form in forms),
+        zero=_MIDDLE,
+        has_offsets=any(form.has_offsets for form in forms),
+        has_factors=any(form.has_factors for form in forms),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +95,30 @@ class GroupedWeights:
             scales_NG=self.scales_NG[rows, groups],
             offsets_NG=None if self.offsets_NG is None else self.offsets_NG[rows, groups],
             factors_N=None if self.factors_N is None else self.factors_N[rows],
+        )
+
+    def in_form(self, form: GroupedForm) -> GroupedWeights:
+        """Returns the same weights in a form of `common_form`. Raises ValueError for an integer that does not fit."""
+        if form == self.form:
+            return self
+        integers_NK = self.integers_NK.astype(np.int16) + (form.zero - self.form.zero)
+        if integers_NK.size and (integers_NK.min() < 0 or integers_NK.max() > _LARGEST):
+            raise ValueError(f"an integer of the weights is outside of 0 to {_LARGEST} when {form.zero} stands for 0")
+        repeats = self.form.group_size // form.group_size
+        scales_NG = self.scales_NG.repeat(repeats, axis=1)
+        offsets_NG = factors_N = None
+        if form.has_offsets:
+            offsets_NG = (
+                np.zeros_like(scales_NG) if self.offsets_NG is None else self.offsets_NG.repeat(repeats, axis=1)
+            )
+        if form.has_factors:
+            factors_N = np.ones(len(scales_NG), np.float32) if self.factors_N is None else self.factors_N
+        return GroupedWeights(
+            form=form,
+            integers_NK=integers_NK.astype(np.uint8),
+            scales_NG=scales_NG,
+            offsets_NG=offsets_NG,
+            factors_N=factors_N,
         )
 
 

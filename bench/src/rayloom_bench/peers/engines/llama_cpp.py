@@ -45,6 +45,17 @@ def install(parent: Path, *, processor: str, num_jobs: int, log: Log) -> Path:
     return installed(folder, lambda target: _build(target, num_jobs, log), what=what, log=log)
 
 
+def build_quantiser(folder: Path, *, num_jobs: int, log: Log) -> Path:
+    """Returns llama.cpp's tool that quantises GGUF files; builds it in `folder`, of `install`, if needed.
+
+    Only one process may call it at a time. Raises PeerMissing.
+    """
+    program = folder / "build" / "bin" / "llama-quantize"
+    if not program.exists():
+        run_step(["cmake", "--build", folder / "build", "--target", program.name, "-j", str(num_jobs)], log=log)
+    return program
+
+
 def command(folder: Path, model: Path, *, num_threads: int, port: int) -> list[str]:
     """The command that serves a GGUF file to NUM_SLOTS clients at a time."""
     flags = ["-t", str(num_threads), "-np", str(NUM_SLOTS), "-c", str(NUM_SLOTS * SLOT_TOKENS)]

@@ -190,10 +190,11 @@ class Matrix:
         return spec.num_outputs * spec.num_inputs * ELEMENTS[self._format.dtype].itemsize + bias_bytes
 
     def _pack_grouped(self) -> None:
+        assert self._grouped_form is not None
         parts = []
         for each in self._stored:
             with refuses_broken(each.place.name):
-                parts.append(each.reader.packed(each.tensors).part(*each.part))
+                parts.append(each.reader.packed(each.tensors).part(*each.part).in_form(self._grouped_form))
             each.tensors = {}
         weights = stacked(parts)
         self._packed_NK = self._format.library.pack_grouped(weights)

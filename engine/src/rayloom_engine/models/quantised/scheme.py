@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from rayloom_engine.cpu_library.grouped import GroupedForm
+from rayloom_engine.cpu_library.grouped import GroupedForm, common_form
 from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.models.quantised.reader import MatrixReader, StoredTensor
 
@@ -39,11 +39,12 @@ class CheckpointScheme:
     def form(self, spec: LinearSpec) -> GroupedForm | None:
         """Returns the form in which the C library holds a matrix; None if it is dense.
 
-        Stacked matrices have one form. If the checkpoint's differ, the stacked matrix is dense.
+        Stacked matrices have one form. If the checkpoint's differ, it has 8 bits; llama.cpp stores some v with more
+        bits than q and k. If some of them are dense, the stacked matrix is dense.
         """
         readers = [self.reader(name) for name in spec.outputs]
-        forms = {None if reader is None else reader.form(spec.inputs.size) for reader in readers}
-        return forms.pop() if len(forms) == 1 else None
+        forms = [reader.form(spec.inputs.size) for reader in readers if reader is not None]
+        return common_form(forms) if len(forms) == len(readers) else None
 
     def tensors(self, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
         """Returns name -> header of every tensor that the checkpoint must have. `sizes`: those of dense weights."""
