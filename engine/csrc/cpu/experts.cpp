@@ -258,6 +258,9 @@ const ExpertBuffers* ExpertBuffers::make(const rl_model& model, int64_t num_toke
 }
 
 void run_experts(const Step& step, int half, PhaseClock& clock) {
+    if (step.batch->num_tokens == 0) {  // no row of the last layer is wanted
+        return;
+    }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
     experts.multiply_router(Phase(step, half, 1));
