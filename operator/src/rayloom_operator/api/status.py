@@ -334,7 +334,9 @@ class Status(StatusPart):
     sizing: SizingStatus | None = Field(
         None, description="The chosen shape, its inputs and its alternatives. Absent until the model is known."
     )
-    adapters: tuple[AdapterStatus, ...] = Field((), max_length=64, description="The LoRA adapters of the spec.")
+    adapters: tuple[AdapterStatus, ...] | None = Field(
+        None, max_length=64, description="The LoRA adapters of the spec. Absent if there are none."
+    )
     ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(
         None,
