@@ -396,6 +396,5 @@ def killed_when_there_is(process: str) -> None:
     while not log.exists():
         assert starter.poll() is None, f"up ended with code {starter.returncode} before it started {process}"
         assert time.monotonic() < deadline, f"up did not start {process} in 120 s"
-        time.sleep(0.001)
     starter.send_signal(signal.SIGKILL)
     starter.wait()

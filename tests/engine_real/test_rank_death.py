@@ -23,7 +23,7 @@ HANG_SECONDS = 4
 class Served:
     executor: str
     model: str
-    num_tokens: int  # so many that they still come when the fault does, in the first half
+    num_tokens: int  # so many that they still come when the fault does
 
 
 @pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])

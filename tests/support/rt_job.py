@@ -45,7 +45,7 @@ def running_job(
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
         commands = [([sys.executable, *serve], environment | rank) for rank in ranks]
     log = folder / "job.log"
-    with log.open("wb") as stream, httpx.Client(timeout=60.0) as client:
+    with log.open("wb") as stream, httpx.Client(timeout=180.0) as client:
         processes = [subprocess.Popen(command, stdout=stream, stderr=stream, env=env) for command, env in commands]
         api, admin = (f"http://127.0.0.1:{port}" for port in (api_port, admin_port))
         job = RunningJob(RunningServer(processes[0], api, admin, log, client), processes)

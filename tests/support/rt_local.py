@@ -21,7 +21,7 @@ sys.executable = sys.argv.pop(1)
 from rayloom_operator.__main__ import main
 sys.exit(main())
 """
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def install_fake_engine(folder: Path) -> Path:

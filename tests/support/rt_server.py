@@ -64,7 +64,7 @@ def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) 
     with log.open("wb") as stream:
         process = subprocess.Popen([*command, *arguments], stdout=stream, stderr=stream, env=environment)
     api, admin = (f"http://127.0.0.1:{port}" for port in ports)
-    with httpx.Client(timeout=60.0) as client:
+    with httpx.Client(timeout=180.0) as client:
         server = RunningServer(process, api, admin, log, client)
         try:
             wait_until(lambda: is_ready(server), ready_seconds, lambda: f"server not ready:\n{log.read_text()}")

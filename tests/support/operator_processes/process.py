@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +19,6 @@ import yaml
 
 from operator_processes.forked import ForkedOperator
 from operator_processes.proxy import Proxy
-from rt_ports import free_port
 from simulated_nodes import addresses
 from simulated_nodes.api_client import Document
 
@@ -132,6 +134,17 @@ def direct(kubeconfig: Path) -> Document:
     """The cluster entry of a kubeconfig, for an operator without a proxy."""
     found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
     return found
+
+
+def free_port() -> int:
+    """Returns a port below those that the kernel gives to outgoing connections.
+
+    With a higher port, an outgoing connection might take the port before an operator whose start is held listens on it.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until(is_so: object, what: str, timeout_s: float = 60.0, story: object = None) -> float:
