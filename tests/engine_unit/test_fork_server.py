@@ -24,6 +24,21 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
 
+# A fork server that imports torch takes 2 s of CPU time. This one leaves it out; all else is that of the product.
+_WITHOUT_TORCH = (
+    "-P",
+    "-c",
+    "from rayloom_engine.launcher.fork_server import main\n"
+    "main.__globals__['_preload'] = lambda: None\n"
+    "raise SystemExit(main())",
+)
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork servers of this test import no torch, because its subject is the life of the processes."""
+    monkeypatch.setattr(process_ranks, "_FORK_SERVER", _WITHOUT_TORCH)
+
 
 @pytest.fixture
 def core_address() -> Iterator[str]:
@@ -49,7 +64,8 @@ def ranks(tmp_path: Path, config: Path, core_address: str) -> Iterator[ProcessRa
 
 
 def _fork_servers() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "rayloom_engine.launcher.fork_server" in each.cmdline()]
+    name = "rayloom_engine.launcher.fork_server"
+    return [each for each in psutil.Process().children() if any(name in part for part in each.cmdline())]
 
 
 def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psutil.Process]]:
@@ -89,6 +105,7 @@ def test_the_end_of_a_rank_has_its_cause_and_its_successor_has_imported(ranks: P
     assert not first.is_running() and not second.is_running()
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_a_fork_server_that_is_stopped_is_ended_when_it_ends_no_rank(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,8 +122,9 @@ def test_a_fork_server_that_is_stopped_is_ended_when_it_ends_no_rank(
 def test_nothing_outlives_a_killed_launcher(tmp_path: Path, config: Path, core_address: str, is_stopped: bool) -> None:
     script = (
         "import sys; from pathlib import Path; from rayloom_engine.config import load_config\n"
-        "from rayloom_engine.launcher.process_ranks import ProcessRanks\n"
-        "ranks = ProcessRanks(load_config(Path(sys.argv[1])), Path(sys.argv[1]).parent, sys.argv[2])\n"
+        "from rayloom_engine.launcher import process_ranks\n"
+        f"process_ranks._FORK_SERVER = {_WITHOUT_TORCH!r}\n"
+        "ranks = process_ranks.ProcessRanks(load_config(Path(sys.argv[1])), Path(sys.argv[1]).parent, sys.argv[2])\n"
         "ranks.start(0, 1)\n"
         "while True: ranks.wait(1.0)"
     )
@@ -248,6 +266,7 @@ def test_a_rank_that_cannot_be_forked_costs_no_other(
     assert set(psutil.Process().children()) <= others
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +280,7 @@ def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
     assert not any(each.is_running() for each in (server, first, second))
 
 
+@pytest.mark.usefixtures("without_torch")
 def test_ranks_end_with_their_fork_server_and_get_another_one(ranks: ProcessRanks) -> None:
     server, started = _start(ranks, 0, 1)
     server.kill()
@@ -299,5 +319,5 @@ def test_a_rank_imports_no_module_of_the_engine_after_its_fork(tmp_path: Path) -
     settings = {"model": str(model), "device": "cpu", "num_kv_blocks": 64, "threads": 1}
     config.write_text(parse_config(settings).model_dump_json())
     command = [sys.executable, "-c", _LOAD_AFTER_PRELOAD, str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert ended.stdout == "[]\n", ended.stdout + ended.stderr

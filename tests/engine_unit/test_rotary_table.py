@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rayloom_engine.models.on_library.rotary_table import RotaryTable
 from rayloom_engine.models.rope.frequencies import attention_scale, inverse_frequencies
 from rayloom_engine.models.rope.parameters import ROPE_KINDS, RopeParameters
 from rayloom_engine.models.shape import read_shape
+from rt_lazy import LazyModule
 from rt_rope import FACTORS, LLAMA3, ROPES, YARN, config_folder
+
+transformers = LazyModule("transformers")
+rope_utils = LazyModule("transformers.modeling_rope_utils")
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
@@ -25,7 +27,7 @@ def test_frequencies_and_scales_are_those_of_transformers(name: str, head_dim: i
         if field in scaling:
             scaling[field] = [factors(pair) for pair in range(head_dim // 2)]
     shape = read_shape(config_folder(tmp_path, head_dim=head_dim, rope_parameters=scaling))
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         head_dim=head_dim,
         hidden_size=2 * head_dim,
         num_attention_heads=2,
@@ -34,7 +36,7 @@ def test_frequencies_and_scales_are_those_of_transformers(name: str, head_dim: i
     )
     context = shape.max_position_embeddings
     kind = scaling["rope_type"]
-    expected, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
+    expected, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
     ours = inverse_frequencies(shape.rope, head_dim)
     assert ours.dtype == np.float32
     # Of a difference of two numbers, such as in the blend of yarn, the last bits are a larger share.

@@ -21,6 +21,7 @@ from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
+_FORK_SERVER = ("-P", "-m", "rayloom_engine.launcher.fork_server")  # arguments of Python
 # seconds after which a fork server that has not confirmed a KillRank counts as hung, and is killed itself
 _KILL_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
@@ -140,7 +141,7 @@ class ProcessRanks:
             arguments = ["--run-dir", str(self._run_dir), "--core-address", self._core_address]
             arguments += ["--line-fd", str(end.fileno()), "--parent", str(os.getpid())]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rayloom_engine.launcher.fork_server", *arguments],
+                [sys.executable, *_FORK_SERVER, *arguments],
                 pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
