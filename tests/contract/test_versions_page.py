@@ -29,8 +29,8 @@ def pinned(name):
     return found[1]
 
 
-def go_version(module, package):
-    path = ROOT / "tools/local_kubernetes/parts" / module / "go.mod"
+def go_version(package):
+    path = ROOT / "tools/local_kubernetes/parts/programs/go.mod"
     found = re.search(rf"{re.escape(package)} v(\S+)", path.read_text())
     return found[1]
 
@@ -53,7 +53,7 @@ def test_all_parts_have_one_version():
 def test_kubernetes():
     required, tested, _ = row("Kubernetes")
     assert CHART["kubeVersion"] == f">={required.removesuffix(' or newer')}.0-0"
-    assert tested == go_version("kube", "k8s.io/kubernetes")
+    assert tested == go_version("k8s.io/kubernetes")
     # From 1.30 on the API server checks a stored object by the rules for what has changed alone, so a status can be
     # written although a later rule refuses the spec.
     assert tuple(map(int, required.removesuffix(" or newer").split("."))) >= (1, 30)
@@ -64,7 +64,7 @@ def test_kubernetes():
 def test_kuberay():
     required, tested, _ = row("KubeRay")
     assert required.partition(" or newer")[0] == re.search(r"KubeRay (\S+) or newer", _CURE)[1]
-    assert tested == go_version("kuberay", "github.com/ray-project/kuberay/ray-operator")
+    assert tested == go_version("github.com/ray-project/kuberay/ray-operator")
     assert f'"--version", "{tested}"' in (ROOT / "tools/local_kubernetes/clusters/kind.py").read_text()
 
 

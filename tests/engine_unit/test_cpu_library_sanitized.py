@@ -29,7 +29,7 @@ FLAGS = ("-O1", "-Werror", "-fsanitize=address,undefined", "-fno-sanitize-recove
 
 pytestmark = [
     pytest.mark.sanitizers,
-    pytest.mark.timeout(800),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(COMPILER is None or bool(unsupported_machine()), reason="there is no C++ compiler for x86-64"),
 ]
 
@@ -80,7 +80,7 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_int8_weights.py",
     } <= names
     # Capturing Python's own streams alone leaves the report of a sanitizer on stderr.
-    flags = ["-q", "-x", "--capture=sys", "-o", "timeout=700"]
+    flags = ["-q", "-x", "--capture=sys", "-o", "timeout=1700"]
     command = [sys.executable, "-m", "pytest", *flags, *map(str, KERNEL_TESTS)]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)
     finding = re.search(r"(runtime error|ERROR: AddressSanitizer).*", done.stderr, re.DOTALL)
