@@ -111,12 +111,12 @@ def rank_amounts(shape, tensor, pipeline):
 
 
 def replicated(name, shape, tensor, pipeline):
-    """Elements that several ranks have, beyond the first copy: norms, key/value heads, and a shared embedding."""
+    """Elements that several ranks have, beyond the first copy: norms, routers, key/value heads, a shared embedding."""
     total = 0
     for each in TENSORS[name]:
         number = 1 if each.first is None else each.last - each.first + 1
         copies = max(tensor // shape.num_kv_heads, 1)
-        if "norm" in each.name:
+        if "norm" in each.name or each.module in ("gate", "router"):
             total += (tensor - 1) * each.numel * number
         elif each.module in ("k_proj", "v_proj"):
             total += (copies - 1) * each.numel * number
