@@ -21,6 +21,7 @@ _BY_COLUMNS = ("o_proj", "down_proj")
 _ROUTERS = ("gate", "router")
 _HALF = 2  # bytes of a scale or an offset in the C library, which has them for groups of at most 128 inputs
 _SMALLEST_GROUP = 32
+_FACTOR = 4  # bytes of the float32 that each output has beside its groups
 # By GGUF's type. K formats with an offset of 32 inputs; the last is rounded to 8 bits.
 _GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 1 + _HALF / 32}
 
@@ -69,7 +70,7 @@ def rank_bytes(
             if held is None:
                 total += share * element_bytes * len(layers_with_it)
             else:
-                total += share * held.bytes_of_all(tensor, layers_with_it)
+                total += share * held.bytes_of_all(tensor, layers_with_it, tensor_size)
         of_stages.append(total)
     return tuple(of_stages)
 
@@ -112,7 +113,8 @@ def _share(tensor: Tensor, config: Mapping[str, Any], tensor_size: int, unit: in
     rows = tensor.sizes[0]
     row = tensor.numel / rows
     if ".experts." in tensor.name:
-        return tensor.numel / tensor_size
+        width: int = config.get("moe_intermediate_size", config["intermediate_size"])
+        return tensor.numel / width * _largest_part(width, tensor_size, unit)
     heads: int = config.get("num_attention_heads", 1)
     kv_heads: int = config.get("num_key_value_heads", heads)
     if tensor.module in ("k_proj", "v_proj"):
@@ -145,13 +147,17 @@ class _Held:
         self._bits, group, self._has_offsets = _integers(self._given)
         self.cut_unit = group or _SMALLEST_GROUP
 
-    def bytes_of_all(self, tensor: Tensor, layers: range) -> float:
-        """Returns the bytes of a weight, with its scale and offset, times the number of layers."""
+    def bytes_of_all(self, tensor: Tensor, layers: range, tensor_size: int) -> float:
+        """Returns the bytes of a weight, with its part of the scales, times the number of layers."""
         if self._given["quant_method"] == "gguf":
             return sum(self._gguf_bytes(tensor, layer) for layer in layers)
         if not _is_quantised(tensor, self._config):
             return self._element_bytes * len(layers)
-        return (self._bits / 8 + _HALF * (1 + self._has_offsets) / self.cut_unit) * len(layers)
+        inputs = tensor.sizes[-1]
+        if tensor.module in _BY_COLUMNS:
+            inputs = _largest_part(inputs, tensor_size, self.cut_unit)
+        of_groups = _HALF * (1 + self._has_offsets) / self.cut_unit
+        return (self._bits / 8 + of_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
         """Matrices that a rank stacks are dense if their types differ."""
