@@ -3,7 +3,8 @@
 //   steps LIBRARY INSTRUCTION_SET WORKLOAD COUNT
 //
 // WORKLOAD: "decode" computes one token of each of 8 sequences with 300 tokens before it, "prefill" the 96 tokens of a
-// prompt; with the ending "-int8" the weights are int8, else bfloat16. One thread. COUNT: the number of equal steps.
+// prompt; with the ending "-int8" the weights are int8, with "-q8" and "-q4" grouped as in GGUF's Q8_0 and Q4_K, else
+// bfloat16. One thread. COUNT: the number of equal steps.
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -23,6 +24,8 @@ struct Library {
     decltype(&rl_choose) choose;
     decltype(&rl_pack_weight) pack_weight;
     decltype(&rl_pack_int8_weight) pack_int8_weight;
+    decltype(&rl_grouped_bytes) grouped_bytes;
+    decltype(&rl_pack_grouped_weight) pack_grouped_weight;
     decltype(&rl_forward) forward;
 };
 
@@ -48,14 +51,32 @@ uint16_t to_bfloat16(float value) {
     return (uint16_t)(bits >> 16);
 }
 
+enum class Form { kBFloat16, kInt8, kQ8, kQ4 };
+
+rl_linear make_grouped(const Library& library, int num_outputs, int num_inputs, const rl_groups& groups) {
+    std::vector<uint8_t> integers((size_t)num_outputs * num_inputs);
+    for (uint8_t& integer : integers) {
+        integer = (uint8_t)((next_number() + 1.0f) * 0.49f * (float)(1 << groups.bits));
+    }
+    const std::vector<uint16_t> scales(integers.size() / groups.size, 0x1400);  // 2^-10
+    void* packed = aligned_alloc(64, (size_t)library.grouped_bytes(&groups, num_outputs, num_inputs));
+    library.pack_grouped_weight(&groups, integers.data(), scales.data(), groups.has_offsets ? scales.data() : nullptr,
+                                packed, num_outputs, num_inputs);
+    return {packed, nullptr, nullptr, num_outputs, num_inputs, groups};
+}
+
 // A packed matrix with random weights, which is never freed.
-rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, bool is_int8) {
+rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, Form form) {
+    if (form == Form::kQ8 || form == Form::kQ4) {
+        const rl_groups groups = form == Form::kQ8 ? rl_groups{8, 32, 128, 0} : rl_groups{4, 32, 0, 1};
+        return make_grouped(library, num_outputs, num_inputs, groups);
+    }
     std::vector<uint16_t> plain((size_t)num_outputs * num_inputs);
     for (uint16_t& weight : plain) {
         weight = to_bfloat16(next_number() * 0.1f);
     }
     void* packed = aligned_alloc(64, plain.size() * 2);
-    if (!is_int8) {
+    if (form == Form::kBFloat16) {
         library.pack_weight(RL_BFLOAT16, plain.data(), packed, num_outputs, num_inputs);
         return {packed, nullptr, nullptr, num_outputs, num_inputs, {}};
     }
@@ -64,17 +85,25 @@ rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, b
     return {packed, scales, nullptr, num_outputs, num_inputs, {}};
 }
 
+Form form_of(const char* workload) {
+    const char* ending = strchr(workload, '-');
+    if (ending == nullptr) {
+        return Form::kBFloat16;
+    }
+    return strcmp(ending, "-int8") == 0 ? Form::kInt8 : strcmp(ending, "-q8") == 0 ? Form::kQ8 : Form::kQ4;
+}
+
 // Computes the last `num_tokens` of each of `num_sequences` contexts `count` times. Returns 0 for success.
-int run(const Library& library, bool is_int8, int num_sequences, int num_tokens, int context, int count) {
+int run(const Library& library, Form form, int num_sequences, int num_tokens, int context, int count) {
     const std::vector<float> norm(kWidth, 1.0f);
     std::vector<rl_layer> layers(kLayers);
     for (rl_layer& layer : layers) {
         layer = {};
         layer.attention_norm = layer.mlp_norm = norm.data();
-        layer.qkv = make_linear(library, (kHeads + 2 * kKvHeads) * kHeadDim, kWidth, is_int8);
-        layer.out = make_linear(library, kWidth, kHeads * kHeadDim, is_int8);
-        layer.gate_up = make_linear(library, 2 * kIntermediate, kWidth, is_int8);
-        layer.down = make_linear(library, kWidth, kIntermediate, is_int8);
+        layer.qkv = make_linear(library, (kHeads + 2 * kKvHeads) * kHeadDim, kWidth, form);
+        layer.out = make_linear(library, kWidth, kHeads * kHeadDim, form);
+        layer.gate_up = make_linear(library, 2 * kIntermediate, kWidth, form);
+        layer.down = make_linear(library, kWidth, kIntermediate, form);
     }
     rl_model model = {};
     model.dtype = RL_BFLOAT16;
@@ -140,12 +169,14 @@ int main(int argc, char** argv) {
     find(handle, "rl_choose", library.choose);
     find(handle, "rl_pack_weight", library.pack_weight);
     find(handle, "rl_pack_int8_weight", library.pack_int8_weight);
+    find(handle, "rl_grouped_bytes", library.grouped_bytes);
+    find(handle, "rl_pack_grouped_weight", library.pack_grouped_weight);
     find(handle, "rl_forward", library.forward);
     if (library.choose(argv[2]) != 0 || library.start_threads(1, 0) != 0) {
         fprintf(stderr, "this CPU cannot run %s\n", argv[2]);
         return 1;
     }
-    const bool is_int8 = strstr(argv[3], "-int8") != nullptr;
+    const Form form = form_of(argv[3]);
     const bool is_decode = strncmp(argv[3], "decode", 6) == 0;
-    return is_decode ? run(library, is_int8, 8, 1, 301, atoi(argv[4])) : run(library, is_int8, 1, 96, 96, atoi(argv[4]));
+    return is_decode ? run(library, form, 8, 1, 301, atoi(argv[4])) : run(library, form, 1, 96, 96, atoi(argv[4]));
 }

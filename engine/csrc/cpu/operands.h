@@ -42,7 +42,7 @@ constexpr int kValueRows = 3;
 constexpr int kValueColumns = 2;
 constexpr int kInt8WideRows = 1;
 constexpr int kInt8WideColumns = 2;
-constexpr int kInt8StreamColumns = 2;
+constexpr int kInt8StreamColumns = 1;
 constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif
