@@ -19,14 +19,18 @@ from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.inspection import facts, inspect_model
 from rayloom_engine.models.measured_shape import MeasuredShape
+from rayloom_engine.models.on_transformers.measure import read_meta_model
+from rayloom_engine.models.on_transformers.shard_plan import Cut, read_shard_plan
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shard_counts import check_shards
+from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.worker.start import find_model, load_rank, part_of
 from rt_architecture_checks import CHECKS, PROMPTS, Compared, compare
 from rt_architectures import (
     ARCHITECTURES,
     NUM_TOKENS,
     REFUSED,
+    TinyArchitecture,
     architecture_checkpoint,
     config_alone,
     greedy_tokens,
@@ -234,7 +238,7 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_ranks", "sentence"),
+    ("given", "num_ranks", "sentence"),
     [
         (
             "cohere2",  # has 2 key/value heads
@@ -247,6 +251,12 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
             3,
             "3 ranks cannot share a layer of Phi3ForCausalLM, which transformers' modules compute, in equal parts; use "
             "1, 2 or 4, and for more ranks pipeline_parallel_size",
+        ),
+        (
+            TinyArchitecture("gemma", {"num_key_value_heads": 1}),
+            2,
+            "2 ranks cannot share a layer of GemmaForCausalLM, because its layers have 1 key/value head, which "
+            "transformers' modules cannot share; use 1, and for more ranks pipeline_parallel_size",
         ),
         (
             "gpt2",
@@ -263,13 +273,41 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_cannot_share_a_layer_are_refused_with_numbers_that_can(
-    name: str, num_ranks: int, sentence: str, tmp_path: Path
+    given: str | TinyArchitecture, num_ranks: int, sentence: str, tmp_path: Path
 ) -> None:
-    folder = config_alone(tmp_path, ARCHITECTURES[name])
+    folder = config_alone(tmp_path, ARCHITECTURES[given] if isinstance(given, str) else given)
     shape = read_model_shape(folder, "transformers")
     with pytest.raises(ConfigError) as refused:
         check_shards(shape, num_ranks)
     assert str(refused.value) == f"tensor_parallel_size: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "style", "reason"),
+    [
+        (
+            "phi",
+            "model.layers.*.input_layernorm",
+            "sequence_parallel",
+            "has the style sequence_parallel at model.layers.0.input_layernorm, which the engine does not have",
+        ),
+        ("dots1", "model.layers.*.mlp.experts.down_proj", "", "does not cut model.layers.1.mlp.experts.down_proj"),
+    ],
+)
+def test_a_plan_that_ranks_cannot_follow_is_refused(
+    name: str, rule: str, style: str, reason: str, tmp_path: Path
+) -> None:
+    meta = read_meta_model(config_alone(tmp_path, ARCHITECTURES[name]), torch.float32)
+    meta.model._tp_plan = {**meta.model._tp_plan, rule: style}
+    with pytest.raises(ModelError) as refused:
+        read_shard_plan(meta)
+    assert str(refused.value) == f"transformers' tensor parallel plan for it {reason}"
+
+
+def test_matrices_that_are_joined_in_one_are_cut_one_by_one() -> None:
+    gate_and_up = Cut(-2, num_packed=2)
+    assert gate_and_up.ranges(12, Shard(1, 2)) == (range(3, 6), range(9, 12))
+    assert [gate_and_up.divides(12, count) for count in (2, 3, 4)] == [True, True, False]
 
 
 def test_adapters_are_refused_with_the_settings_to_remove(cohere2: Path) -> None:

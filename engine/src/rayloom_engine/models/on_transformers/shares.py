@@ -6,6 +6,7 @@ device: where its modules do not run with a part, that number of ranks cannot sh
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,24 +71,25 @@ def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[Me
         plan = read_shard_plan(meta)
     except ModelError as error:
         return (), str(error)
-    if wanted is not None and (found := _measured(meta, plan, range(wanted, wanted + 1))[0]):
+    if wanted is not None and (found := _measured(meta, plan, range(wanted, wanted + 1))):
         return found, ""
     most = max(call.num_heads for call in meta.calls)
-    return _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1))
+    if found := _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1)):
+        return found, ""
+    if min(call.num_kv_heads for call in meta.calls) == 1:
+        return (), "its layers have 1 key/value head, which transformers' modules cannot share"
+    return (), "its sizes cannot be cut into equal parts"
 
 
-def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[tuple[MeasuredShare, ...], str]:
+def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[MeasuredShare, ...]:
     parameters = dict(meta.model.named_parameters(remove_duplicate=False))
     found: list[MeasuredShare] = []
-    problem = "its sizes cannot be cut evenly"
     for count in counts:
         if not all(cut.divides(parameters[name].shape[cut.dim], count) for name, cut in plan.cuts.items()):
             continue
-        try:
+        with contextlib.suppress(ModelError):
             found.append(_share(meta, plan, count))
-        except ModelError as error:
-            problem = str(error)
-    return tuple(found), "" if found else problem
+    return tuple(found)
 
 
 def _share(meta: MetaModel, plan: ShardPlan, count: int) -> MeasuredShare:
