@@ -107,7 +107,7 @@ facts: $(STAMP) ## Write the facts of published models that are part of the oper
 bench: $(LIBRARY) ## Measure the engine and transformers on this machine (takes minutes)
 	$(BIN)/rayloom-engine bench --compare transformers --workloads W1,W3 $(ARGS)
 
-bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (20 minutes); ARGS="--short --parts step,peers"
+bench-peers: $(LIBRARY) ## Measure everything beside vLLM and llama.cpp, and write docs/benchmarks/ (40 minutes); ARGS="--short --parts step,peers"
 	$(BIN)/rayloom-engine bench pages --page docs/benchmarks $(ARGS)
 
 peer-tests: $(LIBRARY) ## Run the tests of vLLM, SGLang and llama.cpp on our server and on theirs (an hour, once); ARGS="--suites vllm --servers rayloom -k chat"

@@ -1,7 +1,7 @@
 """`rayloom-engine bench pages`: all measurements of the CPU engine, one after the other, each with its page.
 
 Runs `bench step`, `bench parallel`, `bench quality`, `bench quantised` and `bench peers` in processes of their own,
-with settings that keep the whole run near half an hour, and writes their pages and plots into the folder of --page. A
+with settings that keep the whole run near forty minutes, and writes their pages and plots into the folder of --page. A
 part that fails does not stop the others. Prints the seconds of each part; the exit code is 1 if a part failed.
 """
 
@@ -49,7 +49,7 @@ PARTS = (
     Part(
         name="quantised",
         page="quantised.md",
-        flags=("--rounds", "3", "--scale", "0.5"),
+        flags=("--rounds", "2", "--scale", "0.5"),
         short_flags=("--rounds", "1", "--scale", "0.125", "--no-answers"),
     ),
     Part(
