@@ -41,12 +41,18 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def _let_hypothesis_take_its_time() -> None:
-    """On a busy machine an example takes longer than 200 ms, and ten examples are generated in more than a second."""
+    """On a busy machine an example takes longer than 200 ms, and ten examples are generated in more than a second.
+
+    With CI in the environment, the examples are the same in each run: a change is judged by its own faults. Runs
+    without it look for new ones.
+    """
     try:
         from hypothesis import HealthCheck, settings
     except ModuleNotFoundError:  # the environment of `make client-tests`
         return
-    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+    )
     settings.load_profile("busy")
 
 

@@ -34,7 +34,7 @@ class _Sum:
         return self._ranks.group.all_reduce(output.contiguous())
 
 
-class _Part:
+class _InputPart:
     """Takes this rank's part of the input."""
 
     def __init__(self, part: range) -> None:
@@ -119,7 +119,7 @@ def _add_hooks(module: torch.nn.Module, exchange: str, cut: tuple[range, int], r
         module.register_forward_hook(_Join(ranks, part, size).after)
     else:
         if exchange == "split_sum":
-            module.register_forward_pre_hook(_Part(part).before)
+            module.register_forward_pre_hook(_InputPart(part).before)
         module.register_forward_hook(_Sum(ranks).after)
 
 
