@@ -6,10 +6,12 @@ import gc
 import os
 import ssl
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rt_bytecode import files_without_bytecode, write_bytecode
 from rt_schedule import longest_first, scheduler, seconds_on_file
 
 _MEASURED = "measured"
@@ -59,6 +61,13 @@ def _let_hypothesis_take_its_time() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts long files first. The files that share a server follow one another."""
     items[:] = [items[index] for index in longest_first([item.nodeid for item in items], seconds_on_file())]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Writes the bytecode of test files before the processes that import them start."""
+    folders = [path for path in map(Path, config.args) if path.is_dir()]
+    write_bytecode(config, files_without_bytecode(folders))
 
 
 @pytest.hookimpl(optionalhook=True)
