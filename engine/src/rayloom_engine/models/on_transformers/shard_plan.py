@@ -83,7 +83,7 @@ def read_shard_plan(meta: MetaModel) -> ShardPlan:
     rules: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
     if not rules:
         raise ModelError("transformers has no tensor parallel plan for it", "Unsupported")
-    reader = _Reader()
+    reader = _PlanReader()
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     for name, module in model.named_modules():
         if (style := rules.get(_rule_name(name))) and id(module) not in ends:
@@ -98,7 +98,7 @@ def read_shard_plan(meta: MetaModel) -> ShardPlan:
     return ShardPlan(reader.cuts, frozenset(reader.first_only), reader.exchanges)
 
 
-class _Reader:
+class _PlanReader:
     def __init__(self) -> None:
         self.cuts: dict[str, Cut] = {}
         self.first_only: set[str] = set()
@@ -144,7 +144,7 @@ class _Reader:
                     )
 
 
-def _add_vocabulary(reader: _Reader, model: Any, rules: Mapping[str, str]) -> None:
+def _add_vocabulary(reader: _PlanReader, model: Any, rules: Mapping[str, str]) -> None:
     """Cuts the head and the embedding by vocabulary; a head that is tied to the embedding only together with it."""
     names = {id(module): name for name, module in model.named_modules()}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
