@@ -24,7 +24,7 @@ class StageRanks:
         self.group: TensorGroup[torch.Tensor] = OneRank()
 
 
-class _Sum:
+class _AddOutputs:
     """Adds the outputs of all ranks."""
 
     def __init__(self, ranks: StageRanks) -> None:
@@ -34,7 +34,7 @@ class _Sum:
         return self._ranks.group.all_reduce(output.contiguous())
 
 
-class _InputPart:
+class _SplitInput:
     """Takes this rank's part of the input."""
 
     def __init__(self, part: range) -> None:
@@ -44,7 +44,7 @@ class _InputPart:
         return (args[0][..., self._part.start : self._part.stop], *args[1:])
 
 
-class _Join:
+class _JoinOutputs:
     """Joins the outputs of all ranks. Each adds its own part to zeros, so the sum has every part unchanged."""
 
     def __init__(self, ranks: StageRanks, part: range, size: int) -> None:
@@ -116,11 +116,11 @@ def _add_hooks(module: torch.nn.Module, exchange: str, cut: tuple[range, int], r
         module.register_forward_pre_hook(vocabulary.before)
         module.register_forward_hook(vocabulary.after)
     elif exchange == "gather":
-        module.register_forward_hook(_Join(ranks, part, size).after)
+        module.register_forward_hook(_JoinOutputs(ranks, part, size).after)
     else:
         if exchange == "split_sum":
-            module.register_forward_pre_hook(_InputPart(part).before)
-        module.register_forward_hook(_Sum(ranks).after)
+            module.register_forward_pre_hook(_SplitInput(part).before)
+        module.register_forward_hook(_AddOutputs(ranks).after)
 
 
 def _set_sizes(module: torch.nn.Module) -> None:
