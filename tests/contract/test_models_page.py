@@ -16,6 +16,7 @@ def test_the_limits_are_the_engines():
     assert [row for row in numbers if row] == [
         [limits.MAX_LAYERS],
         [limits.MAX_HEADS],
+        [limits.MAX_EXPERTS],
         [limits.MAX_SIZE],
         [limits.MAX_VOCAB],
         [limits.MAX_POSITIONS],

@@ -22,7 +22,7 @@ class Engines:
         self.num_sequences = 0  # of gateways, in each engine
         self.num_answers_in_drain = 0
 
-    async def ask(self, ip, port, token, method="GET", path="/status"):
+    async def ask(self, ip, port, token, method="GET", path="/status", body=b""):
         if path == "/drain":
             self.asked.append((method, ip))
             self.on_drain()

@@ -286,7 +286,7 @@ def test_shipped_facts_are_those_of_the_backend_that_auto_takes(tmp_path, capsys
 
     wanted = "inspect --model hf://Qwen/Qwen3-8B --model-backend transformers > facts.json"
     assert wanted in capsys.readouterr().err
-    assert plan_on_gpus(tmp_path, "hf://Qwen/Qwen3-30B-A3B", **args) == 0
+    assert plan_on_gpus(tmp_path, "hf://deepseek-ai/DeepSeek-V2-Lite-Chat", **args) == 0
 
 
 def plan_on_gpus(tmp_path, source, **spec):

@@ -160,13 +160,16 @@ class _Held:
         return (self._bits / 8 + of_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
-        """Matrices that a rank stacks are dense if their types differ."""
+        """Matrices that a rank stacks have one form: 8 bits if their types differ, dense if one of them is dense."""
         name = tensor.name.removesuffix(".weight").replace("*", str(layer))
         owner = name.removesuffix(tensor.module)
         stacked = next((group for group in _STACKED if tensor.module in group), (tensor.module,))
         kinds = {self._given["kinds"].get(owner + module) for module in stacked}
-        kind = kinds.pop()
-        return self._element_bytes if kinds or kind is None else _GGUF_HELD[kind]
+        if None in kinds:
+            return self._element_bytes
+        if len(kinds) == 1:
+            return _GGUF_HELD[kinds.pop()]
+        return 1 + (1 + ("Q4_K" in kinds)) * _HALF / _SMALLEST_GROUP  # Q4_K has an offset for each group
 
 
 def _is_quantised(tensor: Tensor, config: Mapping[str, Any]) -> bool:

@@ -26,7 +26,8 @@ _TEXT = """# Sizes of published models
 same bytes from what `rayloom-engine inspect` says. The *difference* is the largest over all tensor sizes up to 16 that
 the model allows, times 1, 2, 3, 4, 8 and 16 stages; a test refuses more than 2 %. Parameters are in billions; of a
 mixture-of-experts model those that a token uses are in brackets. *Shape* is what `plan` chooses for one request of 8192
-tokens on nodes of eight GPUs with 80 GiB each; - means that no shape fits.
+tokens on nodes of eight GPUs with 80 GiB each: TP2xPP1 is two tensor parallel ranks in one pipeline stage, and - means
+that no shape fits.
 
 ## Dense weights
 
