@@ -246,31 +246,31 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
         (
             "cohere2",  # has 2 key/value heads
             4,
-            "4 ranks cannot share a layer of Cohere2ForCausalLM, which transformers' modules compute, in equal parts; "
+            "4 ranks cannot share a layer of Cohere2ForCausalLM in equal parts with model_backend transformers; "
             "use 1 or 2, and for more ranks pipeline_parallel_size",
         ),
         (
             "phi3",  # its matrices are joined, but it has 4 query heads
             3,
-            "3 ranks cannot share a layer of Phi3ForCausalLM, which transformers' modules compute, in equal parts; use "
+            "3 ranks cannot share a layer of Phi3ForCausalLM in equal parts with model_backend transformers; use "
             "1, 2 or 4, and for more ranks pipeline_parallel_size",
         ),
         (
             TinyArchitecture("gemma", {"num_key_value_heads": 1}),
             2,
-            "2 ranks cannot share a layer of GemmaForCausalLM, because its layers have 1 key/value head, which "
+            "2 ranks cannot share a layer of GemmaForCausalLM: the model's layers have 1 key/value head, which "
             "transformers' modules cannot share; use 1, and for more ranks pipeline_parallel_size",
         ),
         (
             "gpt2",
             2,
-            "2 ranks cannot share a layer of GPT2LMHeadModel, because transformers has no tensor parallel plan for it; "
+            "2 ranks cannot share a layer of GPT2LMHeadModel: transformers has no tensor parallel plan for the model; "
             "use 1, and for more ranks pipeline_parallel_size",
         ),
         (
             "gpt_oss",
             2,
-            "2 ranks cannot share a layer of GptOssForCausalLM, because transformers' tensor parallel plan for it cuts "
+            "2 ranks cannot share a layer of GptOssForCausalLM: transformers' tensor parallel plan for the model cuts "
             "no layer; use 1, and for more ranks pipeline_parallel_size",
         ),
     ],
@@ -304,7 +304,7 @@ def test_a_plan_that_ranks_cannot_follow_is_refused(
     meta.model._tp_plan = {**meta.model._tp_plan, rule: style}
     with pytest.raises(ModelError) as refused:
         read_shard_plan(meta)
-    assert str(refused.value) == f"transformers' tensor parallel plan for it {reason}"
+    assert str(refused.value) == f"transformers' tensor parallel plan for the model {reason}"
 
 
 def test_matrices_that_are_joined_in_one_are_cut_one_by_one() -> None:

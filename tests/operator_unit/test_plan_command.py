@@ -329,7 +329,7 @@ def test_the_output_of_a_failed_inspection_is_said_to_be_one(tmp_path, capsys):
     path = tmp_path / "facts.json"
     path.write_text("")
     assert main(["plan", "-f", str(EXAMPLE), "--facts", str(path)]) == 2
-    assert f"--facts: {path} is empty: `rayloom-engine inspect` found no facts" in capsys.readouterr().err
+    assert f"--facts: {path} is empty, because `rayloom-engine inspect` failed; run it" in capsys.readouterr().err
 
     path.write_text(json.dumps({"version": "v2", "error": {"reason": "Unsupported", "message": "mamba keeps a state"}}))
     assert main(["plan", "-f", str(EXAMPLE), "--facts", str(path)]) == 2

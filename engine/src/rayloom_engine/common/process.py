@@ -52,8 +52,8 @@ def without_garbage_collection() -> Iterator[None]:
 def collect_garbage_seldom() -> None:
     """Exempts the present objects from garbage collection, and makes collections of later ones rare.
 
-    The objects of one event of many streams are more than the 700 at which Python collects. They are no cycles and are
-    free again a moment later, but each collection would delay all streams.
+    One step of many streams allocates more than 700 objects, Python's threshold for a collection. They form no cycles
+    and are freed at once, so a collection would find nothing and delay all streams.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 10, 10)

@@ -3,8 +3,8 @@
 The rows of a step are grouped by expert, so that each expert multiplies all of its rows at once. The sum of a token
 has the order of its experts' weights, whatever other tokens the step has.
 
-Legend: T tokens of the step, D model width, E experts that the router selects from, K experts of a token, R rows of
-one expert.
+Legend: T tokens of the step, D model width, E experts that the router selects from, K experts of a token, P pairs of a
+token and one of its experts (T * K), R rows of one expert.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Groups(NamedTuple):
 def select_experts(logits_TE: torch.Tensor, num_selected: int, *, normalises: bool) -> Routes:
     """Returns the experts with the highest logits, and their probabilities in a softmax over all E experts.
 
-    Of equal logits, that of the lower index is the higher. `normalises`: the probabilities of a token's experts are
-    divided by their sum. `logits_TE`: float32.
+    If router outputs are equal, the expert with the lower index is selected first. `normalises`: the probabilities of a
+    token's experts are divided by their sum. `logits_TE`: float32.
     """
     # torch.topk selects any of equal logits.
     experts_TK = logits_TE.sort(dim=-1, descending=True, stable=True).indices[:, :num_selected]

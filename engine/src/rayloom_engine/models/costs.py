@@ -81,7 +81,10 @@ class Costs(_Document):
     kinds: tuple[LayerKind, ...] = Field(description="The kinds of layers; the first is called a, the second b.")
     layers: str = Field(max_length=MAX_LAYERS, description="The kind of each layer, run-length coded: 5ab is aaaaab.")
     most_stages: int | None = Field(
-        None, ge=1, le=MAX_LAYERS, description="Most stages that can share the layers; absent: as many as layers."
+        None,
+        ge=1,
+        le=MAX_LAYERS,
+        description="Largest number of pipeline stages that can share the layers; absent: the number of layers.",
     )
     head_layers: float = Field(
         ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."

@@ -172,7 +172,7 @@ def read_traits(
             "Unsupported",
         )
     if family.experts is not None:
-        _check_unread(config, family)
+        _refuse_unsupported(config, family)
     traits = family.traits
     if family.has_multipliers:
 
@@ -251,8 +251,8 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
         raise ModelError(f"{config.path}: {field} {shown(given)} is not supported; works: {works}", "Unsupported")
 
 
-def _check_unread(config: ConfigJson, family: DecoderFamily) -> None:
-    """Refuses settings of families with experts that no published model has."""
+def _refuse_unsupported(config: ConfigJson, family: DecoderFamily) -> None:
+    """Refuses values that change the computation and that the decoder does not implement."""
     if config.get("clip_qkv") is not None:
         raise ModelError(f"{config.path}: clip_qkv {shown(config.get('clip_qkv'))} is not supported; works: null")
     if family.has_qkv_bias and config.get("qkv_bias") is False:

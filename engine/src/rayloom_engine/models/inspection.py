@@ -65,7 +65,7 @@ class Shape(_InspectionPart):
         None, ge=1, le=MAX_SIZE, description="Routed experts of a layer; absent if a layer has one MLP for all tokens."
     )
     num_experts_per_token: int | None = Field(
-        None, ge=1, le=MAX_SIZE, description="Experts of these that a token selects."
+        None, ge=1, le=MAX_SIZE, description="Routed experts that the router selects for each token."
     )
     moe_intermediate_size: int | None = Field(None, ge=1, le=MAX_SIZE, description="Width of a routed expert.")
     model_backend: Literal["transformers"] | None = Field(
@@ -97,7 +97,8 @@ class Inspection(_InspectionPart):
         None,
         ge=1,
         le=MAX_PARAMETERS,
-        description="The same without the experts that a token does not select; absent if the model has no experts.",
+        description="Parameters that one token uses: all but those of the routed experts that the router does not "
+        "select for it. Absent if the model has no experts.",
     )
     quantization: str | None = Field(
         None, description="How the checkpoint's weights are quantised; absent if they are dense."

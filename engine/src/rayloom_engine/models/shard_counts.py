@@ -12,11 +12,9 @@ def check_shards(shape: ModelShape, num_shards: int) -> None:
     choices = shard_counts(shape)
     if isinstance(shape, MeasuredShape) and num_shards not in choices:
         stages = ", and for more ranks pipeline_parallel_size" if shape.can_be_staged else ""
-        reason = (
-            f"because {shape.unshared}" if shape.unshared else "which transformers' modules compute, in equal parts"
-        )
+        reason = f": {shape.unshared}" if shape.unshared else " in equal parts with model_backend transformers"
         raise ConfigError(
-            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}, {reason}; "
+            f"tensor_parallel_size: {num_shards} ranks cannot share a layer of {shape.architecture}{reason}; "
             f"use {_either(choices)}{stages}"
         )
     if num_shards not in choices and shape.traits.has_wide_qk_norm:

@@ -97,7 +97,7 @@ class Costs(CostsPart):
         description="The kind of each layer, run-length coded: 5ab is aaaaab.",
     )
     most_stages: Annotated[int, Field(ge=1, le=MAX_LAYERS)] | None = Field(
-        None, description="Most stages that can share the layers; absent: as many as layers."
+        None, description="Largest number of pipeline stages that can share the layers; absent: the number of layers."
     )
     head_layers: float = Field(
         ge=0,

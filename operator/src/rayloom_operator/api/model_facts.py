@@ -57,7 +57,9 @@ class ModelShape(_FactsPart):
     num_experts: Width | None = Field(
         None, description="Routed experts of a layer; absent if a layer has one MLP for all tokens."
     )
-    num_experts_per_token: Width | None = Field(None, description="Experts of these that a token selects.")
+    num_experts_per_token: Width | None = Field(
+        None, description="Routed experts that the router selects for each token."
+    )
     moe_intermediate_size: Width | None = Field(None, description="Width of a routed expert.")
     model_backend: str | None = Field(
         None,
@@ -78,7 +80,8 @@ class ModelFacts(_FactsPart):
     num_parameters: int = Field(ge=1, le=MAX_PARAMETERS, description="Weights of the model.")
     num_active_parameters: Annotated[int, Field(ge=1, le=MAX_PARAMETERS)] | None = Field(
         None,
-        description="The same without the experts that a token does not select; absent if the model has no experts.",
+        description="Parameters that one token uses: all but those of the routed experts that the router does not "
+        "select for it. Absent if the model has no experts.",
     )
     quantization: str | None = Field(
         None, max_length=64, description="How the checkpoint's weights are quantised; absent if they are dense."

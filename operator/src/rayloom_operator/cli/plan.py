@@ -233,11 +233,14 @@ def _read(path: Path, flag: str) -> ModelFacts:
 def _no_facts(written: bytes) -> str:
     """Returns what the output of a failed inspection says; empty if it has facts."""
     if not written.strip():
-        return "is empty: `rayloom-engine inspect` found no facts, and its message says why"
+        return (
+            "is empty, because `rayloom-engine inspect` failed; run it again without redirecting its output, and "
+            "follow its error message"
+        )
     try:
         document = json.loads(written)
     except ValueError:
-        return ""  # the model of the facts words it
+        return ""  # ModelFacts.model_validate_json reports the syntax error
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(error, dict):
         return ""

@@ -5,7 +5,7 @@ as the waiting one. After that, no sequence behind it is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
 `max_overtakers` with one. After that, no sequence with an adapter is admitted before it, so a slot becomes unused. If
-only its tenant's share of the slots is in use, this holds among the sequences of its tenant alone.
+slots are unused and only the share of its tenant is exhausted, both rules count only sequences of the same tenant.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class DueReaders:
         self._mailboxes: deque[Mailbox] = deque()
 
     def add(self, first: Sequence[Mailbox], others: Sequence[Mailbox]) -> None:
-        """Lets each mailbox read, soon: those in `first` before all that are due already, and `others` after these."""
+        """Schedules the mailboxes for reading: `first` before all that are scheduled already, `others` after them."""
         if not self._mailboxes and (first or others):
             asyncio.get_running_loop().call_soon(self._read)
         self._mailboxes.extendleft(reversed(first))

@@ -69,7 +69,7 @@ class WeightPlan:
         self._check(folder, wrong)
 
     def cut(self, cuts: Mapping[str, Cut], shard: Shard) -> None:
-        """Lets `load` give the model the part of one rank. Call it before the model is cut."""
+        """Makes `load` fill only the parameters and slices of one rank. Call it before `cut_to_shard`."""
         self._cuts = dict(cuts)
         self._shard = shard
         self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor look up whole sizes
@@ -201,7 +201,8 @@ def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
-    # Experts are stacked in a new first dimension, and matrices such as gate and up joined by rows.
+    # Cuts are counted from the last dimension, so stacking experts in a new first dimension leaves a cut valid. Joining
+    # gate and up changes the rows: a column cut stays valid, and a row cut only if each joined matrix is cut by itself.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

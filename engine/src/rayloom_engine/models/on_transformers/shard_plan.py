@@ -21,7 +21,7 @@ from rayloom_engine.parallel.shard import Shard
 # input first; vocabulary: each looks up its own tokens, and they add the rows.
 Exchange = Literal["gather", "sum", "split_sum", "vocabulary"]
 
-# Of linear layers: (dimension of the weight that is cut, exchange).
+# Style of a linear layer -> (dimension of its weight that is cut, exchange of its module).
 _LINEAR: dict[str, tuple[int, Exchange | None]] = {
     "colwise": (-2, None),
     "packed_colwise": (-2, None),
@@ -33,7 +33,8 @@ _LINEAR: dict[str, tuple[int, Exchange | None]] = {
 }
 _OF_PARAMETERS = ("colwise", "packed_colwise", "rowwise")
 _EXPERTS = "moe_tp_experts"  # sums what the ranks' parts of all experts return
-# Every rank computes these whole: their exchange is for the training alone, or for tensors of a kind that is not used.
+# Every rank holds modules with these styles whole. transformers exchanges only gradients or DTensors for them, and the
+# engine has neither.
 _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate")
 
 
@@ -82,7 +83,7 @@ def read_shard_plan(meta: MetaModel) -> ShardPlan:
     model = meta.model
     rules: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
     if not rules:
-        raise ModelError("transformers has no tensor parallel plan for it", "Unsupported")
+        raise ModelError("transformers has no tensor parallel plan for the model", "Unsupported")
     reader = _PlanReader()
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     for name, module in model.named_modules():
@@ -92,7 +93,7 @@ def read_shard_plan(meta: MetaModel) -> ShardPlan:
         if style := rules.get(_rule_name(name)):
             reader.add_parameter(name, parameter, style)
     if not any(name.startswith(f"{meta.layer_list}.") for name in reader.cuts):
-        raise ModelError("transformers' tensor parallel plan for it cuts no layer", "Unsupported")
+        raise ModelError("transformers' tensor parallel plan for the model cuts no layer", "Unsupported")
     reader.check_experts(model)
     _add_vocabulary(reader, model, rules)
     return ShardPlan(reader.cuts, frozenset(reader.first_only), reader.exchanges)
@@ -139,7 +140,7 @@ class _PlanReader:
             for leaf, _ in model.get_submodule(name).named_parameters():
                 if f"{name}.{leaf}" not in self.cuts:
                     raise ModelError(
-                        f"transformers' tensor parallel plan for it does not cut {word(f'{name}.{leaf}')}",
+                        f"transformers' tensor parallel plan for the model does not cut {word(f'{name}.{leaf}')}",
                         "Unsupported",
                     )
 
@@ -169,7 +170,7 @@ def _rule_name(name: str) -> str:
 
 def _unknown(name: str, style: str) -> ModelError:
     return ModelError(
-        f"transformers' tensor parallel plan for it has the style {word(style)} at {word(name)}, which the engine does "
-        "not have",
+        f"transformers' tensor parallel plan for the model has the style {word(style)} at {word(name)}, which the "
+        "engine does not have",
         "Unsupported",
     )

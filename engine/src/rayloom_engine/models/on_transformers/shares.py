@@ -77,8 +77,8 @@ def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[Me
     if found := _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1)):
         return found, ""
     if min(call.num_kv_heads for call in meta.calls) == 1:
-        return (), "its layers have 1 key/value head, which transformers' modules cannot share"
-    return (), "its sizes cannot be cut into equal parts"
+        return (), "the model's layers have 1 key/value head, which transformers' modules cannot share"
+    return (), "the model's sizes cannot be cut into equal parts"
 
 
 def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[MeasuredShare, ...]:
@@ -131,4 +131,6 @@ def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ..
         heads = (got.num_heads, got.num_kv_heads)
         shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]
         if heads not in shares or (got.head_dim, got.value_dim) != (wanted.head_dim, wanted.value_dim):
-            raise ModelError(f"{count} ranks cannot share its {wanted.num_kv_heads} key/value heads", "Unsupported")
+            raise ModelError(
+                f"{count} ranks cannot share the model's {wanted.num_kv_heads} key/value heads", "Unsupported"
+            )

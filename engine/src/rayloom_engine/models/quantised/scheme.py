@@ -39,8 +39,9 @@ class CheckpointScheme:
     def form(self, spec: LinearSpec) -> GroupedForm | None:
         """Returns the form in which the C library holds a matrix; None if it is dense.
 
-        Stacked matrices have one form. If the checkpoint's differ, it has 8 bits; llama.cpp stores some v with more
-        bits than q and k. If some of them are dense, the stacked matrix is dense.
+        Matrices that are stacked (q, k and v; gate and up) share one form. If the checkpoint stores them in several
+        forms, the stack has 8 bits, as in Q4_K_M files, whose v may have more bits than q and k. If one of them is
+        dense, the stack is dense.
         """
         readers = [self.reader(name) for name in spec.outputs]
         forms = [reader.form(spec.inputs.size) for reader in readers if reader is not None]

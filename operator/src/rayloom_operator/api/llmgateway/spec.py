@@ -65,8 +65,8 @@ class GatewaySpec(Part):
     root_path: str | None = Field(
         None,
         pattern=ROOT_PATH,
-        description="Path in front of the API, such as /llm, if route or a proxy leads such a path here. A change "
-        "replaces the gateway pods.",
+        description="Path prefix under which the API is served too, such as /llm. Set it if spec.route or a proxy "
+        "forwards requests with this prefix and does not remove it. A change replaces the gateway pods.",
     )
     auth: Auth | None = Field(
         None,

@@ -70,7 +70,8 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
 def renewed_certificates(situation: Situation, service: LLMService) -> tuple[Manifest, ...]:
     """Returns the Secrets with the present certificates of running engines and gateway pods.
 
-    These go on while the spec cannot be used, and their certificates would end.
+    Engines and gateway pods keep running while the spec cannot be used, so their certificates must be renewed before
+    they expire.
     """
     settings = situation.settings
     if settings.pod_tls == "off" or stored_gateway(situation.previous) is None:
