@@ -196,6 +196,14 @@ def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
     assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/adapters/v2"),)]
 
 
+def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_are_replaced():
+    old = adapted(SQL)
+    new = adapted({"name": "sql", "source": "pvc://new/sql"})
+    situation = situation_of(new, engine(old, 0, SQL_REPORT), engine(new, 1), old=[old])
+    # The old engine has what it can have. The new engine is told the new folder.
+    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/new/sql"),)]
+
+
 def statuses(resolved, *replicas):
     evidence = gather_evidence(situation_of(resolved, *replicas), VALID)
     return [(each.name, each.state, each.loaded) for each in adapter_statuses(evidence)], evidence

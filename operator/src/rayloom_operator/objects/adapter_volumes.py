@@ -27,10 +27,19 @@ def adapter_paths(model: Model) -> dict[str, str]:
 
 
 def mountable(model: Model, mounted_for: Model) -> dict[str, str]:
-    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`.
+    """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
 
-    They differ during a rollout that changes volumes.
+    They differ during a rollout that changes volumes. A name whose new folder the pods do not mount keeps the folder
+    that it had, so that requests find it until the pods are replaced. A name that is new, too, is left out.
     """
+    mounted = mounted_paths(model, mounted_for)
+    earlier = adapter_paths(mounted_for)
+    found = {each.name: mounted.get(each.name) or earlier.get(each.name) for each in model.adapters or ()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def mounted_paths(model: Model, mounted_for: Model) -> dict[str, str]:
+    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`."""
     folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
     own_claim = mounted_for.claim
     return {
