@@ -65,6 +65,14 @@ def test_a_server_starts_with_the_adapters_of_its_config_and_reports_one_that_ca
     front.wait_until(lambda: told(front) == ["sql"], "the core knows the adapter")
 
 
+@pytest.mark.parametrize("is_managed", [True, False])
+def test_a_start_sends_the_core_no_incomplete_list(folder: Path, is_managed: bool) -> None:
+    both = [f"{name}={folder / name}" for name in ("sql", "poems")]
+    with running_front(folder, managed_adapters=is_managed, adapters=both) as front:
+        front.wait_until(lambda: bool(front.core.adapter_lists), "the core knows the adapters")
+        assert [entry.name for entry in front.core.adapter_lists[0]] == ["sql", "poems"]
+
+
 def test_the_admin_port_replaces_the_list(front: FrontUnderTest, folder: Path) -> None:
     answer = put(front, {"sql": str(folder / "sql"), "poems": f"file://{folder / 'poems'}"})
     assert answer.status_code == 202

@@ -53,7 +53,7 @@ class AdapterList:
         self._file = file
         self._entries: dict[str, ServedAdapter] = {}
         self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
-        self.on_change: Callable[[], None] = lambda: None  # called after the start, and after every change
+        self.on_change: Callable[[], None] = lambda: None  # called after every change, not by `start`
 
     @property
     def entries(self) -> list[ServedAdapter]:
@@ -89,7 +89,6 @@ class AdapterList:
                 await self._add(name, path, folder)
             if self._entries:
                 await asyncio.to_thread(self._keep)
-        self.on_change()
         return is_kept
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:

@@ -107,7 +107,6 @@ class Service:
         )
         if not self.client.rules.is_gateway:
             self.lifecycle.on_drain = self.client.tell_draining
-            self.adapter_list.on_change = self._tell_adapters
         self._front_recovery = (
             self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
             if is_restart
@@ -216,14 +215,19 @@ class Service:
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
 
     async def _start_adapters(self, folder: Path) -> None:
-        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those."""
+        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those.
+
+        The core is told once, after all of them: gateways forget each name that a list lacks.
+        """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
-            return
-        if await self.adapter_list.start(folder, {}):
-            self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the first start
-        await self.managed_adapters.bring(folder)
-        self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+        else:
+            if await self.adapter_list.start(folder, {}):
+                self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the start
+            await self.managed_adapters.bring(folder)
+            self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+        self.adapter_list.on_change = self._tell_adapters
+        self._tell_adapters()
 
     def _tell_adapters(self) -> None:
         self.client.tell_adapters(tuple(self.adapter_list.entries))
