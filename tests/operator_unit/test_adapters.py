@@ -69,6 +69,27 @@ def test_a_mistake_is_named_with_its_cure(adapters, sentence):
     assert sentence in str(refused.value)
 
 
+def template_at(path, volume="data"):
+    mounts = [{"name": volume, "mountPath": path}]
+    containers = [{"name": "engine", "volumeMounts": mounts}]
+    return {"head": {"spec": {"volumes": [{"name": volume, "emptyDir": {}}], "containers": containers}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (template_at("/adapters"), "/adapters: this mountPath of container engine hides the model or its adapters"),
+        (template_at("/adapters/adapters/"), "this mountPath of container engine hides the model or its adapters"),
+        (template_at("/x", "adapters-0"), "adapters-0: beside model.adapters the volumes of podTemplate cannot have"),
+    ],
+)
+def test_a_template_may_have_the_volumes_and_folders_of_adapters_only_without_adapters(template, sentence):
+    make_service(model=MODEL, podTemplate=template)
+    with pytest.raises(SpecError) as refused:
+        make_service(model={**MODEL, "adapters": [SQL]}, podTemplate=template)
+    assert sentence in str(refused.value)
+
+
 def test_adapters_beside_an_accelerator_are_refused():
     with pytest.raises(SpecError, match="LoRA adapters work on CPU only"):
         make_service(model={**MODEL, "adapters": [SQL]}, accelerator={"memory": "80Gi"})

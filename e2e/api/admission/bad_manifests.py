@@ -108,6 +108,16 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an adapter with the model's name", _adapters(name="bad"), "an adapter has the name of the model"),
     ("an adapter twice", _model(adapters=[_ADAPTER, _ADAPTER]), "Duplicate value"),
     ("an adapter on a GPU", {"spec": {**_adapters()["spec"], "accelerator": {}}}, "LoRA adapters work on CPU only"),
+    (
+        "an adapter beside a volume of its name",
+        {
+            "spec": {
+                **_adapters()["spec"],
+                "podTemplate": {"head": {"spec": {"volumes": [{"name": "adapters-0", "emptyDir": {}}]}}},
+            }
+        },
+        "cannot have the names of the adapters' volumes",
+    ),
     ("a LoRA rank of 512", _args(maxLoraRank=512), "should be less than or equal to 256"),
     ("a maxModelLen of 1", _model(maxModelLen=1), "should be greater than or equal to 2"),
     ("a maxModelLen in text", _model(maxModelLen="8k"), "must be of type integer"),

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
 
 MAX_ADAPTERS = 64
 # Claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
@@ -102,6 +102,12 @@ def volume_sources(adapters: Iterable[Adapter], model_claim: str | None) -> list
     """Returns the claims and folders that pods mount for adapters alone. `model_claim`: mounted for the model."""
     given = tuple(adapters)
     return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given)]
+
+
+def mounted_folders(adapters: Iterable[Adapter]) -> list[str]:
+    """Returns the paths in containers at which adapters' volumes may be mounted, and the folder of their claims."""
+    given = tuple(adapters)
+    return [ADAPTERS_FOLDER, *(f"{ADAPTERS_FOLDER}/{claim}" for claim in claims(given)), *host_folders(given)]
 
 
 def claims(adapters: Iterable[Adapter]) -> list[str]:

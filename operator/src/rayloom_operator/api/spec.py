@@ -13,13 +13,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, Adapters, host_folders
+from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, Adapters, mounted_folders
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.engine import Engine
 from rayloom_operator.api.gateway.spec import Gateway
-from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.template import (
+    ADAPTER_VOLUMES_IN_WORDS,
+    HEAD_ACCELERATORS_IN_WORDS,
+    PodTemplates,
+)
 from rayloom_operator.api.pods import Auth, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api.problems import explain, source_hint
 from rayloom_operator.api.recovery import Recovery
@@ -208,6 +213,15 @@ class Spec(Part):
                 "!has(self.accelerator) || !has(self.model.adapters) || size(self.model.adapters) == 0",
                 ON_CPU_IN_WORDS,
             ),
+            *(
+                (
+                    f"!has(self.model.adapters) || !has(self.podTemplate) || !has(self.podTemplate.{pod}) || "
+                    f"!has(self.podTemplate.{pod}.spec) || !has(self.podTemplate.{pod}.spec.volumes) || "
+                    f"self.podTemplate.{pod}.spec.volumes.all(each, !(each.name in {json.dumps(ADAPTER_VOLUMES)}))",
+                    ADAPTER_VOLUMES_IN_WORDS,
+                )
+                for pod in ("head", "worker")
+            ),
             (
                 "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || has(self.gateway)",
                 NO_GATEWAY_IN_WORDS,
@@ -273,9 +287,11 @@ class Spec(Part):
     @model_validator(mode="after")
     def _pods_can_be_built(self) -> Spec:
         paths = [self.model.source.removeprefix("file://")] if self.model.source_kind == "file" else []
-        paths += host_folders(self.model.adapters or ())
+        if self.model.adapters is not None:
+            paths += mounted_folders(self.model.adapters)
         resource = self.accelerator.resource if self.accelerator is not None else None
-        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths):
+        has_adapters = self.model.adapters is not None
+        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, has_adapters=has_adapters):
             raise ValueError("; ".join(problems))
         return self
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rayloom_operator.api.adapters import Adapter, claims, host_folders
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
 from rayloom_operator.api.spec import Model
-from rayloom_operator.names import ADAPTERS_FOLDER, CLAIM_FOLDER, Manifest
+from rayloom_operator.names import CLAIM_FOLDER, Manifest
 
 
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
