@@ -53,7 +53,17 @@ def adapted(*adapters, source=MODEL["source"], **spec):
         ),
         ([{"name": "a", "source": "/data/a"}], "'/data/a' is not the source of an adapter; use pvc://"),
         ([{"name": "a", "source": "file:///a"}], "'file:///a' is not the source of an adapter; use pvc://"),
-        ([{"name": "a", "source": "pvc://c/../x"}], "'pvc://c/../x' is not allowed: a path has no part . or .."),
+        (
+            [{"name": "a", "source": "pvc://c/../x"}],
+            "'pvc://c/../x' is not allowed: the path must not have a part '.' or '..'; write it without them",
+        ),
+        (
+            [{"name": "a", "source": "file:///tmp/sql"}],
+            "'file:///tmp/sql' is not allowed: the folder with the adapter's",
+        ),
+        ([{"name": "a", "source": "file:///etc/sql/"}], "is not allowed: the folder with the adapter's"),
+        ([{"name": "a", "source": "file:///etc/rayloom/x/y"}], "is not allowed: the folder with the adapter's"),
+        ([{"name": "a", "source": "file:///adapters/x/y"}], "is not allowed: the folder with the adapter's"),
         ([SQL, {**POEMS, "name": "sql"}], "spec.model.adapters: sql is given more than once; give each adapter a name"),
         ([{**SQL, "name": "chat"}], "spec.model.adapters: chat: an adapter has the name of the model; give it another"),
         (
@@ -133,6 +143,29 @@ def test_adapters_in_the_claim_of_the_model_need_no_further_volume():
         model={"source": "pvc://models/llama", "adapters": [{"name": "sql", "source": "pvc://models/sql/"}]},
     )
     assert adapter_places(service.spec.model) == []
+
+
+def test_adapters_in_the_folder_of_the_model_need_no_further_volume():
+    def service(*adapters):
+        return {"source": "file:///data/models/llama/", "adapters": list(adapters)}
+
+    inside = {"name": "sql", "source": "file:///data/models/llama/sql"}
+    beside = {"name": "poems", "source": "file:///data/models/poems"}
+    assert adapter_places(make_service(model=service(inside)).spec.model) == []
+    assert revision(make_resolved(model=service(inside))) == revision(make_resolved(model=service()))
+    old = make_resolved(model=service())
+    new = make_resolved(model=service(inside))
+    situation = situation_of(new, engine(old, 0), old=[old])
+    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/data/models/llama/sql"),)]
+    [(_, mount)] = adapter_places(make_service(model=service(inside, beside)).spec.model)
+    assert mount["mountPath"] == "/data/models", "the folder of the model lies in it"
+
+
+def test_a_folder_of_nodes_cannot_be_where_the_claim_of_the_model_is_mounted():
+    inside = {"name": "sql", "source": "file:///models/sql"}
+    make_service(model={**MODEL, "adapters": [inside, {"name": "a", "source": "file:///tmp/a/b"}]})
+    with pytest.raises(SpecError, match=r"spec\.model: adapters: sql: the claim of the model is mounted at /models"):
+        make_service(model={"source": "pvc://models/llama", "adapters": [inside]})
 
 
 def test_the_inspection_mounts_no_adapters():

@@ -313,9 +313,8 @@ def test_the_lists_of_own_parts_equal_those_of_the_pods():
             volumes |= by_name(template, "volumes").keys()
             for container in template["spec"]["containers"]:
                 # The claims of adapters are mounted below one folder.
-                folders |= {
-                    re.sub("^/adapters/.*", "/adapters", each["mountPath"]) for each in container["volumeMounts"]
-                }
+                paths = [each["mountPath"] for each in container["volumeMounts"]]
+                folders |= {re.sub("^/adapters/.*", ADAPTERS_FOLDER, path) for path in paths}
 
     assert containers == [list(HEAD_CONTAINERS), list(WORKER_CONTAINERS)]
     assert sorted(volumes) == sorted((*OWN_VOLUMES, *ADAPTER_VOLUMES))

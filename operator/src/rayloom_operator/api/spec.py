@@ -13,7 +13,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, Adapters, mounted_folders
+from rayloom_operator.api.adapters import (
+    MODELS_FOLDER,
+    MODELS_IN_WORDS,
+    ON_CPU_IN_WORDS,
+    OTHER_NAME_IN_WORDS,
+    Adapters,
+    mounted_folders,
+)
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
@@ -98,6 +105,11 @@ class Model(Part):
                 "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
                 _HUB_ONLY_IN_WORDS,
             ),
+            (
+                "!has(self.adapters) || !self.source.startsWith('pvc://') || "
+                f"self.adapters.all(each, !each.source.startsWith('file://{MODELS_FOLDER}/'))",
+                MODELS_IN_WORDS,
+            ),
         )
     )
 
@@ -162,6 +174,13 @@ class Model(Part):
             raise ValueError(_HUB_ONLY_IN_WORDS)
         return self
 
+    @model_validator(mode="after")
+    def _adapters_are_beside_the_claim(self) -> Model:
+        in_claim = [each.name for each in self.adapters or () if each.path.startswith(f"{MODELS_FOLDER}/")]
+        if self.claim is not None and in_claim:
+            raise ValueError(f"adapters: {', '.join(in_claim)}: {MODELS_IN_WORDS}")
+        return self
+
     @property
     def source_kind(self) -> str:
         """The part of `source` before `://`: hf, pvc, file or builtin."""
@@ -171,6 +190,11 @@ class Model(Part):
     def claim(self) -> str | None:
         """Name of the PersistentVolumeClaim with the model; None if the model is not in a claim."""
         return self.source.removeprefix("pvc://").partition("/")[0] if self.source_kind == "pvc" else None
+
+    @property
+    def host_path(self) -> str | None:
+        """Path of a file:// model on the nodes, at which pods mount it; None for another source."""
+        return self.source.removeprefix("file://").rstrip("/") if self.source_kind == "file" else None
 
     @property
     def is_gguf(self) -> bool:

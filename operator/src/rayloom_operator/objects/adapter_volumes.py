@@ -13,7 +13,7 @@ from rayloom_operator.names import CLAIM_FOLDER, Manifest
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
 
-    A claim that also has the model is mounted already.
+    A claim that also has the model is mounted already, and so are folders in that of a file:// model.
     """
     return [
         ({"name": name, **volume}, {"mountPath": path, "readOnly": True})
@@ -41,6 +41,7 @@ def mountable(model: Model, mounted_for: Model) -> dict[str, str]:
 def mounted_paths(model: Model, mounted_for: Model) -> dict[str, str]:
     """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`."""
     folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
+    folders += [] if mounted_for.host_path is None else [mounted_for.host_path]
     own_claim = mounted_for.claim
     return {
         each.name: path
@@ -54,7 +55,7 @@ def _sources(model: Model) -> Iterator[tuple[Manifest, str]]:
     for claim in claims(adapters):
         if claim != model.claim:
             yield {"persistentVolumeClaim": {"claimName": claim}}, f"{ADAPTERS_FOLDER}/{claim}"
-    for folder in host_folders(adapters):
+    for folder in host_folders(adapters, model.host_path):
         yield {"hostPath": {"path": folder, "type": "Directory"}}, folder
 
 
