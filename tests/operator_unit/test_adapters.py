@@ -100,9 +100,11 @@ def test_a_template_may_have_the_volumes_and_folders_of_adapters_only_without_ad
     assert sentence in str(refused.value)
 
 
-def test_adapters_beside_an_accelerator_are_refused():
+@pytest.mark.parametrize("adapters", [[SQL], []])
+@pytest.mark.parametrize("fields", [{"accelerator": {"memory": "80Gi"}}, {"engine": {"args": {"device": "cuda"}}}])
+def test_adapters_beside_an_accelerator_are_refused(adapters, fields):
     with pytest.raises(SpecError, match="LoRA adapters work on CPU only"):
-        make_service(model={**MODEL, "adapters": [SQL]}, accelerator={"memory": "80Gi"})
+        make_service(model={**MODEL, "adapters": adapters}, **fields)
 
 
 def test_a_served_name_frees_the_services_name():

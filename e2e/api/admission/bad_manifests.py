@@ -113,6 +113,12 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an adapter's name with a blank", _adapters(name="a b"), "spec.model.adapters[0].name in body should match"),
     ("an adapter with the model's name", _adapters(name="bad"), "an adapter has the name of the model"),
     ("an adapter twice", _model(adapters=[_ADAPTER, _ADAPTER]), "Duplicate value"),
+    ("no adapters yet on a GPU", {"spec": {**_model(adapters=[])["spec"], "accelerator": {}}}, "work on CPU only"),
+    (
+        "an adapter beside the device cuda",
+        {"spec": {**_args(device="cuda")["spec"], **_adapters()["spec"]}},
+        "LoRA adapters work on CPU only",
+    ),
     ("an adapter on a GPU", {"spec": {**_adapters()["spec"], "accelerator": {}}}, "LoRA adapters work on CPU only"),
     (
         "an adapter beside a volume of its name",

@@ -52,7 +52,10 @@ PLACES_IN_WORDS = (
     f"the adapters are in more than {MAX_PLACES} claims and folders: put them into fewer; adapters in one claim, or "
     "side by side in one folder, count once"
 )
-ON_CPU_IN_WORDS = "LoRA adapters work on CPU only: remove model.adapters or accelerator, or merge one into the model"
+ON_CPU_IN_WORDS = (
+    "LoRA adapters work on CPU only, and an empty list keeps memory for them: remove model.adapters, or remove "
+    "accelerator and engine.args.device cuda, or merge an adapter into the model"
+)
 OTHER_NAME_IN_WORDS = "an adapter has the name of the model; give it another name, or set model.servedName"
 
 

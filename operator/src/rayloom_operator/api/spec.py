@@ -234,7 +234,8 @@ class Spec(Part):
                 HEAD_ACCELERATORS_IN_WORDS,
             ),
             (
-                "!has(self.accelerator) || !has(self.model.adapters) || size(self.model.adapters) == 0",
+                "!has(self.model.adapters) || (!has(self.accelerator) && (!has(self.engine) || "
+                "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
                 ON_CPU_IN_WORDS,
             ),
             *(
@@ -328,6 +329,8 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:
+        if self.model.adapters is not None and (self.accelerator or self.engine.args.device == "cuda"):
+            raise ValueError(ON_CPU_IN_WORDS)
         if self.accelerator is None:
             return self
         if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
@@ -336,8 +339,6 @@ class Spec(Part):
             raise ValueError(_CPU_IN_WORDS)
         if self.engine.args.quantization == "int8":
             raise ValueError(_INT8_IN_WORDS)
-        if self.model.adapters:
-            raise ValueError(ON_CPU_IN_WORDS)
         return self
 
 
