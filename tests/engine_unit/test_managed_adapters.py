@@ -11,6 +11,7 @@ import pytest
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.operations.adapters import AdapterList
 from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
 from rt_peft_files import write_tiny_adapter, write_tiny_config
@@ -118,7 +119,39 @@ def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -
         assert served(front) == ["tiny"]
 
 
+def test_a_fault_of_one_attempt_does_not_end_the_later_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, faults = AdapterList.unload, [OSError("no space left"), ValueError("unforeseen")]
+
+    async def unload(self: AdapterList, name: str) -> None:
+        if faults:
+            raise faults.pop()
+        await real(self, name)
+
+    monkeypatch.setattr(AdapterList, "unload", unload)
+    first = [f"sql={folder / 'sql'}"]
+    with running_front(folder, managed_adapters=True, adapters=first, waits=Waits(adapters_s=0.02)) as front:
+        put(front, {"poems": str(folder / "poems")})
+        wait_for(front, {"poems": "loaded"})
+        assert served(front) == ["tiny", "poems"]
+    assert faults == []
+    assert caplog.text.count("cannot bring the adapters to the wanted list") == 2
+
+
+def test_an_adapter_in_the_home_of_an_unknown_user_is_reported(front: FrontUnderTest, folder: Path) -> None:
+    managed = front.service.managed_adapters
+    assert managed is not None
+    front.do(lambda: managed.want({"sql": "~no-such-user/y"}))
+    wait_for(front, {"sql": "failed"})
+    put(front, {"sql": str(folder / "sql")})
+    wait_for(front, {"sql": "loaded"})
+
+
 def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> None:
+    answer = put(front, {"x": "~nobody/y"})
+    assert answer.status_code == 400
+    assert '"x": "~nobody/y" is not an absolute path' in answer.json()["error"]["message"]
     for body in ({"adapters": [1]}, {"adapter": {}}, {"adapters": {"a": 1}}):
         answer = front.admin.put("/adapters", json=body)
         assert answer.status_code == 400

@@ -68,7 +68,10 @@ class AdapterList:
     def has(self, name: str, path: str) -> bool:
         """True if the adapter with this name was loaded from this folder."""
         entry = self._entries.get(name)
-        return entry is not None and entry.adapter.path == str(_place(path))
+        try:
+            return entry is not None and entry.adapter.path == str(_place(path))
+        except ModelError:
+            return False
 
     @property
     def paths(self) -> dict[str, str]:
@@ -109,8 +112,8 @@ class AdapterList:
             except ModelError as error:
                 is_absent = error.fault == "NotFound"
                 raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
+            self.on_change()  # first, because the list has changed even if its file cannot be written
             await asyncio.to_thread(self._keep)
-            self.on_change()
 
     async def unload(self, name: str) -> None:
         """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
@@ -123,8 +126,8 @@ class AdapterList:
                     code="adapter_not_found",
                 )
             del self._entries[name]
-            await asyncio.to_thread(self._keep)
             self.on_change()
+            await asyncio.to_thread(self._keep)
             logger.info("adapter %s unloaded", shown(name))
 
     async def _add(self, name: str, path: str, folder: Path) -> None:

@@ -30,6 +30,7 @@ class ManagedAdapters:
         self._adapters = adapters
         self._wanted = dict(wanted)
         self._problems: dict[str, str] = {}  # name -> why the adapter could not be loaded
+        self._has_failed = False  # the latest attempt ended before it came to all adapters
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None  # called when an adapter was loaded, unloaded, or failed
@@ -49,8 +50,17 @@ class ManagedAdapters:
     async def bring(self, folder: Path) -> None:
         """Unloads the adapters that are not wanted any more, and loads the others. `folder`: of the model.
 
-        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files.
+        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files. Any other
+        fault is logged, and `keep` tries again.
         """
+        try:
+            await self._bring(folder)
+            self._has_failed = False
+        except Exception:  # `keep` is awaited by nobody, and without it no later list would have an effect
+            logger.exception("cannot bring the adapters to the wanted list; tried again in %g s", self._retry_s)
+            self._has_failed = True
+
+    async def _bring(self, folder: Path) -> None:
         wanted = dict(self._wanted)
         for name in [entry.name for entry in self._adapters.entries if entry.name not in wanted]:
             with contextlib.suppress(ApiError):  # somebody else has unloaded it
@@ -79,7 +89,7 @@ class ManagedAdapters:
             await self.bring(folder)
             self.on_change()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._retry_s if self._problems else None):
+                async with asyncio.timeout(self._retry_s if self._problems or self._has_failed else None):
                     await self._is_changed.wait()
 
     def _report(self, name: str, path: str) -> ReportedAdapter:
