@@ -273,6 +273,16 @@ def test_the_status_counts_the_engines_that_have_an_adapter():
     assert statuses(resolved)[0] == [("sql", "Loading", "0/2"), ("poems", "Loading", "0/2")]
 
 
+def test_an_engine_that_has_the_earlier_source_of_an_adapter_is_not_counted():
+    resolved = adapted(SQL, replicas=2)
+    earlier = report("sql", "/adapters/adapters/team/v1")
+    assert statuses(resolved, engine(resolved, 0, earlier), engine(resolved, 1, SQL_REPORT))[0] == [
+        ("sql", "Loading", "1/2")
+    ]
+    failed = report("sql", earlier.path, "failed", "gone")
+    assert statuses(resolved, engine(resolved, 0, failed), engine(resolved, 1))[0] == [("sql", "Loading", "0/2")]
+
+
 def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
     resolved = adapted(SQL, replicas=2)
     bad = report("sql", SQL_REPORT.path, "failed", "adapter_config.json does not exist")

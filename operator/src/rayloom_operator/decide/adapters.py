@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rayloom_operator.api.spec import Model
 from rayloom_operator.api.status import AdapterState, AdapterStatus, Reason
 from rayloom_operator.decide.conditions.evidence import Evidence
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.engines.status import ReportedAdapter
-from rayloom_operator.objects.adapter_volumes import mountable
+from rayloom_operator.objects.adapter_volumes import adapter_paths, mountable, mounted_paths
 from rayloom_operator.observe.observed import EngineReplica, Verdict
 
 
@@ -58,7 +59,7 @@ def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
     if resolved is None:
         return _written(evidence.situation.previous)
     reports = {
-        each.place.name: {report.name: report for report in _reported(each.replica) or ()}
+        each.place.name: _present_reports(evidence.situation, each.replica)
         for each in evidence.staying
         if each.replica is not None
     }
@@ -95,6 +96,14 @@ def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: in
     )
 
 
+def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, ReportedAdapter]:
+    """Returns name -> report of the adapters that the engine has, or tries to load, from their present sources."""
+    model = _model(situation)
+    made_from = _model_of(situation, replica)
+    paths = adapter_paths(model) if made_from is None else mounted_paths(model, made_from)
+    return {each.name: each for each in _reported(replica) or () if paths.get(each.name) == each.path}
+
+
 def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
     """Returns the adapters in a status document; none if they cannot be read."""
     try:
@@ -108,12 +117,22 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
 
     It keeps them if its spec is not known, or if its successors have no adapters at all: it is about to be replaced.
     """
-    assert situation.resolved is not None
-    model = situation.resolved.service.spec.model
-    made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
+    model = _model(situation)
+    made_from = _model_of(situation, replica)
     if model.adapters is None or made_from is None:
         return None
-    return mountable(model, made_from.service.spec.model)
+    return mountable(model, made_from)
+
+
+def _model(situation: Situation) -> Model:
+    assert situation.resolved is not None
+    return situation.resolved.service.spec.model
+
+
+def _model_of(situation: Situation, replica: EngineReplica) -> Model | None:
+    """Returns the part of the spec from which the engine was made; None if it is not known."""
+    made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
+    return None if made_from is None else made_from.service.spec.model
 
 
 def _reported(replica: EngineReplica) -> tuple[ReportedAdapter, ...] | None:
