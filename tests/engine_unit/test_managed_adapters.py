@@ -114,9 +114,19 @@ def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -
         assert served(front) == ["tiny", "poems"]
         assert states(front) == {"poems": "loaded"}
         put(front, {})
-        wait_for(front, {})
+        front.wait_until(lambda: (folder / "kept-wanted.json").read_bytes() == b"{}", "the list is kept")
     with running_front(folder, start=3, **kept) as front:
         assert served(front) == ["tiny"]
+
+
+def test_the_next_front_still_wants_adapters_that_could_not_be_loaded(folder: Path) -> None:
+    kept = {"managed_adapters": True, "adapters_file": folder / "kept.json"}
+    wanted = {"poems": str(folder / "poems"), "absent": str(folder / "absent")}
+    with running_front(folder, **kept) as front:
+        put(front, wanted)
+        wait_for(front, {"poems": "loaded", "absent": "failed"})
+    with running_front(folder, start=2, **kept) as front:
+        assert states(front) == {"poems": "loaded", "absent": "failed"}
 
 
 def test_a_fault_of_one_attempt_does_not_end_the_later_ones(

@@ -73,18 +73,12 @@ class AdapterList:
         except ModelError:
             return False
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """Name -> folder of each adapter."""
-        return {name: entry.adapter.path for name, entry in self._entries.items()}
-
-    async def start(self, folder: Path, wanted: Mapping[str, str]) -> bool:
+    async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
         """Takes the list of the front before, or loads the adapters in `wanted`. `folder`: of the model.
 
-        Returns True if there was a front before. Raises ModelError.
+        Raises ModelError.
         """
-        is_kept = self._file is not None and self._file.exists()
-        if self._file is not None and is_kept:
+        if self._file is not None and self._file.exists():
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
             self._entries = {entry.name: entry for entry in entries}
         else:
@@ -92,7 +86,6 @@ class AdapterList:
                 await self._add(name, path, folder)
             if self._entries:
                 await asyncio.to_thread(self._keep)
-        return is_kept
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.

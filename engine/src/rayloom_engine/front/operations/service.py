@@ -55,6 +55,12 @@ class FrontStart:
     server_started: float | None = None  # Unix time of the first front's start; None: this is the first
     adapters_file: Path | None = None  # keeps the list of adapters for later fronts
 
+    @property
+    def wanted_file(self) -> Path | None:
+        """The file beside `adapters_file` that keeps the wanted list of managed adapters."""
+        file = self.adapters_file
+        return None if file is None else file.with_stem(f"{file.stem}-wanted")
+
 
 class Service:
     """The state of one API server process. Nothing happens until `run` is called."""
@@ -80,7 +86,7 @@ class Service:
         self.adapters: AdapterNames = self.adapter_list
         self._wanted_adapters = named_paths(config.adapters)
         self.managed_adapters = (
-            ManagedAdapters(self.adapter_list, self._wanted_adapters, self.waits.adapters_s)
+            ManagedAdapters(self.adapter_list, self._wanted_adapters, self.waits.adapters_s, start.wanted_file)
             if config.managed_adapters
             else None
         )
@@ -222,8 +228,7 @@ class Service:
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
         else:
-            if await self.adapter_list.start(folder, {}):
-                self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the start
+            await self.adapter_list.start(folder, {})
             await self.managed_adapters.bring(folder)
             self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
         self.adapter_list.on_change = self._tell_adapters
