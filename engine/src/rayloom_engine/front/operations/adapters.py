@@ -40,8 +40,8 @@ class AdapterNames(Protocol):
     def get(self, name: str) -> ServedAdapter | None:
         """Returns the adapter with this name; None if there is none."""
 
-    def check_known(self) -> None:
-        """Raises ApiError 503 while it is not known which adapters there are."""
+    def check_known(self, name: str) -> None:
+        """Raises ApiError 503, which says that `name` was not found, while it is not known which adapters there are."""
 
 
 class AdapterList:
@@ -62,7 +62,7 @@ class AdapterList:
     def get(self, name: str) -> ServedAdapter | None:
         return self._entries.get(name)
 
-    def check_known(self) -> None:
+    def check_known(self, name: str) -> None:
         """Does nothing: a front that accepts requests knows its adapters."""
 
     def has(self, name: str, path: str) -> bool:
