@@ -304,5 +304,6 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         assert refusal(shared, "/v1/completions", body("a0", PROMPTS[0]))[0] == 404
         assert refusal(shared, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/x"}) == (
             403,
-            "the adapters of this server are fixed; --allow-runtime-lora-updating lets clients change them",
+            "only the admin port changes the adapters of this server (managed_adapters); change spec.model.adapters of "
+            "the LLMService, or send PUT /adapters to the admin port",
         )

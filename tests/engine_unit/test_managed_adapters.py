@@ -172,6 +172,13 @@ def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> N
     assert served(front) == ["tiny", "sql"]
 
 
+def test_clients_cannot_change_managed_adapters(front: FrontUnderTest, folder: Path) -> None:
+    load = {"lora_name": "poems", "lora_path": str(folder / "poems")}
+    answer = front.http.post("/v1/load_lora_adapter", json=load)
+    assert answer.status_code == 403
+    assert "only the admin port changes the adapters of this server (managed_adapters)" in answer.text
+
+
 def test_an_engine_without_managed_adapters_takes_no_list(tmp_path: Path) -> None:
     with running_front(tmp_path) as front:
         answer = put(front, {})

@@ -284,14 +284,19 @@ def test_an_engine_that_has_the_earlier_source_of_an_adapter_is_not_counted():
 
 
 def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
-    resolved = adapted(SQL, replicas=2)
+    resolved = adapted(SQL, POEMS, replicas=2)
     bad = report("sql", SQL_REPORT.path, "failed", "adapter_config.json does not exist")
-    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT), engine(resolved, 1, bad))
-    assert found == [("sql", "Failed", "1/2")]
+    bad_poems = report("poems", POEMS_REPORT.path, "failed", "gone")
+    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT), engine(resolved, 1, bad, bad_poems))
+    assert found == [("sql", "Failed", "1/2"), ("poems", "Failed", "0/2")]
     name = evidence.staying[1].place.name
     fault = adapter_fault(evidence)
     assert fault.reason == "AdapterFailed"
-    assert fault.message == (f"The adapter sql is loaded by 1/2 engines: {name}: adapter_config.json does not exist")
+    assert fault.message == (
+        f"Adapter sql is loaded on 1/2 engines. {name}: adapter_config.json does not exist. Put the adapter's folder "
+        "where spec.model.adapters says, or change its source; engines try again every 30 s. 1 more adapter fails; "
+        "status.adapters has the causes."
+    )
 
 
 def test_while_the_spec_cannot_be_used_the_last_states_stay():

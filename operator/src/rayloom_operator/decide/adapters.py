@@ -72,10 +72,14 @@ def adapter_fault(evidence: Evidence) -> Verdict | None:
     failed = [each for each in adapter_statuses(evidence) if each.state == "Failed"]
     if not failed:
         return None
-    more = f" {len(failed) - 1} more adapters fail; status.adapters has their causes." if len(failed) > 1 else ""
+    first, num_more = failed[0], len(failed) - 1
+    verb = "adapter fails" if num_more == 1 else "adapters fail"
+    more = f" {num_more} more {verb}; status.adapters has the causes." if num_more else ""
     return Verdict(
         reason=Reason.ADAPTER_FAILED,
-        message=f"The adapter {failed[0].name} is loaded by {failed[0].loaded} engines: {failed[0].message}{more}",
+        message=f"Adapter {first.name} is loaded on {first.loaded} engines. {first.message.removesuffix('.')}. Put the "
+        "adapter's folder where spec.model.adapters says, or change its source; engines try again every 30 s."
+        f"{more}",
     )
 
 
