@@ -20,7 +20,8 @@ import torch
 
 from rt_adapters import write_adapter
 from rt_faults import strike
-from rt_gateway import free_port, running_gateway, write_key
+from rt_gateway import running_gateway, write_key
+from rt_ports import free_port
 from rt_server import RunningServer, is_ready, running_server, wait_until
 from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_operator.api.adapters import Adapter, host_folders
-from rayloom_operator.decide.adapters import AdapterOrder, adapter_fault, adapter_orders, adapter_statuses
+from rayloom_operator.decide.adapters import AdapterListRequest, adapter_fault, adapter_list_requests, adapter_statuses
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.conditions.evidence import gather_evidence
@@ -158,7 +158,7 @@ def test_adapters_in_the_folder_of_the_model_need_no_further_volume():
     old = make_resolved(model=service())
     new = make_resolved(model=service(inside))
     situation = situation_of(new, engine(old, 0), old=[old])
-    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/data/models/llama/sql"),)]
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/data/models/llama/sql"),)]
     [(_, mount)] = adapter_places(make_service(model=service(inside, beside)).spec.model)
     assert mount["mountPath"] == "/data/models", "the folder of the model lies in it"
 
@@ -230,7 +230,7 @@ def test_an_engine_whose_list_differs_is_told_the_present_one():
         engine(resolved, 2, is_old=True),
         engine(resolved, 3, report("sql", SQL_REPORT.path, "failed", "gone"), report("poems", POEMS_REPORT.path, "x")),
     )
-    orders = list(adapter_orders(situation))
+    orders = list(adapter_list_requests(situation))
     assert [each.replica for each in orders] == [situation.observed.replicas[1].name]
     assert orders[0].adapters == (("sql", SQL_REPORT.path), ("poems", POEMS_REPORT.path))
     assert orders[0].token == situation.settings.admin_tokens("team", "uid-1", orders[0].replica)[0]
@@ -238,10 +238,10 @@ def test_an_engine_whose_list_differs_is_told_the_present_one():
 
 def test_an_empty_list_unloads_all_and_no_list_leaves_engines_alone():
     empty = adapted()
-    assert [each.adapters for each in adapter_orders(situation_of(empty, engine(empty, 0, SQL_REPORT)))] == [()]
+    assert [each.adapters for each in adapter_list_requests(situation_of(empty, engine(empty, 0, SQL_REPORT)))] == [()]
     without = make_resolved()
-    assert list(adapter_orders(situation_of(without, engine(without, 0, SQL_REPORT)))) == []
-    assert list(adapter_orders(make_situation(None, Observed(replicas=(engine(empty, 0),))))) == []
+    assert list(adapter_list_requests(situation_of(without, engine(without, 0, SQL_REPORT)))) == []
+    assert list(adapter_list_requests(make_situation(None, Observed(replicas=(engine(empty, 0),))))) == []
 
 
 def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
@@ -249,7 +249,7 @@ def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
     new = adapted({"name": "sql", "source": "pvc://adapters/v2"}, POEMS)
     assert revision(old) != revision(new)
     situation = situation_of(new, engine(old, 0, SQL_REPORT), old=[old])
-    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/adapters/v2"),)]
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/adapters/adapters/v2"),)]
 
 
 def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_are_replaced():
@@ -257,7 +257,7 @@ def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_
     new = adapted({"name": "sql", "source": "pvc://new/sql"})
     situation = situation_of(new, engine(old, 0, SQL_REPORT), engine(new, 1), old=[old])
     # The old engine has what it can have. The new engine is told the new folder.
-    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/new/sql"),)]
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/adapters/new/sql"),)]
 
 
 def statuses(resolved, *replicas):
@@ -328,7 +328,7 @@ def test_engines_are_told_their_adapters_and_a_failure_holds_up_nothing(monkeypa
         kube = FakeKube()
         applier = Applier(kube, Drift(kube, nobody), nobody, nobody, told.append)
         orders = [
-            AdapterOrder(
+            AdapterListRequest(
                 replica=f"g{n}", ip=f"10.0.0.{n}", token=f"t{n}", old_token="old", adapters=(("sql", "/a/sql"),)
             )
             for n in (1, 2, 3)

@@ -22,7 +22,7 @@ from rayloom_operator.observe.observed import EngineReplica, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterOrder:
+class AdapterListRequest:
     """A request to an engine: have these adapters and no others."""
 
     replica: str  # name of the engine replica
@@ -32,8 +32,8 @@ class AdapterOrder:
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
-def adapter_orders(situation: Situation) -> Iterator[AdapterOrder]:
-    """Yields an order for each engine whose reported list differs from the wanted one."""
+def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
+    """Yields a request for each engine whose reported list differs from the wanted one."""
     if situation.resolved is None:
         return
     meta = situation.resolved.service.metadata
@@ -45,7 +45,7 @@ def adapter_orders(situation: Situation) -> Iterator[AdapterOrder]:
         if wanted == {each.name: each.path for each in reported}:
             continue
         token, old_token = situation.settings.admin_tokens(meta.namespace, meta.uid, replica.name)
-        yield AdapterOrder(
+        yield AdapterListRequest(
             replica=replica.name, ip=replica.head.ip, token=token, old_token=old_token, adapters=tuple(wanted.items())
         )
 
