@@ -20,7 +20,8 @@ import torch
 
 from rt_adapters import write_adapter
 from rt_faults import strike
-from rt_gateway import free_port, running_gateway, write_key
+from rt_gateway import running_gateway, write_key
+from rt_ports import free_port
 from rt_server import RunningServer, is_ready, running_server, wait_until
 from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
@@ -304,5 +305,6 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         assert refusal(shared, "/v1/completions", body("a0", PROMPTS[0]))[0] == 404
         assert refusal(shared, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/x"}) == (
             403,
-            "the adapters of this server are fixed; --allow-runtime-lora-updating lets clients change them",
+            "only the admin port changes the adapters of this server (managed_adapters); change spec.model.adapters of "
+            "the LLMService, or send PUT /adapters to the admin port",
         )

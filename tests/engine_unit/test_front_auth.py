@@ -204,7 +204,7 @@ def test_only_the_engines_own_front_can_say_that_it_drains(tmp_path: Path, inbox
         inbox,
         state.status,
         gateways=GatewayPort(listener, KEY),
-        on_told=state.told,
+        on_front_report=state.record_front_report,
     )
     io.start()
 

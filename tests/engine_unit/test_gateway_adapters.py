@@ -15,8 +15,10 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.gateway.adapter_names import merged
+from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rt_engine_pool import IDS, World, ids_of, run, sequence, until
 from rt_fake_core import BLOCK_SIZE, FakeCore
+from rt_models import World as ModelsWorld
 from rt_models import refusal, running, said
 
 
@@ -115,7 +117,9 @@ def test_a_request_whose_adapter_is_unloaded_meanwhile_finishes_and_one_that_wai
         for core in world.cores.values():
             core.release()
         assert await ids_of(one) == IDS, "the files may still be there"
-        with pytest.raises(EngineDead, match="has been unloaded from every engine"):
+        with pytest.raises(
+            EngineDead, match='"/adapters/sql" was unloaded from every engine after the request came; load it again'
+        ):
             await ids_of(late)
 
     run(tmp_path, story)
@@ -181,12 +185,33 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
             assert len(fingerprints) == 2
             assert (await world.http.get("/v1/models/sql")).json()["root"] == "/adapters/sql"
             assert refusal(await world.chat("both"))[2].startswith(
-                'the models "one", "two" have an adapter "both" each'
+                '"both" is the name of a LoRA adapter of each of the models "one", "two"; rename the adapter'
             )
             assert refusal(await world.chat("none"))[:2] == (404, "model_not_found")
             load = {"model": "one", "lora_name": "x", "lora_path": "/x"}
             code, kind, message = refusal(await world.http.post("/v1/load_lora_adapter", json=load))
             assert (code, kind) == (403, "adapters_fixed")
-            assert "a gateway serves the adapters of its engines" in message
+            assert "change spec.model.adapters of the LLMService" in message
+
+    asyncio.run(story())
+
+
+def test_a_name_is_unknown_only_once_each_model_of_the_key_has_reported_its_adapters(tmp_path: Path) -> None:
+    def document(world: ModelsWorld) -> ModelsDocument:
+        world.cores["two"].state = "starting"
+        keys = {name: world.keys(name, f"key-{name}") for name in ("one", "two")}
+        return world.document(one={"api_key_file": keys["one"]}, two={"api_key_file": keys["two"]})
+
+    async def story() -> None:
+        async with running(tmp_path, "one two", document) as world:
+            await world.ready("one")
+            assert refusal(await world.chat("sql", "key-one"))[:2] == (404, "model_not_found")
+            code, kind, message = refusal(await world.chat("sql", "key-two"))
+            assert (code, kind) == (503, "engine_unavailable")
+            assert message.startswith('model: "sql" is not the served model, and no engine has reported its LoRA')
+            world.cores["two"].state = "serving"
+            tell(world.cores["two"], POEMS)
+            await until(lambda: len(world.models.models["two"].service.adapters.entries) == 1)
+            assert refusal(await world.chat("sql", "key-two"))[:2] == (404, "model_not_found")
 
     asyncio.run(story())

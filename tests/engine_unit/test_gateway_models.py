@@ -188,8 +188,8 @@ def test_models_come_and_go_while_streams_run(tmp_path: Path, caplog: pytest.Log
                 two = w.models.models["two"]
                 w.models.apply(w.document(two={}, three={}))
                 assert w.models.models["two"] is two, "another model's change leaves it alone"
-                assert refusal(await w.chat("one"))[1] == "model_not_found"
                 await w.ready("three")
+                assert refusal(await w.chat("one"))[1] == "model_not_found"
                 assert said(await w.chat("three")) == "I am three."
                 assert [each["model"] for each in (await w.admin.get("/engines")).json()["leaving"]] == ["one"]
                 w.cores["one"].release()

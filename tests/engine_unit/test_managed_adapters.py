@@ -11,6 +11,7 @@ import pytest
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.operations.adapters import AdapterList
 from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
 from rt_peft_files import write_tiny_adapter, write_tiny_config
@@ -65,6 +66,14 @@ def test_a_server_starts_with_the_adapters_of_its_config_and_reports_one_that_ca
     front.wait_until(lambda: told(front) == ["sql"], "the core knows the adapter")
 
 
+@pytest.mark.parametrize("is_managed", [True, False])
+def test_a_start_sends_the_core_no_incomplete_list(folder: Path, is_managed: bool) -> None:
+    both = [f"{name}={folder / name}" for name in ("sql", "poems")]
+    with running_front(folder, managed_adapters=is_managed, adapters=both) as front:
+        front.wait_until(lambda: bool(front.core.adapter_lists), "the core knows the adapters")
+        assert [entry.name for entry in front.core.adapter_lists[0]] == ["sql", "poems"]
+
+
 def test_the_admin_port_replaces_the_list(front: FrontUnderTest, folder: Path) -> None:
     answer = put(front, {"sql": str(folder / "sql"), "poems": f"file://{folder / 'poems'}"})
     assert answer.status_code == 202
@@ -105,12 +114,54 @@ def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -
         assert served(front) == ["tiny", "poems"]
         assert states(front) == {"poems": "loaded"}
         put(front, {})
-        wait_for(front, {})
+        front.wait_until(lambda: (folder / "kept-wanted.json").read_bytes() == b"{}", "the list is kept")
     with running_front(folder, start=3, **kept) as front:
         assert served(front) == ["tiny"]
 
 
+def test_the_next_front_still_wants_adapters_that_could_not_be_loaded(folder: Path) -> None:
+    kept = {"managed_adapters": True, "adapters_file": folder / "kept.json"}
+    wanted = {"poems": str(folder / "poems"), "absent": str(folder / "absent")}
+    with running_front(folder, **kept) as front:
+        put(front, wanted)
+        wait_for(front, {"poems": "loaded", "absent": "failed"})
+    with running_front(folder, start=2, **kept) as front:
+        assert states(front) == {"poems": "loaded", "absent": "failed"}
+
+
+def test_a_fault_of_one_attempt_does_not_end_the_later_ones(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, faults = AdapterList.unload, [OSError("no space left"), ValueError("unforeseen")]
+
+    async def unload(self: AdapterList, name: str) -> None:
+        if faults:
+            raise faults.pop()
+        await real(self, name)
+
+    monkeypatch.setattr(AdapterList, "unload", unload)
+    first = [f"sql={folder / 'sql'}"]
+    with running_front(folder, managed_adapters=True, adapters=first, waits=Waits(adapters_s=0.02)) as front:
+        put(front, {"poems": str(folder / "poems")})
+        wait_for(front, {"poems": "loaded"})
+        assert served(front) == ["tiny", "poems"]
+    assert faults == []
+    assert caplog.text.count("cannot bring the adapters to the wanted list") == 2
+
+
+def test_an_adapter_in_the_home_of_an_unknown_user_is_reported(front: FrontUnderTest, folder: Path) -> None:
+    managed = front.service.managed_adapters
+    assert managed is not None
+    front.do(lambda: managed.want({"sql": "~no-such-user/y"}))
+    wait_for(front, {"sql": "failed"})
+    put(front, {"sql": str(folder / "sql")})
+    wait_for(front, {"sql": "loaded"})
+
+
 def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> None:
+    answer = put(front, {"x": "~nobody/y"})
+    assert answer.status_code == 400
+    assert '"x": "~nobody/y" is not an absolute path' in answer.json()["error"]["message"]
     for body in ({"adapters": [1]}, {"adapter": {}}, {"adapters": {"a": 1}}):
         answer = front.admin.put("/adapters", json=body)
         assert answer.status_code == 400
@@ -119,6 +170,13 @@ def test_a_wrong_list_is_refused_and_changes_nothing(front: FrontUnderTest) -> N
     answer = put(front, {str(number): "/x" for number in range(1025)})
     assert (answer.status_code, "at most 1024" in answer.text) == (400, True)
     assert served(front) == ["tiny", "sql"]
+
+
+def test_clients_cannot_change_managed_adapters(front: FrontUnderTest, folder: Path) -> None:
+    load = {"lora_name": "poems", "lora_path": str(folder / "poems")}
+    answer = front.http.post("/v1/load_lora_adapter", json=load)
+    assert answer.status_code == 403
+    assert "only the admin port changes the adapters of this server (managed_adapters)" in answer.text
 
 
 def test_an_engine_without_managed_adapters_takes_no_list(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_adapters_are_refused_with_the_settings_to_remove(cohere2: Path) -> None
         find_model(EngineConfig(model=str(cohere2), allow_runtime_lora_updating=True), no_progress)
     assert str(refused.value) == (
         "adapters: LoRA adapters need the native backend, and transformers' modules compute Cohere2ForCausalLM; "
-        "remove adapters and allow_runtime_lora_updating"
+        "remove adapters, managed_adapters and allow_runtime_lora_updating (in an LLMService: spec.model.adapters)"
     )
 
 

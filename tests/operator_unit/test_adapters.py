@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayloom_operator.api.adapters import Adapter, host_folders
-from rayloom_operator.decide.adapters import AdapterOrder, adapter_fault, adapter_orders, adapter_statuses
+from rayloom_operator.decide.adapters import AdapterListRequest, adapter_fault, adapter_list_requests, adapter_statuses
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.conditions.evidence import gather_evidence
@@ -53,7 +53,17 @@ def adapted(*adapters, source=MODEL["source"], **spec):
         ),
         ([{"name": "a", "source": "/data/a"}], "'/data/a' is not the source of an adapter; use pvc://"),
         ([{"name": "a", "source": "file:///a"}], "'file:///a' is not the source of an adapter; use pvc://"),
-        ([{"name": "a", "source": "pvc://c/../x"}], "'pvc://c/../x' is not allowed: a path has no part . or .."),
+        (
+            [{"name": "a", "source": "pvc://c/../x"}],
+            "'pvc://c/../x' is not allowed: the path must not have a part '.' or '..'; write it without them",
+        ),
+        (
+            [{"name": "a", "source": "file:///tmp/sql"}],
+            "'file:///tmp/sql' is not allowed: the folder with the adapter's",
+        ),
+        ([{"name": "a", "source": "file:///etc/sql/"}], "is not allowed: the folder with the adapter's"),
+        ([{"name": "a", "source": "file:///etc/rayloom/x/y"}], "is not allowed: the folder with the adapter's"),
+        ([{"name": "a", "source": "file:///adapters/x/y"}], "is not allowed: the folder with the adapter's"),
         ([SQL, {**POEMS, "name": "sql"}], "spec.model.adapters: sql is given more than once; give each adapter a name"),
         ([{**SQL, "name": "chat"}], "spec.model.adapters: chat: an adapter has the name of the model; give it another"),
         (
@@ -69,9 +79,32 @@ def test_a_mistake_is_named_with_its_cure(adapters, sentence):
     assert sentence in str(refused.value)
 
 
-def test_adapters_beside_an_accelerator_are_refused():
+def template_at(path, volume="data"):
+    mounts = [{"name": volume, "mountPath": path}]
+    containers = [{"name": "engine", "volumeMounts": mounts}]
+    return {"head": {"spec": {"volumes": [{"name": volume, "emptyDir": {}}], "containers": containers}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (template_at("/adapters"), "/adapters: this mountPath of container engine hides the model or its adapters"),
+        (template_at("/adapters/adapters/"), "this mountPath of container engine hides the model or its adapters"),
+        (template_at("/x", "adapters-0"), "adapters-0: beside model.adapters the volumes of podTemplate cannot have"),
+    ],
+)
+def test_a_template_may_have_the_volumes_and_folders_of_adapters_only_without_adapters(template, sentence):
+    make_service(model=MODEL, podTemplate=template)
+    with pytest.raises(SpecError) as refused:
+        make_service(model={**MODEL, "adapters": [SQL]}, podTemplate=template)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("adapters", [[SQL], []])
+@pytest.mark.parametrize("fields", [{"accelerator": {"memory": "80Gi"}}, {"engine": {"args": {"device": "cuda"}}}])
+def test_adapters_beside_an_accelerator_are_refused(adapters, fields):
     with pytest.raises(SpecError, match="LoRA adapters work on CPU only"):
-        make_service(model={**MODEL, "adapters": [SQL]}, accelerator={"memory": "80Gi"})
+        make_service(model={**MODEL, "adapters": adapters}, **fields)
 
 
 def test_a_served_name_frees_the_services_name():
@@ -112,6 +145,29 @@ def test_adapters_in_the_claim_of_the_model_need_no_further_volume():
         model={"source": "pvc://models/llama", "adapters": [{"name": "sql", "source": "pvc://models/sql/"}]},
     )
     assert adapter_places(service.spec.model) == []
+
+
+def test_adapters_in_the_folder_of_the_model_need_no_further_volume():
+    def service(*adapters):
+        return {"source": "file:///data/models/llama/", "adapters": list(adapters)}
+
+    inside = {"name": "sql", "source": "file:///data/models/llama/sql"}
+    beside = {"name": "poems", "source": "file:///data/models/poems"}
+    assert adapter_places(make_service(model=service(inside)).spec.model) == []
+    assert revision(make_resolved(model=service(inside))) == revision(make_resolved(model=service()))
+    old = make_resolved(model=service())
+    new = make_resolved(model=service(inside))
+    situation = situation_of(new, engine(old, 0), old=[old])
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/data/models/llama/sql"),)]
+    [(_, mount)] = adapter_places(make_service(model=service(inside, beside)).spec.model)
+    assert mount["mountPath"] == "/data/models", "the folder of the model lies in it"
+
+
+def test_a_folder_of_nodes_cannot_be_where_the_claim_of_the_model_is_mounted():
+    inside = {"name": "sql", "source": "file:///models/sql"}
+    make_service(model={**MODEL, "adapters": [inside, {"name": "a", "source": "file:///tmp/a/b"}]})
+    with pytest.raises(SpecError, match=r"spec\.model: adapters: sql: the claim of the model is mounted at /models"):
+        make_service(model={"source": "pvc://models/llama", "adapters": [inside]})
 
 
 def test_the_inspection_mounts_no_adapters():
@@ -174,7 +230,7 @@ def test_an_engine_whose_list_differs_is_told_the_present_one():
         engine(resolved, 2, is_old=True),
         engine(resolved, 3, report("sql", SQL_REPORT.path, "failed", "gone"), report("poems", POEMS_REPORT.path, "x")),
     )
-    orders = list(adapter_orders(situation))
+    orders = list(adapter_list_requests(situation))
     assert [each.replica for each in orders] == [situation.observed.replicas[1].name]
     assert orders[0].adapters == (("sql", SQL_REPORT.path), ("poems", POEMS_REPORT.path))
     assert orders[0].token == situation.settings.admin_tokens("team", "uid-1", orders[0].replica)[0]
@@ -182,10 +238,10 @@ def test_an_engine_whose_list_differs_is_told_the_present_one():
 
 def test_an_empty_list_unloads_all_and_no_list_leaves_engines_alone():
     empty = adapted()
-    assert [each.adapters for each in adapter_orders(situation_of(empty, engine(empty, 0, SQL_REPORT)))] == [()]
+    assert [each.adapters for each in adapter_list_requests(situation_of(empty, engine(empty, 0, SQL_REPORT)))] == [()]
     without = make_resolved()
-    assert list(adapter_orders(situation_of(without, engine(without, 0, SQL_REPORT)))) == []
-    assert list(adapter_orders(make_situation(None, Observed(replicas=(engine(empty, 0),))))) == []
+    assert list(adapter_list_requests(situation_of(without, engine(without, 0, SQL_REPORT)))) == []
+    assert list(adapter_list_requests(make_situation(None, Observed(replicas=(engine(empty, 0),))))) == []
 
 
 def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
@@ -193,7 +249,15 @@ def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
     new = adapted({"name": "sql", "source": "pvc://adapters/v2"}, POEMS)
     assert revision(old) != revision(new)
     situation = situation_of(new, engine(old, 0, SQL_REPORT), old=[old])
-    assert [each.adapters for each in adapter_orders(situation)] == [(("sql", "/adapters/adapters/v2"),)]
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/adapters/adapters/v2"),)]
+
+
+def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_are_replaced():
+    old = adapted(SQL)
+    new = adapted({"name": "sql", "source": "pvc://new/sql"})
+    situation = situation_of(new, engine(old, 0, SQL_REPORT), engine(new, 1), old=[old])
+    # The old engine has what it can have. The new engine is told the new folder.
+    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/adapters/new/sql"),)]
 
 
 def statuses(resolved, *replicas):
@@ -209,15 +273,30 @@ def test_the_status_counts_the_engines_that_have_an_adapter():
     assert statuses(resolved)[0] == [("sql", "Loading", "0/2"), ("poems", "Loading", "0/2")]
 
 
-def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
+def test_an_engine_that_has_the_earlier_source_of_an_adapter_is_not_counted():
     resolved = adapted(SQL, replicas=2)
+    earlier = report("sql", "/adapters/adapters/team/v1")
+    assert statuses(resolved, engine(resolved, 0, earlier), engine(resolved, 1, SQL_REPORT))[0] == [
+        ("sql", "Loading", "1/2")
+    ]
+    failed = report("sql", earlier.path, "failed", "gone")
+    assert statuses(resolved, engine(resolved, 0, failed), engine(resolved, 1))[0] == [("sql", "Loading", "0/2")]
+
+
+def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
+    resolved = adapted(SQL, POEMS, replicas=2)
     bad = report("sql", SQL_REPORT.path, "failed", "adapter_config.json does not exist")
-    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT), engine(resolved, 1, bad))
-    assert found == [("sql", "Failed", "1/2")]
+    bad_poems = report("poems", POEMS_REPORT.path, "failed", "gone")
+    found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT), engine(resolved, 1, bad, bad_poems))
+    assert found == [("sql", "Failed", "1/2"), ("poems", "Failed", "0/2")]
     name = evidence.staying[1].place.name
     fault = adapter_fault(evidence)
     assert fault.reason == "AdapterFailed"
-    assert fault.message == (f"The adapter sql is loaded by 1/2 engines: {name}: adapter_config.json does not exist")
+    assert fault.message == (
+        f"Adapter sql is loaded on 1/2 engines. {name}: adapter_config.json does not exist. Put the adapter's folder "
+        "where spec.model.adapters says, or change its source; engines try again every 30 s. 1 more adapter fails; "
+        "status.adapters has the causes."
+    )
 
 
 def test_while_the_spec_cannot_be_used_the_last_states_stay():
@@ -249,7 +328,7 @@ def test_engines_are_told_their_adapters_and_a_failure_holds_up_nothing(monkeypa
         kube = FakeKube()
         applier = Applier(kube, Drift(kube, nobody), nobody, nobody, told.append)
         orders = [
-            AdapterOrder(
+            AdapterListRequest(
                 replica=f"g{n}", ip=f"10.0.0.{n}", token=f"t{n}", old_token="old", adapters=(("sql", "/a/sql"),)
             )
             for n in (1, 2, 3)

@@ -13,6 +13,8 @@ from rayloom_operator.api.adapters import MAX_PLACES
 from rayloom_operator.api.manifest import load_service
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
 from rayloom_operator.api.pod_template.reserved_parts import (
+    ADAPTER_VOLUMES,
+    ADAPTERS_FOLDER,
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_FOLDERS,
@@ -311,13 +313,12 @@ def test_the_lists_of_own_parts_equal_those_of_the_pods():
             volumes |= by_name(template, "volumes").keys()
             for container in template["spec"]["containers"]:
                 # The claims of adapters are mounted below one folder.
-                folders |= {
-                    re.sub("^/adapters/.*", "/adapters", each["mountPath"]) for each in container["volumeMounts"]
-                }
+                paths = [each["mountPath"] for each in container["volumeMounts"]]
+                folders |= {re.sub("^/adapters/.*", ADAPTERS_FOLDER, path) for path in paths}
 
     assert containers == [list(HEAD_CONTAINERS), list(WORKER_CONTAINERS)]
-    assert sorted(volumes) == sorted(OWN_VOLUMES)
-    assert sorted(folders) == sorted(OWN_FOLDERS)
+    assert sorted(volumes) == sorted((*OWN_VOLUMES, *ADAPTER_VOLUMES))
+    assert sorted(folders) == sorted((*OWN_FOLDERS, ADAPTERS_FOLDER))
 
 
 NAME = st.sampled_from(["a", "engine2", "proxy"])

@@ -96,6 +96,7 @@ class FakeCore:
         self.num_refused_hellos = 0
         # in the status, as the front told them or as a test sets them; None: an engine that tells none
         self.adapters: tuple[ServedAdapter, ...] | None = None
+        self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all that the front has sent
         self.drains: list[bool] = []  # drains that the front has reported
         self.num_fetches = 0  # number of parts of text files that were requested
         self.model: ServedModel | None = ServedModel(
@@ -239,6 +240,7 @@ class FakeCore:
             self.is_draining = message.is_draining
         elif isinstance(message, EngineAdapters):
             self.adapters = message.adapters
+            self.adapter_lists.append(message.adapters)
             self.send_status()
         elif isinstance(message, FetchFile):
             self.num_fetches += 1

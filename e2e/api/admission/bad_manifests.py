@@ -102,12 +102,34 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a restart without a zone", _spec(restartedAt="2026-11-24T08:00:00"), "this is not a time"),
     ("an adapter of the hub", _adapters(source="hf://org/a"), "copy an adapter of the hub into a claim"),
     ("an adapter beside the root", _adapters(source="file:///a"), "use pvc://CLAIM/PATH or file:///FOLDER/NAME"),
-    ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "a path has no part . or .."),
+    ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "the path must not have a part '.' or '..'"),
+    ("an adapter in the pods' own folder", _adapters(source="file:///tmp/sql"), "pods have a folder of their own"),
+    (
+        "an adapter of the nodes where the model's claim is",
+        _model(source="pvc://models/a", adapters=[{**_ADAPTER, "source": "file:///models/sql"}]),
+        "the claim of the model is mounted at /models",
+    ),
     ("an adapter without a name", _adapters(name=""), "spec.model.adapters[0].name in body should match"),
     ("an adapter's name with a blank", _adapters(name="a b"), "spec.model.adapters[0].name in body should match"),
     ("an adapter with the model's name", _adapters(name="bad"), "an adapter has the name of the model"),
     ("an adapter twice", _model(adapters=[_ADAPTER, _ADAPTER]), "Duplicate value"),
+    ("no adapters yet on a GPU", {"spec": {**_model(adapters=[])["spec"], "accelerator": {}}}, "work on CPU only"),
+    (
+        "an adapter beside the device cuda",
+        {"spec": {**_args(device="cuda")["spec"], **_adapters()["spec"]}},
+        "LoRA adapters work on CPU only",
+    ),
     ("an adapter on a GPU", {"spec": {**_adapters()["spec"], "accelerator": {}}}, "LoRA adapters work on CPU only"),
+    (
+        "an adapter beside a volume of its name",
+        {
+            "spec": {
+                **_adapters()["spec"],
+                "podTemplate": {"head": {"spec": {"volumes": [{"name": "adapters-0", "emptyDir": {}}]}}},
+            }
+        },
+        "cannot have the names of the adapters' volumes",
+    ),
     ("a LoRA rank of 512", _args(maxLoraRank=512), "should be less than or equal to 256"),
     ("a maxModelLen of 1", _model(maxModelLen=1), "should be greater than or equal to 2"),
     ("a maxModelLen in text", _model(maxModelLen="8k"), "must be of type integer"),

@@ -57,7 +57,6 @@ FRONT_KEY_FILE = f"{CONFIG_FOLDER}/gateway/{FRONT_KEY}"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
 CLAIM_FOLDER = "/models"  # the mount path of the claim of a pvc:// model
-ADAPTERS_FOLDER = "/adapters"  # the claims of adapters are mounted below it
 CACHE_VOLUME = "model-cache"
 CACHE_FOLDER = "/cache"
 KEYS_VOLUME = "api-keys"

@@ -85,7 +85,7 @@ class CoreProcess:
             self._inbox,
             self._state.status,
             gateways=gateways,
-            on_told=self._state.told,
+            on_front_report=self._state.record_front_report,
         )
         self._stillness = Stillness()  # watches the main thread
         self._main_cpu_clock = thread_cpu_clock()

@@ -63,7 +63,7 @@ class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
-Told = Draining | EngineAdapters  # what the engine's own front tells, and a status passes on to gateways
+FrontReport = Draining | EngineAdapters  # what the engine's own front tells, and a status passes on to gateways
 InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
@@ -123,12 +123,12 @@ class CoreIo:
         status: Callable[[], CoreStatus],
         stall_seconds: float = _STALL_SECONDS,
         gateways: GatewayPort | None = None,
-        on_told: Callable[[Told], None] = lambda message: None,
+        on_front_report: Callable[[FrontReport], None] = lambda message: None,
     ) -> None:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_told`: called with what the engine's own front tells; the next status must show it.
+        `on_front_report`: called with what the engine's own front tells; the next status must show it.
         """
         self._address = address
         self._token = token
@@ -136,7 +136,7 @@ class CoreIo:
         self._status = status
         self._stall_seconds = stall_seconds
         self._gateways = gateways
-        self._on_told = on_told
+        self._on_front_report = on_front_report
         self._strangers = Strangers()
         self._loop = asyncio.new_event_loop()
         self._fronts: dict[int, _Front] = {}
@@ -249,7 +249,7 @@ class CoreIo:
             while True:
                 message = front_decoder.decode(await read_frame(source))
                 if is_own and isinstance(message, Draining | EngineAdapters):
-                    self._on_told(message)
+                    self._on_front_report(message)
                     self._broadcast(self._status())
                 else:
                     self._receive(connection, message)

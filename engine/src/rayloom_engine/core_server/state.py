@@ -163,7 +163,7 @@ class CoreState:
         """Records that the engine drains, or no longer does."""
         self.is_draining = is_draining
 
-    def told(self, message: Draining | EngineAdapters) -> None:
+    def record_front_report(self, message: Draining | EngineAdapters) -> None:
         """Records what the engine's own front tells, for gateways."""
         if isinstance(message, Draining):
             self.set_draining(message.is_draining)

@@ -18,7 +18,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
 from rayloom_engine.models.adapters.memory import adapter_bytes, adapter_step_bytes
-from rayloom_engine.models.adapters.support import check_adapters
+from rayloom_engine.models.adapters.support import REMOVE_IN_WORDS, check_adapters
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_groups, check_int8
@@ -186,8 +186,8 @@ def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: i
         return 0
     if loaded.device_type != "cpu":
         raise ConfigError(
-            f"adapters: LoRA adapters work on CPU only, and this rank computes on {loaded.device_type}; remove "
-            "adapters and allow_runtime_lora_updating, or merge an adapter into the model"
+            f"adapters: LoRA adapters work on CPU only, and this rank computes on {loaded.device_type}; "
+            f"{REMOVE_IN_WORDS}, or merge an adapter into the model"
         )
     element_bytes = loaded.kv_element_bytes  # the type of dense weights
     one = adapter_bytes(loaded.shape, loaded.part, config.max_lora_rank, element_bytes)

@@ -11,7 +11,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import (
+    ADAPTER_VOLUMES,
+    ADAPTERS_FOLDER,
+    OWN_FOLDERS,
+    SEALED_FOLDERS,
+)
 
 MAX_ADAPTERS = 64
 # Claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
@@ -22,12 +27,35 @@ _FOLDER = r"file:///[^/]+(/[^/]+)+/?"
 _SOURCES_IN_WORDS = "pvc://CLAIM/PATH or file:///FOLDER/NAME"
 _HUB_IN_WORDS = "; copy an adapter of the hub into a claim"
 _UP = re.compile(r"(^|/)\.\.?(/|$)")
-_UP_IN_WORDS = "a path has no part . or .."
+_UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
+# The folder at which a claim with the model is mounted. Only beside such a claim an adapter must not be in it.
+MODELS_FOLDER = "/models"
+# Folders of nodes whose mount would hide one of the pod's own folders, and folders in which nothing can be mounted.
+_HIDING = sorted(
+    {
+        "/".join(folder.split("/")[:end])
+        for folder in (ADAPTERS_FOLDER, *OWN_FOLDERS)
+        if folder != MODELS_FOLDER
+        for end in range(2, folder.count("/") + 2)
+    }
+)
+_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join((ADAPTERS_FOLDER, *SEALED_FOLDERS))})/.*)$")
+_TAKEN_IN_WORDS = (
+    "the folder with the adapter's folder is mounted at its own path, where pods have a folder of their own "
+    f"({', '.join(_HIDING)}): move the adapter to another folder of the nodes"
+)
+MODELS_IN_WORDS = (
+    f"the claim of the model is mounted at {MODELS_FOLDER}, so no adapter can be in this folder of the nodes: move it "
+    "to another folder, or into a claim"
+)
 PLACES_IN_WORDS = (
     f"the adapters are in more than {MAX_PLACES} claims and folders: put them into fewer; adapters in one claim, or "
     "side by side in one folder, count once"
 )
-ON_CPU_IN_WORDS = "LoRA adapters work on CPU only: remove model.adapters or accelerator, or merge one into the model"
+ON_CPU_IN_WORDS = (
+    "LoRA adapters work on CPU only, and an empty list keeps memory for them: remove model.adapters, or remove "
+    "accelerator and engine.args.device cuda, or merge an adapter into the model"
+)
 OTHER_NAME_IN_WORDS = "an adapter has the name of the model; give it another name, or set model.servedName"
 
 
@@ -40,14 +68,16 @@ class Adapter(Part):
     )
     source: str = Field(
         max_length=512,
-        description=f"Folder of the adapter in PEFT's format: {_SOURCES_IN_WORDS}. pvc:// is a folder in a "
-        "PersistentVolumeClaim of the service's namespace; of file:// the folder FOLDER of the nodes is mounted.",
+        description=f"Folder of the adapter in PEFT's format: {_SOURCES_IN_WORDS}. pvc:// is a folder in "
+        "a PersistentVolumeClaim of the service's namespace; file:// is a folder of the nodes, of which pods "
+        "mount FOLDER.",
         json_schema_extra=rules(
             (
                 f"self.matches({json.dumps(f'^({_CLAIM}|{_FOLDER})$')})",
                 f"this is not the source of an adapter; use {_SOURCES_IN_WORDS}{_HUB_IN_WORDS}",
             ),
             (f"!self.matches({json.dumps(_UP.pattern)})", _UP_IN_WORDS),
+            (f"!self.matches({json.dumps(_TAKEN.pattern)})", _TAKEN_IN_WORDS),
         ),
     )
 
@@ -59,6 +89,8 @@ class Adapter(Part):
             raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}{hint}")
         if _UP.search(source):
             raise ValueError(f"{source!r} is not allowed: {_UP_IN_WORDS}")
+        if _TAKEN.search(source):
+            raise ValueError(f"{source!r} is not allowed: {_TAKEN_IN_WORDS}")
         return source
 
     @property
@@ -98,10 +130,19 @@ Adapters = Annotated[
 ]
 
 
-def volume_sources(adapters: Iterable[Adapter], model_claim: str | None) -> list[str]:
-    """Returns the claims and folders that pods mount for adapters alone. `model_claim`: mounted for the model."""
+def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_path: str | None) -> list[str]:
+    """Returns the claims and folders that pods mount for adapters alone.
+
+    `model_claim` and `model_path` are mounted for the model.
+    """
     given = tuple(adapters)
-    return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given)]
+    return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given, model_path)]
+
+
+def mounted_folders(adapters: Iterable[Adapter]) -> list[str]:
+    """Returns the paths in containers at which adapters' volumes may be mounted, and the folder of their claims."""
+    given = tuple(adapters)
+    return [ADAPTERS_FOLDER, *(f"{ADAPTERS_FOLDER}/{claim}" for claim in claims(given)), *host_folders(given)]
 
 
 def claims(adapters: Iterable[Adapter]) -> list[str]:
@@ -109,7 +150,15 @@ def claims(adapters: Iterable[Adapter]) -> list[str]:
     return sorted({each.claim for each in adapters if each.claim is not None})
 
 
-def host_folders(adapters: Iterable[Adapter]) -> list[str]:
-    """Returns the folders of the nodes with adapters, sorted, without those that lie below another one."""
+def host_folders(adapters: Iterable[Adapter], model_path: str | None = None) -> list[str]:
+    """Returns the folders of the nodes with adapters, sorted, without those that lie below another one.
+
+    Nor are those listed that are, or lie below, `model_path`: it is mounted for the model.
+    """
     found = sorted({each.host_folder for each in adapters if each.host_folder is not None})
-    return [folder for folder in found if not any(folder.startswith(f"{other}/") for other in found)]
+    others = found if model_path is None else [*found, model_path]
+    return [
+        folder
+        for folder in found
+        if folder != model_path and not any(folder.startswith(f"{other}/") for other in others)
+    ]

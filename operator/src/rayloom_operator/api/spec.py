@@ -13,13 +13,25 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, Adapters, host_folders
+from rayloom_operator.api.adapters import (
+    MODELS_FOLDER,
+    MODELS_IN_WORDS,
+    ON_CPU_IN_WORDS,
+    OTHER_NAME_IN_WORDS,
+    Adapters,
+    mounted_folders,
+)
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.engine import Engine
 from rayloom_operator.api.gateway.spec import Gateway
-from rayloom_operator.api.pod_template.template import HEAD_ACCELERATORS_IN_WORDS, PodTemplates
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.template import (
+    ADAPTER_VOLUMES_IN_WORDS,
+    HEAD_ACCELERATORS_IN_WORDS,
+    PodTemplates,
+)
 from rayloom_operator.api.pods import Auth, ModelCache, Scheduling, SecretKey
 from rayloom_operator.api.problems import explain, source_hint
 from rayloom_operator.api.recovery import Recovery
@@ -93,6 +105,11 @@ class Model(Part):
                 "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
                 _HUB_ONLY_IN_WORDS,
             ),
+            (
+                "!has(self.adapters) || !self.source.startsWith('pvc://') || "
+                f"self.adapters.all(each, !each.source.startsWith('file://{MODELS_FOLDER}/'))",
+                MODELS_IN_WORDS,
+            ),
         )
     )
 
@@ -157,6 +174,13 @@ class Model(Part):
             raise ValueError(_HUB_ONLY_IN_WORDS)
         return self
 
+    @model_validator(mode="after")
+    def _adapters_are_beside_the_claim(self) -> Model:
+        in_claim = [each.name for each in self.adapters or () if each.path.startswith(f"{MODELS_FOLDER}/")]
+        if self.claim is not None and in_claim:
+            raise ValueError(f"adapters: {', '.join(in_claim)}: {MODELS_IN_WORDS}")
+        return self
+
     @property
     def source_kind(self) -> str:
         """The part of `source` before `://`: hf, pvc, file or builtin."""
@@ -166,6 +190,11 @@ class Model(Part):
     def claim(self) -> str | None:
         """Name of the PersistentVolumeClaim with the model; None if the model is not in a claim."""
         return self.source.removeprefix("pvc://").partition("/")[0] if self.source_kind == "pvc" else None
+
+    @property
+    def host_path(self) -> str | None:
+        """Path of a file:// model on the nodes, at which pods mount it; None for another source."""
+        return self.source.removeprefix("file://").rstrip("/") if self.source_kind == "file" else None
 
     @property
     def is_gguf(self) -> bool:
@@ -205,8 +234,18 @@ class Spec(Part):
                 HEAD_ACCELERATORS_IN_WORDS,
             ),
             (
-                "!has(self.accelerator) || !has(self.model.adapters) || size(self.model.adapters) == 0",
+                "!has(self.model.adapters) || (!has(self.accelerator) && (!has(self.engine) || "
+                "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
                 ON_CPU_IN_WORDS,
+            ),
+            *(
+                (
+                    f"!has(self.model.adapters) || !has(self.podTemplate) || !has(self.podTemplate.{pod}) || "
+                    f"!has(self.podTemplate.{pod}.spec) || !has(self.podTemplate.{pod}.spec.volumes) || "
+                    f"self.podTemplate.{pod}.spec.volumes.all(each, !(each.name in {json.dumps(ADAPTER_VOLUMES)}))",
+                    ADAPTER_VOLUMES_IN_WORDS,
+                )
+                for pod in ("head", "worker")
             ),
             (
                 "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || has(self.gateway)",
@@ -273,9 +312,11 @@ class Spec(Part):
     @model_validator(mode="after")
     def _pods_can_be_built(self) -> Spec:
         paths = [self.model.source.removeprefix("file://")] if self.model.source_kind == "file" else []
-        paths += host_folders(self.model.adapters or ())
+        if self.model.adapters is not None:
+            paths += mounted_folders(self.model.adapters)
         resource = self.accelerator.resource if self.accelerator is not None else None
-        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths):
+        has_adapters = self.model.adapters is not None
+        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, has_adapters=has_adapters):
             raise ValueError("; ".join(problems))
         return self
 
@@ -288,6 +329,8 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:
+        if self.model.adapters is not None and (self.accelerator or self.engine.args.device == "cuda"):
+            raise ValueError(ON_CPU_IN_WORDS)
         if self.accelerator is None:
             return self
         if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
@@ -296,8 +339,6 @@ class Spec(Part):
             raise ValueError(_CPU_IN_WORDS)
         if self.engine.args.quantization == "int8":
             raise ValueError(_INT8_IN_WORDS)
-        if self.model.adapters:
-            raise ValueError(ON_CPU_IN_WORDS)
         return self
 
 

@@ -12,16 +12,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rayloom_operator.api.spec import Model
 from rayloom_operator.api.status import AdapterState, AdapterStatus, Reason
 from rayloom_operator.decide.conditions.evidence import Evidence
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.engines.status import ReportedAdapter
-from rayloom_operator.objects.adapter_volumes import mountable
+from rayloom_operator.objects.adapter_volumes import adapter_paths, mountable, mounted_paths
 from rayloom_operator.observe.observed import EngineReplica, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterOrder:
+class AdapterListRequest:
     """A request to an engine: have these adapters and no others."""
 
     replica: str  # name of the engine replica
@@ -31,8 +32,8 @@ class AdapterOrder:
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
-def adapter_orders(situation: Situation) -> Iterator[AdapterOrder]:
-    """Yields an order for each engine whose reported list differs from the wanted one."""
+def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
+    """Yields a request for each engine whose reported list differs from the wanted one."""
     if situation.resolved is None:
         return
     meta = situation.resolved.service.metadata
@@ -44,7 +45,7 @@ def adapter_orders(situation: Situation) -> Iterator[AdapterOrder]:
         if wanted == {each.name: each.path for each in reported}:
             continue
         token, old_token = situation.settings.admin_tokens(meta.namespace, meta.uid, replica.name)
-        yield AdapterOrder(
+        yield AdapterListRequest(
             replica=replica.name, ip=replica.head.ip, token=token, old_token=old_token, adapters=tuple(wanted.items())
         )
 
@@ -58,7 +59,7 @@ def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
     if resolved is None:
         return _written(evidence.situation.previous)
     reports = {
-        each.place.name: {report.name: report for report in _reported(each.replica) or ()}
+        each.place.name: _present_reports(evidence.situation, each.replica)
         for each in evidence.staying
         if each.replica is not None
     }
@@ -71,10 +72,14 @@ def adapter_fault(evidence: Evidence) -> Verdict | None:
     failed = [each for each in adapter_statuses(evidence) if each.state == "Failed"]
     if not failed:
         return None
-    more = f" {len(failed) - 1} more adapters fail; status.adapters has their causes." if len(failed) > 1 else ""
+    first, num_more = failed[0], len(failed) - 1
+    verb = "adapter fails" if num_more == 1 else "adapters fail"
+    more = f" {num_more} more {verb}; status.adapters has the causes." if num_more else ""
     return Verdict(
         reason=Reason.ADAPTER_FAILED,
-        message=f"The adapter {failed[0].name} is loaded by {failed[0].loaded} engines: {failed[0].message}{more}",
+        message=f"Adapter {first.name} is loaded on {first.loaded} engines. {first.message.removesuffix('.')}. Put the "
+        "adapter's folder where spec.model.adapters says, or change its source; engines try again every 30 s."
+        f"{more}",
     )
 
 
@@ -95,6 +100,14 @@ def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: in
     )
 
 
+def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, ReportedAdapter]:
+    """Returns name -> report of the adapters that the engine has, or tries to load, from their present sources."""
+    model = _model(situation)
+    made_from = _model_of(situation, replica)
+    paths = adapter_paths(model) if made_from is None else mounted_paths(model, made_from)
+    return {each.name: each for each in _reported(replica) or () if paths.get(each.name) == each.path}
+
+
 def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
     """Returns the adapters in a status document; none if they cannot be read."""
     try:
@@ -108,12 +121,22 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
 
     It keeps them if its spec is not known, or if its successors have no adapters at all: it is about to be replaced.
     """
-    assert situation.resolved is not None
-    model = situation.resolved.service.spec.model
-    made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
+    model = _model(situation)
+    made_from = _model_of(situation, replica)
     if model.adapters is None or made_from is None:
         return None
-    return mountable(model, made_from.service.spec.model)
+    return mountable(model, made_from)
+
+
+def _model(situation: Situation) -> Model:
+    assert situation.resolved is not None
+    return situation.resolved.service.spec.model
+
+
+def _model_of(situation: Situation, replica: EngineReplica) -> Model | None:
+    """Returns the part of the spec from which the engine was made; None if it is not known."""
+    made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
+    return None if made_from is None else made_from.service.spec.model
 
 
 def _reported(replica: EngineReplica) -> tuple[ReportedAdapter, ...] | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from rayloom_operator.api.adapters import Adapter, claims, host_folders
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
 from rayloom_operator.api.spec import Model
-from rayloom_operator.names import ADAPTERS_FOLDER, CLAIM_FOLDER, Manifest
+from rayloom_operator.names import CLAIM_FOLDER, Manifest
 
 
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
 
-    A claim that also has the model is mounted already.
+    A claim that also has the model is mounted already, and so are folders in that of a file:// model.
     """
     return [
         ({"name": name, **volume}, {"mountPath": path, "readOnly": True})
@@ -27,11 +27,21 @@ def adapter_paths(model: Model) -> dict[str, str]:
 
 
 def mountable(model: Model, mounted_for: Model) -> dict[str, str]:
-    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`.
+    """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
 
-    They differ during a rollout that changes volumes.
+    They differ during a rollout that changes volumes. A name whose new folder the pods do not mount keeps the folder
+    that it had, so that requests find it until the pods are replaced. A name that is new, too, is left out.
     """
+    mounted = mounted_paths(model, mounted_for)
+    earlier = adapter_paths(mounted_for)
+    found = {each.name: mounted.get(each.name) or earlier.get(each.name) for each in model.adapters or ()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def mounted_paths(model: Model, mounted_for: Model) -> dict[str, str]:
+    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`."""
     folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
+    folders += [] if mounted_for.host_path is None else [mounted_for.host_path]
     own_claim = mounted_for.claim
     return {
         each.name: path
@@ -45,7 +55,7 @@ def _sources(model: Model) -> Iterator[tuple[Manifest, str]]:
     for claim in claims(adapters):
         if claim != model.claim:
             yield {"persistentVolumeClaim": {"claimName": claim}}, f"{ADAPTERS_FOLDER}/{claim}"
-    for folder in host_folders(adapters):
+    for folder in host_folders(adapters, model.host_path):
         yield {"hostPath": {"path": folder, "type": "Directory"}}, folder
 
 

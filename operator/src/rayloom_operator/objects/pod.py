@@ -141,14 +141,13 @@ def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Man
     if model.source_kind == "pvc":
         volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model.claim}}
         places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
-    if model.source_kind == "file":
+    if model.host_path is not None:
         # The path in the pod is the path on the node, so the engine's config is the same with and without a cluster.
-        path = model.source.removeprefix("file://").rstrip("/")
         volume = {
             "name": names.MODEL_VOLUME,
-            "hostPath": {"path": path, "type": "File" if model.is_gguf else "Directory"},
+            "hostPath": {"path": model.host_path, "type": "File" if model.is_gguf else "Directory"},
         }
-        places.append((volume, {"mountPath": path, "readOnly": True}))
+        places.append((volume, {"mountPath": model.host_path, "readOnly": True}))
     if model.source_kind == "hf" and hub.ca_config_map:
         volume = {"name": names.CA_VOLUME, "configMap": {"name": hub.ca_config_map}}
         places.append((volume, {"mountPath": names.CA_FOLDER, "readOnly": True}))

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.front.core_link.adapter_choice import adapt, is_unloaded, with_adapter
 from rayloom_engine.front.core_link.engine_choice import (
     PoolRules,
@@ -128,8 +129,12 @@ class EnginePool:
         """Returns why no engine can ever compute a waiting sequence; empty if one may."""
         if self._has_another_model(sequence):
             return "every engine now serves another model than the one that began this"
-        if is_unloaded(self.links.values(), sequence):
-            return "the LoRA adapter of the request has been unloaded from every engine"
+        adapter = sequence.params.adapter
+        if adapter is not None and is_unloaded(self.links.values(), sequence):
+            return (
+                f"the LoRA adapter in {shown(adapter.path)} was unloaded from every engine after the request came; "
+                "load it again, or name another model in 'model'"
+            )
         return ""
 
     def _has_another_model(self, sequence: ClientSequence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.front.core_link.engine_link import EngineLink
 from rayloom_engine.front.http.errors import ApiError
@@ -25,12 +26,13 @@ class GatewayAdapters:
     def get(self, name: str) -> ServedAdapter | None:
         return (self._entries or {}).get(name)
 
-    def check_known(self) -> None:
-        """Raises ApiError 503 if no engine has told its adapters yet, so that any name may exist."""
+    def check_known(self, name: str) -> None:
+        """Raises ApiError 503 if no engine has told its adapters yet, so that an adapter `name` may exist."""
         if self._entries is None:
             raise ApiError(
                 503,
-                "no engine has told this gateway its LoRA adapters yet; try again soon",
+                f"model: {shown(name)} is not the served model, and no engine has reported its LoRA adapters to this "
+                "gateway yet; try again in a second, or name the served model",
                 type="service_unavailable_error",
                 param="model",
                 code="engine_unavailable",

@@ -14,6 +14,13 @@ from rayloom_engine.front.openai.fields.parsing import parse_request
 from rayloom_engine.front.openai.fields.wire import LoadAdapterRequest, UnloadAdapterRequest
 from rayloom_engine.front.operations.service import Service
 
+_MANAGED_IN_WORDS = (
+    "only the admin port changes the adapters of this server (managed_adapters); change spec.model.adapters of the "
+    "LLMService, or send PUT /adapters to the admin port"
+)
+_FIXED_IN_WORDS = (
+    "the adapters of this server are fixed; start it with --allow-runtime-lora-updating to let clients change them"
+)
 _Change = TypeVar("_Change", LoadAdapterRequest, UnloadAdapterRequest)
 
 
@@ -37,13 +44,14 @@ async def _read_change(request: Request, service: Service, kind: type[_Change]) 
     if service.client.rules.is_gateway:
         raise ApiError(
             403,
-            "a gateway serves the adapters of its engines; load and unload them there, or in spec.model.adapters",
+            "adapters cannot be loaded or unloaded through a gateway; change spec.model.adapters of the LLMService, or "
+            "send the request to an engine that has --allow-runtime-lora-updating",
             code="adapters_fixed",
         )
     if not service.config.allow_runtime_lora_updating:
         raise ApiError(
             403,
-            "the adapters of this server are fixed; --allow-runtime-lora-updating lets clients change them",
+            _MANAGED_IN_WORDS if service.config.managed_adapters else _FIXED_IN_WORDS,
             code="adapters_fixed",
         )
     if not request.state.owner and request.headers.get("origin") is not None:

@@ -40,8 +40,8 @@ class AdapterNames(Protocol):
     def get(self, name: str) -> ServedAdapter | None:
         """Returns the adapter with this name; None if there is none."""
 
-    def check_known(self) -> None:
-        """Raises ApiError 503 while it is not known which adapters there are."""
+    def check_known(self, name: str) -> None:
+        """Raises ApiError 503, which says that `name` was not found, while it is not known which adapters there are."""
 
 
 class AdapterList:
@@ -53,7 +53,7 @@ class AdapterList:
         self._file = file
         self._entries: dict[str, ServedAdapter] = {}
         self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
-        self.on_change: Callable[[], None] = lambda: None  # called after the start, and after every change
+        self.on_change: Callable[[], None] = lambda: None  # called after every change, not by `start`
 
     @property
     def entries(self) -> list[ServedAdapter]:
@@ -62,26 +62,23 @@ class AdapterList:
     def get(self, name: str) -> ServedAdapter | None:
         return self._entries.get(name)
 
-    def check_known(self) -> None:
+    def check_known(self, name: str) -> None:
         """Does nothing: a front that accepts requests knows its adapters."""
 
     def has(self, name: str, path: str) -> bool:
         """True if the adapter with this name was loaded from this folder."""
         entry = self._entries.get(name)
-        return entry is not None and entry.adapter.path == str(_place(path))
+        try:
+            return entry is not None and entry.adapter.path == str(_place(path))
+        except ModelError:
+            return False
 
-    @property
-    def paths(self) -> dict[str, str]:
-        """Name -> folder of each adapter."""
-        return {name: entry.adapter.path for name, entry in self._entries.items()}
-
-    async def start(self, folder: Path, wanted: Mapping[str, str]) -> bool:
+    async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
         """Takes the list of the front before, or loads the adapters in `wanted`. `folder`: of the model.
 
-        Returns True if there was a front before. Raises ModelError.
+        Raises ModelError.
         """
-        is_kept = self._file is not None and self._file.exists()
-        if self._file is not None and is_kept:
+        if self._file is not None and self._file.exists():
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
             self._entries = {entry.name: entry for entry in entries}
         else:
@@ -89,8 +86,6 @@ class AdapterList:
                 await self._add(name, path, folder)
             if self._entries:
                 await asyncio.to_thread(self._keep)
-        self.on_change()
-        return is_kept
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.
@@ -110,8 +105,8 @@ class AdapterList:
             except ModelError as error:
                 is_absent = error.fault == "NotFound"
                 raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
+            self.on_change()  # first, because the list has changed even if its file cannot be written
             await asyncio.to_thread(self._keep)
-            self.on_change()
 
     async def unload(self, name: str) -> None:
         """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
@@ -124,8 +119,8 @@ class AdapterList:
                     code="adapter_not_found",
                 )
             del self._entries[name]
-            await asyncio.to_thread(self._keep)
             self.on_change()
+            await asyncio.to_thread(self._keep)
             logger.info("adapter %s unloaded", shown(name))
 
     async def _add(self, name: str, path: str, folder: Path) -> None:

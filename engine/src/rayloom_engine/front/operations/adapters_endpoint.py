@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rayloom_engine.common.json_words import shown
 from rayloom_engine.front.http.body import read_body
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.operations.adapters import MOST_ADAPTERS
@@ -28,7 +29,7 @@ async def put_adapters(request: Request, managed: ManagedAdapters | None) -> Res
     if managed is None:
         raise ApiError(
             403,
-            "the adapters of this server are not set here; start it with --managed-adapters",
+            "PUT /adapters needs the setting managed_adapters, which is off; start the server with --managed-adapters",
             code="adapters_fixed",
         )
     body = await read_body(request, _MAX_BODY_BYTES, lambda num: None)
@@ -37,6 +38,18 @@ async def put_adapters(request: Request, managed: ManagedAdapters | None) -> Res
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ApiError(400, f'{error}; send {{"adapters": {{"NAME": "/FOLDER"}}}}', param="adapters") from error
     if len(wanted) > MOST_ADAPTERS:
-        raise ApiError(400, f"{len(wanted)} adapters are too many; at most {MOST_ADAPTERS}", param="adapters")
+        raise ApiError(
+            400,
+            f"{len(wanted)} adapters given, at most {MOST_ADAPTERS} allowed; send a shorter list",
+            param="adapters",
+        )
+    for name, path in wanted.items():
+        if not path.removeprefix("file://").startswith("/"):
+            raise ApiError(
+                400,
+                f"adapters: {shown(name)}: {shown(path)} is not an absolute path; give the whole path of the "
+                "adapter's folder, from / on",
+                param="adapters",
+            )
     managed.want(wanted)
     return JSONResponse({"adapters": [each.model_dump() for each in managed.reports()]}, 202)

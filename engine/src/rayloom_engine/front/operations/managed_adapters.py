@@ -1,7 +1,8 @@
 """ManagedAdapters: brings an AdapterList to the adapters that the admin port asks for (PUT /adapters).
 
 The admin port always names the whole list, so a repeated request changes nothing. An adapter that cannot be loaded is
-tried again after a while, because its files may still be on their way.
+tried again after a while, because its files may still be on their way. The wanted list is kept in a file of the run
+folder, so that the next front also tries those that could not be loaded.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.http.errors import ApiError
 from rayloom_engine.front.operations.adapters import AdapterList
@@ -25,11 +30,19 @@ logger = logging.getLogger(__name__)
 class ManagedAdapters:
     """The wanted adapters, and why some of them are not loaded. For one event loop."""
 
-    def __init__(self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float) -> None:
-        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load one."""
+    def __init__(
+        self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float, file: Path | None = None
+    ) -> None:
+        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load one.
+
+        `file`: keeps the wanted list for the next front, and replaces `wanted` if it exists; None: it is not kept.
+        """
         self._adapters = adapters
-        self._wanted = dict(wanted)
+        self._file = file
+        self._kept = _read(file)  # the list in the file
+        self._wanted = dict(wanted) if self._kept is None else self._kept
         self._problems: dict[str, str] = {}  # name -> why the adapter could not be loaded
+        self._has_failed = False  # the latest attempt ended before it came to all adapters
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None  # called when an adapter was loaded, unloaded, or failed
@@ -49,8 +62,24 @@ class ManagedAdapters:
     async def bring(self, folder: Path) -> None:
         """Unloads the adapters that are not wanted any more, and loads the others. `folder`: of the model.
 
-        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files.
+        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files. Any other
+        fault is logged, and `keep` tries again.
         """
+        self._has_failed = False
+        for part in (self._write, partial(self._bring, folder)):
+            try:
+                await part()
+            except Exception:  # `keep` is awaited by nobody, and without it no later list would have an effect
+                logger.exception("cannot bring the adapters to the wanted list; tried again in %g s", self._retry_s)
+                self._has_failed = True
+
+    async def _write(self) -> None:
+        wanted = self._wanted  # `want` replaces the dict, and never changes it
+        if self._file is not None and wanted != self._kept:
+            await asyncio.to_thread(write_whole, self._file, msgspec.json.encode(wanted))
+            self._kept = wanted
+
+    async def _bring(self, folder: Path) -> None:
         wanted = dict(self._wanted)
         for name in [entry.name for entry in self._adapters.entries if entry.name not in wanted]:
             with contextlib.suppress(ApiError):  # somebody else has unloaded it
@@ -79,7 +108,7 @@ class ManagedAdapters:
             await self.bring(folder)
             self.on_change()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._retry_s if self._problems else None):
+                async with asyncio.timeout(self._retry_s if self._problems or self._has_failed else None):
                     await self._is_changed.wait()
 
     def _report(self, name: str, path: str) -> ReportedAdapter:
@@ -87,3 +116,10 @@ class ManagedAdapters:
             return ReportedAdapter(name=name, path=path, state="loaded")
         problem = self._problems.get(name, "")
         return ReportedAdapter(name=name, path=path, state="failed" if problem else "loading", message=problem)
+
+
+def _read(file: Path | None) -> dict[str, str] | None:
+    """Returns the list in the file; None if there is none."""
+    if file is None or not file.exists():
+        return None
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, str])

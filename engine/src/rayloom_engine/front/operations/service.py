@@ -55,6 +55,12 @@ class FrontStart:
     server_started: float | None = None  # Unix time of the first front's start; None: this is the first
     adapters_file: Path | None = None  # keeps the list of adapters for later fronts
 
+    @property
+    def wanted_file(self) -> Path | None:
+        """The file beside `adapters_file` that keeps the wanted list of managed adapters."""
+        file = self.adapters_file
+        return None if file is None else file.with_stem(f"{file.stem}-wanted")
+
 
 class Service:
     """The state of one API server process. Nothing happens until `run` is called."""
@@ -80,7 +86,7 @@ class Service:
         self.adapters: AdapterNames = self.adapter_list
         self._wanted_adapters = named_paths(config.adapters)
         self.managed_adapters = (
-            ManagedAdapters(self.adapter_list, self._wanted_adapters, self.waits.adapters_s)
+            ManagedAdapters(self.adapter_list, self._wanted_adapters, self.waits.adapters_s, start.wanted_file)
             if config.managed_adapters
             else None
         )
@@ -107,7 +113,6 @@ class Service:
         )
         if not self.client.rules.is_gateway:
             self.lifecycle.on_drain = self.client.tell_draining
-            self.adapter_list.on_change = self._tell_adapters
         self._front_recovery = (
             self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
             if is_restart
@@ -216,14 +221,18 @@ class Service:
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
 
     async def _start_adapters(self, folder: Path) -> None:
-        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those."""
+        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those.
+
+        The core is told once, after all of them: gateways forget each name that a list lacks.
+        """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
-            return
-        if await self.adapter_list.start(folder, {}):
-            self.managed_adapters.want(self.adapter_list.paths)  # as the admin port has set them since the first start
-        await self.managed_adapters.bring(folder)
-        self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+        else:
+            await self.adapter_list.start(folder, {})
+            await self.managed_adapters.bring(folder)
+            self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+        self.adapter_list.on_change = self._tell_adapters
+        self._tell_adapters()
 
     def _tell_adapters(self) -> None:
         self.client.tell_adapters(tuple(self.adapter_list.entries))

@@ -6,23 +6,24 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.shape import ModelShape
 
+REMOVE_IN_WORDS = (
+    "remove adapters, managed_adapters and allow_runtime_lora_updating (in an LLMService: spec.model.adapters)"
+)
+
 
 def check_adapters(shape: ModelShape) -> None:
     """Raises ConfigError if no adapter can update the model. Call it if the configuration takes adapters."""
     if isinstance(shape, MeasuredShape):
-        raise ConfigError(
-            f"adapters: {needs_native(shape.architecture)}; remove adapters and allow_runtime_lora_updating"
-        )
+        raise ConfigError(f"adapters: {needs_native(shape.architecture)}; {REMOVE_IN_WORDS}")
     if shape.experts is not None:
         raise ConfigError(
-            f"adapters: {shape.architecture} has experts, and LoRA adapters cannot update such a model; remove "
-            "adapters and allow_runtime_lora_updating, or merge an adapter into the model"
+            f"adapters: {shape.architecture} has experts, and LoRA adapters cannot update such a model; "
+            f"{REMOVE_IN_WORDS}, or merge an adapter into the model"
         )
     if shape.traits.is_fused:
         raise ConfigError(
             f"adapters: the checkpoints of {shape.architecture} have one matrix for q, k and v, and LoRA adapters "
-            "cannot update it; remove adapters and allow_runtime_lora_updating, or merge an adapter into the "
-            "model"
+            f"cannot update it; {REMOVE_IN_WORDS}, or merge an adapter into the model"
         )
 
 

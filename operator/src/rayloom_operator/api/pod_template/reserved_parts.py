@@ -11,10 +11,11 @@ WORKER_CONTAINERS = ("ray-worker",)
 OWN_CONTAINERS = (*HEAD_CONTAINERS, *WORKER_CONTAINERS)
 # KubeRay's container that waits for the head.
 OWN_INIT_CONTAINERS = ("wait-gcs-ready",)
-# The claims and folders of nodes with LoRA adapters; as many as `api.adapters.MAX_PLACES`.
+# The claims and folders of nodes with LoRA adapters; as many as `api.adapters.MAX_PLACES`. The names and the folder are
+# reserved only for a service with spec.model.adapters: templates that are older than that field may have them.
 ADAPTER_VOLUMES = tuple(f"adapters-{number}" for number in range(8))
+ADAPTERS_FOLDER = "/adapters"  # the claims of adapters are mounted below it
 OWN_VOLUMES = (
-    *ADAPTER_VOLUMES,
     "api-keys",
     "config",
     "engine-scratch",
@@ -27,7 +28,6 @@ OWN_VOLUMES = (
     "shared-memory",
 )
 OWN_FOLDERS = (
-    "/adapters",
     "/cache",
     "/dev/shm",
     "/etc/rayloom",

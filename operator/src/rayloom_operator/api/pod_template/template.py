@@ -26,6 +26,7 @@ from rayloom_operator.api.pod_template.parts import (
     Volume,
 )
 from rayloom_operator.api.pod_template.reserved_parts import (
+    ADAPTER_VOLUMES,
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_INIT_CONTAINERS,
@@ -39,6 +40,10 @@ HEAD_ACCELERATORS_IN_WORDS = (
     "accelerators are for the ranks in worker pods: remove them from podTemplate.head, and use spec.accelerator"
 )
 _VOLUMES_IN_WORDS = f"volumes cannot have a name of the operator's own ({', '.join(OWN_VOLUMES)}): use another name"
+ADAPTER_VOLUMES_IN_WORDS = (
+    "beside model.adapters the volumes of podTemplate cannot have the names of the adapters' volumes "
+    f"({ADAPTER_VOLUMES[0]} to {ADAPTER_VOLUMES[-1]}): use other names"
+)
 _NO_VOLUME_IN_WORDS = "each volumeMounts[].name must be the name of a volume in the volumes of the same pod template"
 _INIT_IN_WORDS = (
     f"initContainers cannot have a name of the operator's own ({', '.join((*OWN_CONTAINERS, *OWN_INIT_CONTAINERS))}): "
@@ -299,11 +304,11 @@ class PodTemplates(Part):
     )
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
 
-    def problems(self, *, accelerator: str | None, model_paths: Sequence[str]) -> list[str]:
+    def problems(self, *, accelerator: str | None, model_paths: Sequence[str], has_adapters: bool = False) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
         `accelerator`: the resource of spec.accelerator; None without one. `model_paths`: the paths of file:// models
-        and adapters in containers.
+        and of adapters in containers. `has_adapters`: spec.model.adapters is given.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -311,10 +316,13 @@ class PodTemplates(Part):
         if accelerator in head_resources:
             found.append(f"{accelerator} of podTemplate.head: {HEAD_ACCELERATORS_IN_WORDS}")
         for spec in (self.head.spec, self.worker.spec):
+            if has_adapters and (bad := [name for name in spec.volume_names if name in ADAPTER_VOLUMES]):
+                found.append(f"{', '.join(bad)}: {ADAPTER_VOLUMES_IN_WORDS}")
             for container in spec.containers or ():
                 paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
                 found += [
-                    f"{path}: this mountPath of container {container.name} hides the model; use another one"
+                    f"{path}: this mountPath of container {container.name} hides the model or its adapters; "
+                    "use another one"
                     for path in paths
                     if any(covers(path, model_path) for model_path in model_paths)
                 ]

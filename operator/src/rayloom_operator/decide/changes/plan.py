@@ -13,7 +13,7 @@ from datetime import datetime
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
-from rayloom_operator.decide.adapters import AdapterOrder, adapter_orders
+from rayloom_operator.decide.adapters import AdapterListRequest, adapter_list_requests
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.gateway import (
     gateway_deletions,
@@ -71,7 +71,7 @@ class Plan:
     routes: tuple[Route, ...] = ()
     labels: tuple[PodLabel, ...] = ()
     drains: tuple[Drain, ...] = ()
-    adapters: tuple[AdapterOrder, ...] = ()
+    adapters: tuple[AdapterListRequest, ...] = ()
     waits: tuple[datetime, ...] = ()  # times at which failed replicas may be recreated
     scale: ScaleWrite | None = None  # written after all other changes
 
@@ -102,7 +102,7 @@ def plan(situation: Situation) -> Plan:
         ),
         routes=routes,
         drains=tuple(_drains(situation, resolved, step)),
-        adapters=tuple(adapter_orders(situation)),
+        adapters=tuple(adapter_list_requests(situation)),
         waits=tuple(replicas.waits),
         scale=_scale(situation, resolved),
     )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from rayloom_operator.decide.adapters import AdapterOrder
+from rayloom_operator.decide.adapters import AdapterListRequest
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.plan import Drain, Plan
 from rayloom_operator.decide.changes.pod_label import PodLabel
@@ -124,7 +124,7 @@ class Applier:
         # Also called after a request without an answer: the engine may have received the request.
         self._on_drain(key, drain.replica, drain.wanted)
 
-    async def _set_adapters(self, key: ServiceKey, orders: Sequence[AdapterOrder]) -> None:
+    async def _set_adapters(self, key: ServiceKey, orders: Sequence[AdapterListRequest]) -> None:
         """Tells engines their LoRA adapters. If an engine does not answer, the next reconcile asks it again."""
         if orders and not self._kube.may_write():
             raise Deposed("adapters: no engine was asked, because another operator may lead")
@@ -132,7 +132,7 @@ class Applier:
         if orders:
             self._on_adapters(key)
 
-    async def _set_adapters_of(self, key: ServiceKey, order: AdapterOrder) -> None:
+    async def _set_adapters_of(self, key: ServiceKey, order: AdapterListRequest) -> None:
         logger.info("%s/%s: %s shall have %d adapters", *key, order.replica, len(order.adapters))
         tokens = (order.token, order.old_token)
         body = msgspec.json.encode({"adapters": dict(order.adapters)})

@@ -36,15 +36,18 @@ class ModelNames:
         ring: KeyRing,
         draw: Callable[[], float] = random.random,
         has_adapter: Callable[[str, str], bool] = lambda model, name: False,
+        check_adapters_known: Callable[[str, str], None] = lambda model, name: None,
     ) -> None:
         """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1).
 
-        `has_adapter`: whether a model has a LoRA adapter with a name, at the time of the call.
+        `has_adapter`: whether a model has a LoRA adapter with a name, at the time of the call. `check_adapters_known`:
+        raises ApiError 503 if that is not known of a model yet.
         """
         self.document = document
         self._ring = ring
         self._draw = draw
         self._has_adapter = has_adapter
+        self._check_adapters_known = check_adapters_known
         self._sources = {name: _sources(document, name) for name in document.models}
 
     def usable(self, caller: KeyHolder) -> list[str]:
@@ -57,8 +60,8 @@ class ModelNames:
     def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
         """Returns the model for a request. `repeat_key`: the request's Idempotency-Key, else its X-Request-Id.
 
-        Raises ApiError 401 or 404, and RequestError if the request must name a model. A caller whose key is unknown
-        cannot tell a name that needs a key from one that does not exist.
+        Raises ApiError 401, 404 or 503, and RequestError if the request must name a model. A caller whose key is
+        unknown cannot tell a name that needs a key from one that does not exist.
         """
         document = self.document
         name = fields.model
@@ -75,6 +78,9 @@ class ModelNames:
             return self._checked(owner, None, owner, caller)
         if not caller.names and not self._ring.is_open:
             raise no_valid_key()
+        for each in document.models:
+            if self._ring.accepts(each, caller):
+                self._check_adapters_known(each, name)
         raise ApiError(
             404,
             f"the model {shown(name)} does not exist; {self._advice(caller, 'this server has')}",
@@ -92,8 +98,9 @@ class ModelNames:
         ]
         if len(owners) > 1:
             raise RequestError(
-                f"the models {', '.join(map(shown, owners))} have an adapter {shown(name)} each, and a request cannot "
-                "tell which; one of the adapters needs another name",
+                f"{shown(name)} is the name of a LoRA adapter of each of the models {', '.join(map(shown, owners))}; "
+                "rename the adapter in spec.model.adapters of all but one of them, or use an API key that only one of "
+                "them accepts",
                 "model",
             )
         return owners[0] if owners else None

@@ -105,10 +105,16 @@ class RunningModels:
             raise ConfigError("; ".join(f"models.{name}: {problem}" for name, problem in problems.items()))
 
     def _names_of(self, document: ModelsDocument) -> ModelNames:
-        return ModelNames(document, self.ring, has_adapter=self._has_adapter)
+        return ModelNames(
+            document, self.ring, has_adapter=self._has_adapter, check_adapters_known=self._check_adapters_known
+        )
 
     def _has_adapter(self, model: str, name: str) -> bool:
         return model in self.models and self.models[model].service.adapters.get(name) is not None
+
+    def _check_adapters_known(self, model: str, name: str) -> None:
+        if model in self.models:
+            self.models[model].service.adapters.check_known(name)
 
     def max_body_bytes(self, caller: KeyHolder) -> int:
         """Returns the most bytes of a body: the largest limit of the models that requests of `caller` may reach."""

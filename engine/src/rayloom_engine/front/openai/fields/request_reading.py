@@ -45,7 +45,7 @@ def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
         return None
     found = service.adapters.get(model)
     if found is None:
-        service.adapters.check_known()
+        service.adapters.check_known(model)
         names = [name, *(entry.name for entry in service.adapters.entries)]
         raise ApiError(
             404,
