@@ -31,7 +31,7 @@ SERVERS = [block for block in SHELL if block.is_server]
 PYTHON = [block for block in BLOCKS if block.language == "python" and not block.installs]
 CLIENTS = [block for block in SHELL if block.is_client]
 START_S = 240  # the first start converts the model, on a slow machine that does other things as well
-STOP_S = 3
+STOP_S = 30
 
 # A make that runs these tests must not give its own flags and variables to the make that they run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
