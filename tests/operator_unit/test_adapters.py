@@ -254,10 +254,14 @@ def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
 
 def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_are_replaced():
     old = adapted(SQL)
-    new = adapted({"name": "sql", "source": "pvc://new/sql"})
-    situation = situation_of(new, engine(old, 0, SQL_REPORT), engine(new, 1), old=[old])
-    # The old engine has what it can have. The new engine is told the new folder.
-    assert [each.adapters for each in adapter_list_requests(situation)] == [(("sql", "/adapters/new/sql"),)]
+    new = adapted({"name": "sql", "source": "pvc://new/sql"}, {"name": "late", "source": "pvc://new/late"})
+    late = report("late", "/adapters/adapters/late")  # came after the engine's start
+    situation = situation_of(new, engine(old, 0, SQL_REPORT, late), engine(old, 1, late), engine(new, 2), old=[old])
+    # The first engine has what it can have. The third one is told the new folders.
+    assert [each.adapters for each in adapter_list_requests(situation)] == [
+        (("sql", SQL_REPORT.path), ("late", late.path)),
+        (("sql", "/adapters/new/sql"), ("late", "/adapters/new/late")),
+    ]
 
 
 def statuses(resolved, *replicas):

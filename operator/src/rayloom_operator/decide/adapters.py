@@ -125,7 +125,7 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
     made_from = _model_of(situation, replica)
     if model.adapters is None or made_from is None:
         return None
-    return mountable(model, made_from)
+    return mountable(model, made_from, {each.name: each.path for each in _reported(replica) or ()})
 
 
 def _model(situation: Situation) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rayloom_operator.api.adapters import Adapter, claims, host_folders
 from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
@@ -26,14 +26,15 @@ def adapter_paths(model: Model) -> dict[str, str]:
     return {each.name: _path(each, model) for each in model.adapters or ()}
 
 
-def mountable(model: Model, mounted_for: Model) -> dict[str, str]:
+def mountable(model: Model, mounted_for: Model, present: Mapping[str, str]) -> dict[str, str]:
     """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
 
     They differ during a rollout that changes volumes. A name whose new folder the pods do not mount keeps the folder
-    that it had, so that requests find it until the pods are replaced. A name that is new, too, is left out.
+    that it has in `present`, or had in `mounted_for`, so that requests find it until the pods are replaced. A name that
+    is new, too, is left out.
     """
     mounted = mounted_paths(model, mounted_for)
-    earlier = adapter_paths(mounted_for)
+    earlier = {**adapter_paths(mounted_for), **present}
     found = {each.name: mounted.get(each.name) or earlier.get(each.name) for each in model.adapters or ()}
     return {name: path for name, path in found.items() if path is not None}
 
