@@ -60,9 +60,9 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     world.engine(namespace, "chat", broken_adapters={f"{_FOLDER}/poems": "adapter_config.json does not exist"})
     failed = [("sql", "Loaded", "2/2"), ("poems", "Failed", "1/2")]
     wait_until(lambda: _states(world, namespace) == failed, "the failure", story=world.story)
-    assert world.wait(namespace, "chat", "Degraded", "AdapterFailed")["message"].endswith(
-        "adapter_config.json does not exist"
-    )
+    message = world.wait(namespace, "chat", "Degraded", "AdapterFailed")["message"]
+    assert message.startswith("Adapter poems is loaded on 1/2 engines. ")
+    assert ": adapter_config.json does not exist. Put the adapter's folder where spec.model.adapters says" in message
 
     _change(world, namespace)
     wait_until(lambda: _adapters(world, namespace) == [{}, {}], "the empty lists", story=world.story)
