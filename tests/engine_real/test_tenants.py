@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rt_server import RunningServer, running_server
+from rt_server import RunningServer, running_server, wait_until
 
 FLOOD, LIGHT = "key-of-the-flood", "key-of-the-other"
 
@@ -56,18 +56,17 @@ class _Flood:
     def __enter__(self) -> _Flood:
         for thread in self._threads:
             thread.start()
-        deadline = time.monotonic() + 60.0
-        while True:
-            requests = self._server.status()["requests"]
-            if requests["running"] and requests["running"] + requests["waiting"] > 100:
-                return self
-            assert time.monotonic() < deadline, f"the flood does not run: {requests}"
-            time.sleep(0.05)
+        wait_until(self._runs, 60.0, lambda: f"the flood does not run: {self._server.status()['requests']}")
+        return self
 
     def __exit__(self, *problem: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+    def _runs(self) -> bool:
+        requests = self._server.status()["requests"]
+        return bool(requests["running"]) and requests["running"] + requests["waiting"] > 100
 
     def _send(self) -> None:
         body = {"prompt": [7] * 20, "n": 128, "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -105,5 +104,7 @@ def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(two_keys: R
     with _Flood(two_keys, 8) as flood:
         flooded = _first_token_times(two_keys, 40)
     assert 429 in flood.statuses, "what is too much is refused to the key that sends it"
-    # A server without shares needs half a minute for each. Four of them may meet hiccups of a busy machine.
-    assert _p90(flooded) < 3 * max(0.5, _p90(alone)), (sorted(alone)[-5:], sorted(flooded)[-5:])
+    # A quarter of a second is what one hiccup of a busy machine takes, and four requests may meet longer ones. A server
+    # without shares needs half a minute for each.
+    assert _p90(flooded) < 3 * max(0.25, _p90(alone)), (sorted(alone)[-5:], sorted(flooded)[-5:])
+    assert max(flooded) < 5.0

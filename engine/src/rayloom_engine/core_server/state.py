@@ -51,7 +51,7 @@ class CoreState:
     gateway_requests: GatewayRequests = field(default_factory=GatewayRequests)
     rank_phase: str = "start"
     is_draining: bool = False  # written by the I/O thread
-    adapters: tuple[ServedAdapter, ...] | None = None  # written by the I/O thread; None before the front has told them
+    adapters: tuple[ServedAdapter, ...] | None = None  # written by the I/O thread; None until the front reports them
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank

@@ -107,7 +107,7 @@ class ReportedLoad(AnswerPart):
 
 
 class ReportedAdapter(AnswerPart):
-    """A LoRA adapter that the engine was told to have."""
+    """A LoRA adapter of the last PUT /adapters, or of the configuration with which the engine started."""
 
     name: str = Field(max_length=_MAX_NAME)
     path: str = Field(max_length=4096)

@@ -31,7 +31,7 @@ def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence
 def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
     """True if no engine has begun the sequence, and none has its adapter: it was unloaded since the request came.
 
-    Engines that have not told their adapters yet may have it.
+    Engines that have not reported their adapters yet may have it.
     """
     adapter = sequence.params.adapter
     if adapter is None or _has_begun(sequence):

@@ -208,7 +208,7 @@ class CoreClient:
             if link.is_connected:
                 link.send(frame(Draining(is_draining)))
 
-    def tell_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
+    def report_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
         """Tells the cores this engine's adapters, for gateways. Only for the front inside an engine."""
         self._adapters = adapters
         for link in self.pool.links.values():

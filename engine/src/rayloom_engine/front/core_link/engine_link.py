@@ -43,7 +43,7 @@ class EngineLink:
         self.core = core
         self.estimate = EngineEstimate(name)  # made from the reports on the current connection
         self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
-        # the engine's LoRA adapters, as it told them last; None: it has told none on any connection
+        # the LoRA adapters that the engine last reported; None: it has reported none on any connection
         self.adapters: tuple[Adapter, ...] | None = None
         self.pid = 0  # process id of the core on the current connection, or on the last one
         self.version = 0  # protocol version of the current connection, or of the last one

@@ -17,7 +17,7 @@ class GatewayAdapters:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, ServedAdapter] | None = None  # None: no engine has told its adapters yet
+        self._entries: dict[str, ServedAdapter] | None = None  # None: no engine has reported its adapters yet
 
     @property
     def entries(self) -> list[ServedAdapter]:
@@ -27,7 +27,7 @@ class GatewayAdapters:
         return (self._entries or {}).get(name)
 
     def check_known(self, name: str) -> None:
-        """Raises ApiError 503 if no engine has told its adapters yet, so that an adapter `name` may exist."""
+        """Raises ApiError 503 if no engine has reported its adapters yet, so that an adapter `name` may exist."""
         if self._entries is None:
             raise ApiError(
                 503,
@@ -41,23 +41,23 @@ class GatewayAdapters:
 
     def update(self, links: list[EngineLink]) -> None:
         """Reads the adapters of the engines. `links`: those of the gateway's model."""
-        told = [
+        reported = [
             link.status.adapters
             for link in links
             if link.is_connected and link.status is not None and link.status.adapters is not None
         ]
-        if told:
-            self._entries = merged(told)
+        if reported:
+            self._entries = merged(reported)
         elif self._entries is None and any(link.is_serving for link in links):
-            self._entries = {}  # engines of an earlier version, which tell none
+            self._entries = {}  # engines of an earlier version, which report none
 
 
-def merged(told: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
-    """Returns name -> adapter. `told`: the adapters of each engine.
+def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
+    """Returns name -> adapter. `reported`: the adapters of each engine.
 
     While engines replace the files of a name one after the other, most of them decide; of as many, the newest.
     """
-    entries = [entry for engine in told for entry in engine]
+    entries = [entry for engine in reported for entry in engine]
     num_engines = Counter((entry.name, entry.adapter.digest) for entry in entries)
     found: dict[str, ServedAdapter] = {}
     for entry in sorted(entries, key=lambda each: (num_engines[each.name, each.adapter.digest], each.created)):

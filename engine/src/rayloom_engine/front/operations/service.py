@@ -223,7 +223,7 @@ class Service:
     async def _start_adapters(self, folder: Path) -> None:
         """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those.
 
-        The core is told once, after all of them: gateways forget each name that a list lacks.
+        The core gets the list once, after all of them: gateways forget each name that a list lacks.
         """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
@@ -231,11 +231,11 @@ class Service:
             await self.adapter_list.start(folder, {})
             await self.managed_adapters.bring(folder)
             self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
-        self.adapter_list.on_change = self._tell_adapters
-        self._tell_adapters()
+        self.adapter_list.on_change = self._report_adapters
+        self._report_adapters()
 
-    def _tell_adapters(self) -> None:
-        self.client.tell_adapters(tuple(self.adapter_list.entries))
+    def _report_adapters(self) -> None:
+        self.client.report_adapters(tuple(self.adapter_list.entries))
 
     def _use_files(self, files: TextFiles) -> None:
         """Makes the front ready for requests, as soon as its core serves."""
