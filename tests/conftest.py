@@ -30,7 +30,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Exempts imported modules and collected tests from garbage collections, because all of them stay."""
+    """Sets up hypothesis in a process that runs tests. Exempts imported modules and collected tests from garbage
+    collections, because all of them stay.
+    """
     if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
         _let_hypothesis_take_its_time()
     gc.disable()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from rayloom_bench.fleet.arrivals import Arrival, Segment
 from rayloom_bench.fleet.traffic import SharedPrefixes
+from rayloom_bench.routing import command
 from rayloom_bench.routing.choices import CHOICES, FEWEST, GATEWAY, ROUND_ROBIN
 from rayloom_bench.routing.command import engine_flags
 from rayloom_bench.routing.figures import ChoiceFigures, best_hit_rate, figures_of, figures_table, verdicts
 from rayloom_bench.routing.load import Answered, RoutedLoad, run_load, token_ids
 from rayloom_bench.routing.servers import RoutedEngines
+from rayloom_bench.server import ServerFailed
+from rayloom_engine.errors import ConfigError
 from rt_fake_openai import FakeOpenAI, running
 
 ENGINES = RoutedEngines(gateway_url="g", engine_urls=("a", "b"))
@@ -29,7 +34,7 @@ def figures(hit_rate: float, p90_s: float, *failures: str) -> ChoiceFigures:
 def test_the_gateway_gets_all_requests_and_round_robin_alternates() -> None:
     gateway, round_robin = CHOICES[GATEWAY](ENGINES), CHOICES[ROUND_ROBIN](ENGINES)
     assert [gateway.pick() for _ in range(3)] == ["g", "g", "g"]
-    assert [round_robin.pick() for _ in range(4)] == ["a", "b", "a", "b"]
+    assert [round_robin.pick() for _ in range(4)] == ["b", "a", "b", "a"]
 
 
 def test_the_engine_with_the_fewest_unfinished_requests_is_next() -> None:
@@ -89,3 +94,26 @@ def test_every_request_is_sent_and_failures_are_counted() -> None:
     assert [(each.num_prompt, each.num_cached) for each in load.answered] == [(40, 0)] * 2
     assert load.failures == ('HTTP 429: {"error": {"message": "too much"}}',)
     assert [body["min_tokens"] for body in fake.bodies] == [4, 4, 4]
+
+
+def parsed(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_flags(parser)
+    return parser.parse_args(flags)
+
+
+def test_a_rate_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--rate: 0 given"):
+        command.run(parsed("--rate", "0"))
+
+
+def test_a_server_that_does_not_start_is_a_failed_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ServerFailed("it ended")
+
+    monkeypatch.setattr(command, "_measure", fail)
+    monkeypatch.setattr(command, "busy_percent", lambda: 0.0)
+    assert command.run(parsed()) == 1
+    assert "bench routing: it ended" in capsys.readouterr().err

@@ -194,3 +194,15 @@ def test_adapters_are_refused_for_experts_and_for_fused_matrices(tmp_path: Path)
         check_adapters(shape_of(tmp_path, "MixtralForCausalLM"))
     with pytest.raises(ConfigError, match=r"Phi3ForCausalLM have one matrix for q, k and v.*remove adapters"):
         check_adapters(shape_of(tmp_path, "Phi3ForCausalLM"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("Qwen2MoeForCausalLM", {"qkv_bias": False}), ("OlmoeForCausalLM", {"clip_qkv": 8.0})],
+)
+def test_a_value_that_the_decoder_lacks_is_unsupported(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        shape_of(tmp_path, architecture, **changes)
+    assert refused.value.fault == "Unsupported"

@@ -13,6 +13,7 @@ from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import EngineDead
+from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.gateway.adapter_names import merged
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
@@ -81,6 +82,36 @@ def test_a_request_continues_on_an_engine_with_the_same_files_in_another_folder(
         own = {"a": SQL, "b": moved}[other].adapter
         assert world.cores[other].submits[-1].params.adapter == own
         assert world.cores[other].submits[-1].generated_ids == tuple(IDS[:3])
+
+    run(tmp_path, story)
+
+
+def test_an_engines_own_front_keeps_the_folder_that_it_has_itself_chosen(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        old, new = (served("sql", folder=folder) for folder in ("/old", "/new"))
+        await told(world, a=(old,), b=(old,))
+        world.client.pool.rules = PoolRules()
+        one = with_adapter(new)
+        world.client.submit([one])
+        assert await ids_of(one) == IDS
+        submits = [each for core in world.cores.values() for each in core.submits]
+        assert [each.params.adapter.path for each in submits if each.params.adapter] == ["/new/sql"]
+
+    run(tmp_path, story)
+
+
+def test_a_request_stays_on_a_leaving_engine_while_no_other_has_its_adapter(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(SQL,), b=())
+        world.hold(3)
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 3)
+        world.client.set_engines({"b": world.address("b")})
+        assert world.place_of(one) == "a"
+        world.cores["a"].release()
+        assert await ids_of(one) == IDS
+        assert world.cores["b"].submits == []
 
     run(tmp_path, story)
 
@@ -198,18 +229,19 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
 
 def test_a_name_is_unknown_only_once_each_model_of_the_key_has_reported_its_adapters(tmp_path: Path) -> None:
     def document(world: ModelsWorld) -> ModelsDocument:
-        world.cores["two"].state = "starting"
+        world.cores["two"].adapters = None  # it serves, and its front still loads adapters
         keys = {name: world.keys(name, f"key-{name}") for name in ("one", "two")}
         return world.document(one={"api_key_file": keys["one"]}, two={"api_key_file": keys["two"]})
 
     async def story() -> None:
         async with running(tmp_path, "one two", document) as world:
-            await world.ready("one")
+            await world.ready("one", "two")
             assert refusal(await world.chat("sql", "key-one"))[:2] == (404, "model_not_found")
             code, kind, message = refusal(await world.chat("sql", "key-two"))
             assert (code, kind) == (503, "engine_unavailable")
-            assert message.startswith('model: "sql" is not the served model, and no engine has reported its LoRA')
-            world.cores["two"].state = "serving"
+            assert message.startswith(
+                'model: "sql" is no served model, and may be a LoRA adapter of engines that have not reported'
+            )
             tell(world.cores["two"], POEMS)
             await until(lambda: len(world.models.models["two"].service.adapters.entries) == 1)
             assert refusal(await world.chat("sql", "key-two"))[:2] == (404, "model_not_found")

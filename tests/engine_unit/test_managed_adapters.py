@@ -74,6 +74,22 @@ def test_a_start_sends_the_core_no_incomplete_list(folder: Path, is_managed: boo
         assert [entry.name for entry in front.core.adapter_lists[0]] == ["sql", "poems"]
 
 
+def test_a_start_tries_each_adapter_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    real = AdapterList.load
+
+    async def load(self: AdapterList, name: str, *arguments: Any, **settings: Any) -> None:
+        tried.append(name)
+        await real(self, name, *arguments, **settings)
+
+    monkeypatch.setattr(AdapterList, "load", load)
+    lost, poems = str(folder / "lost"), str(folder / "poems")
+    with running_front(folder, managed_adapters=True, adapters=[f"lost={lost}"]) as front:
+        put(front, {"lost": lost, "poems": poems})
+        wait_for(front, {"lost": "failed", "poems": "loaded"})
+    assert tried == ["lost", "lost", "poems"], "once at the start, and once for the new list"
+
+
 def test_the_admin_port_replaces_the_list(front: FrontUnderTest, folder: Path) -> None:
     answer = put(front, {"sql": str(folder / "sql"), "poems": f"file://{folder / 'poems'}"})
     assert answer.status_code == 202

@@ -159,8 +159,17 @@ def test_experts_that_a_token_does_not_select_are_not_counted_as_used() -> None:
     assert (shape["num_experts"], shape["num_experts_per_token"], shape["moe_intermediate_size"]) == (64, 6, 1408)
     # 58 of 64 experts in 26 of 27 layers, each with three matrices of 2048 x 1408.
     assert found["num_active_parameters"] == found["num_parameters"] - 58 * 26 * 3 * 2048 * 1408
+    of_layers = found["num_active_parameters"] - found["costs"]["both"]["elements"][0]
+    assert found["costs"]["head_layers"] == pytest.approx(0.5 * shape["vocab_size"] * 2048 / (of_layers / 27), rel=1e-6)
     published = json.loads(write_facts.PUBLISHED_FACTS.read_text(encoding="utf-8"))
     assert found == published["deepseek-v2-lite"]["facts"], "run: make facts"
+
+
+def test_the_memory_of_a_token_counts_all_of_its_experts_also_on_a_shard(tmp_path: Path) -> None:
+    wide = {**ARCHITECTURES["dots1"].settings, "num_experts_per_tok": 4, "moe_intermediate_size": 96}
+    shape = read_model_shape(config_alone(tmp_path, TinyArchitecture("dots1", wide)), "transformers")
+    assert isinstance(shape, MeasuredShape)
+    assert [shape.share(count).widest for count in (1, 2)] == [4 * 96, 4 * 48]
 
 
 def test_an_inspection_says_that_layers_cannot_be_shared_by_stages(tmp_path: Path, cohere2: Path) -> None:

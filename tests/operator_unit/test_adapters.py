@@ -13,6 +13,7 @@ from rayloom_operator.decide.adapters import AdapterListRequest, adapter_fault, 
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.conditions.evidence import gather_evidence
+from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.engines import request as status_request
 from rayloom_operator.engines.status import ReportedAdapter
@@ -24,6 +25,7 @@ from rayloom_operator.objects.inspect_job import inspect_job
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import Observed
+from rayloom_operator.observe.verdict import STALE_S
 from rayloom_operator.reconcile.apply.applier import Applier
 from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.resolve.revision import revision
@@ -90,6 +92,8 @@ def template_at(path, volume="data"):
     [
         (template_at("/adapters"), "/adapters: this mountPath of container engine hides the model or its adapters"),
         (template_at("/adapters/adapters/"), "this mountPath of container engine hides the model or its adapters"),
+        (template_at("/adapters/adapters/team"), "this mountPath of container engine hides the model or its adapters"),
+        (template_at("/adapters/adapters/team/sql"), "this mountPath of container engine hides the model or its"),
         (template_at("/x", "adapters-0"), "adapters-0: beside model.adapters the volumes of podTemplate cannot have"),
     ],
 )
@@ -270,10 +274,23 @@ def statuses(resolved, *replicas):
     return [(each.name, each.state, each.loaded) for each in adapter_statuses(evidence)], evidence
 
 
+def test_an_engine_that_did_not_take_its_list_is_asked_again_soon():
+    resolved = adapted(SQL)
+    assert decide(situation_of(resolved, engine(resolved, 0))).requeue_after_s <= STALE_S
+    assert decide(situation_of(resolved, engine(resolved, 0, SQL_REPORT))).requeue_after_s > STALE_S
+
+
+def test_a_silent_engine_gets_no_request_until_it_answers():
+    resolved = adapted(SQL)
+    silent = make_reading(make_said().model_copy(update={"adapters": ()}), failing_since=100.0, error="x")
+    assert list(adapter_list_requests(situation_of(resolved, make_serving(resolved, reading=silent)))) == []
+
+
 def test_the_status_counts_the_engines_that_have_an_adapter():
     resolved = adapted(SQL, POEMS, replicas=2)
     found, evidence = statuses(resolved, engine(resolved, 0, SQL_REPORT, POEMS_REPORT), engine(resolved, 1, SQL_REPORT))
     assert found == [("sql", "Loaded", "2/2"), ("poems", "Loading", "1/2")]
+    assert statuses(adapted(SQL, replicas=0))[0] == [("sql", "Loading", "0/0")]
     assert adapter_fault(evidence) is None
     assert statuses(resolved)[0] == [("sql", "Loading", "0/2"), ("poems", "Loading", "0/2")]
 

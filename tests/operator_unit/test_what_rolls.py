@@ -26,8 +26,8 @@ MAIN, OTHER = "c" * 40, "d" * 40
 COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the hub -> what it stands for
 HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
 CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
-# Given so, the length is no longer cut, and where one GPU is too small there are several.
 ADAPTED = CPU | {"model": {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "pvc://a/b"}]}}
+# Given so, the length is no longer cut, and where one GPU is too small there are several.
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}

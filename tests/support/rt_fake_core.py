@@ -94,8 +94,8 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
-        # in the status, as the front reports them or as a test sets them; None: an engine that reports none
-        self.adapters: tuple[ServedAdapter, ...] | None = None
+        # in the status, as the front reports them or as a test sets them; None: the front has not reported them yet
+        self.adapters: tuple[ServedAdapter, ...] | None = ()
         self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all that the front has sent
         self.drains: list[bool] = []  # drains that the front has reported
         self.num_fetches = 0  # number of parts of text files that were requested

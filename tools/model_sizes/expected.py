@@ -28,14 +28,14 @@ _GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 1 + 
 
 def weights_of(tensors: Iterable[Tensor]) -> int:
     """Returns the number of weights of a model."""
-    return sum(tensor.numel if tensor.first is None else tensor.numel * tensor.count(range(1000)) for tensor in tensors)
+    return sum(tensor.num_weights for tensor in tensors)
 
 
 def active_weights_of(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> int:
     """Returns the number of weights without the experts that a token does not select."""
     total = 0
     for tensor in tensors:
-        number = tensor.numel if tensor.first is None else tensor.numel * tensor.count(range(1000))
+        number = tensor.num_weights
         is_expert = ".experts." in tensor.name
         total += number * config["num_experts_per_tok"] // tensor.sizes[0] if is_expert else number
     return total
@@ -92,8 +92,7 @@ def stored_bytes(tensors: Iterable[Tensor], config: Mapping[str, Any], element_b
     """Returns the bytes of the tensors in the files of a checkpoint that is not a GGUF file."""
     total = 0.0
     for tensor in tensors:
-        number = tensor.numel if tensor.first is None else tensor.numel * tensor.count(range(1000))
-        total += number * (_stored(config) if _is_quantised(tensor, config) else element_bytes)
+        total += tensor.num_weights * (_stored(config) if _is_quantised(tensor, config) else element_bytes)
     return total
 
 
@@ -157,7 +156,10 @@ class _Held:
         if tensor.module in _BY_COLUMNS:
             inputs = _largest_part(inputs, tensor_size, self.cut_unit)
         of_groups = _HALF * (1 + self._has_offsets) / self.cut_unit
-        return (self._bits / 8 + of_groups + _FACTOR / inputs) * len(layers)
+        num_groups = inputs // self.cut_unit
+        # Without offsets, the C library stores groups in twos.
+        stored_groups = num_groups if self._has_offsets else num_groups + num_groups % 2
+        return ((self._bits / 8 + of_groups) * stored_groups / num_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
         """Matrices that a rank stacks have one form: 8 bits if their types differ, dense if one of them is dense."""

@@ -36,11 +36,10 @@ class Tensor:
         """The last part of the name, without weight or bias, such as q_proj."""
         return self.name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
 
-    def count(self, layers: range) -> int:
-        """Returns how many of these layers have the tensor."""
-        if self.first is None or self.last is None:
-            return 0
-        return max(0, min(self.last + 1, layers.stop) - max(self.first, layers.start))
+    @property
+    def num_weights(self) -> int:
+        """The number of weights in all layers that have the tensor."""
+        return self.numel if self.first is None or self.last is None else self.numel * (self.last - self.first + 1)
 
 
 def meta_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:

@@ -31,8 +31,8 @@ as well. `bench quality` measures speed and perplexity of int8 weights, compared
 `bench quantised` measures quantised GGUF files, compared with llama.cpp. `bench routing` measures the gateway's choice
 of an engine, compared with others. `bench speculation` measures n-gram speculation, compared with none.
 `bench step` prints where a step on the C library spends its time, beside the machine's limit. `bench gpu` measures one
-rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality,
-quantised and step, and writes their pages.
+rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality, quantised and step, and writes
+their pages.
 """
 # name -> module
 SUBCOMMANDS = {

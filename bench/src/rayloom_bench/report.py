@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import os
 import textwrap
 from collections.abc import Sequence
 
 from rayloom_bench.figures import Figures
 from rayloom_bench.limit import MachineRates, ModelCost, output_tok_s, wall_s
+from rayloom_bench.machine import processor_name
 from rayloom_bench.result import RunResult
 from rayloom_bench.workload import Workload
 
@@ -18,6 +21,14 @@ COLUMNS = ("out tok/s", "all tok/s", "ms/token", "TTFT p50", "p99", "ITL p50", "
 WIDTHS = (10, 10, 9, 9, 7, 8, 7, 8, 8)
 
 Cell = float | str | None
+
+
+def machine_line(busy: float) -> str:
+    """The processor, its usable cores, the date, and how busy other processes kept the machine before the run."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    cores = len(os.sched_getaffinity(0))
+    distrust = " **DISTURBED: other processes ran beside it.**" if busy > DISTURBED_PERCENT else ""
+    return f"{processor_name()}, {cores} cores, {today}, {busy:.0f} % busy before the run.{distrust}"
 
 
 def summary(result: RunResult) -> str:

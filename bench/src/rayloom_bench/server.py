@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -120,6 +121,24 @@ def running_process(
             url=f"http://127.0.0.1:{port}",
             log=log,
         )
+
+
+@contextmanager
+def running_gateway(
+    folder: Path, engine_ports: Sequence[int], *, model_name: str, port: int, admin_port: int, timeout_s: float
+) -> Iterator[ServerProcess]:
+    """Starts `rayloom-engine gateway` for engines at these ports, with the key in `folder`/key, and waits for it.
+
+    Raises ServerFailed.
+    """
+    command = [sys.executable, "-m", "rayloom_engine", "gateway", f"--key-file={folder / 'key'}"]
+    command += [f"--engine=e{number}=127.0.0.1:{number}" for number in engine_ports]
+    command += [f"--cache-dir={folder / 'cache'}", f"--served-model-name={model_name}"]
+    command += ["--host=127.0.0.1", f"--port={port}", f"--admin-port={admin_port}", "--log-level=warning"]
+    started = running_process("rayloom-engine gateway", command, os.environ, port=port, ready_path="/ready")
+    with started as gateway:
+        gateway.wait_ready(timeout_s)
+        yield gateway
 
 
 @contextmanager

@@ -39,16 +39,6 @@ public:
           num_routed_pairs_(num_tokens_ * experts.num_per_token),
           num_pairs_(num_tokens_ * pairs_per_token(experts)) {}
 
-    void multiply_router(Phase phase) const {
-        LinearTask task = linear_task(experts_.router, step_.normed, num_tokens_, buffers_.logits);
-        const int64_t num_blocks = ceil_div(experts_.router.num_outputs, 16);
-        const int64_t size = blocks_per_piece(num_blocks, step_.pool->size());
-        phase.run(ceil_div(num_blocks, size), [&](int64_t piece) {
-            const int64_t end = std::min((piece + 1) * size, num_blocks);
-            linear_kernels(*step_.kernels, experts_.router).linear(task, piece * size, end);
-        });
-    }
-
     void select(Phase phase) const {
         for_pieces(phase, num_tokens_, 8, [&](int64_t token) {
             float* logits = buffers_.logits + token * num_matrices(experts_);
@@ -263,7 +253,8 @@ void run_experts(const Step& step, int half, PhaseClock& clock) {
     }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
-    experts.multiply_router(Phase(step, half, 1));
+    // The product runs in phase 1: the router is dense, and models with experts have no adapters.
+    multiply(step, half, 0, Output::kStore, layer.experts->router, UpdatedMatrix{}, step.normed, step.experts->logits);
     experts.select(Phase(step, half, 2));
     experts.sort(Phase(step, half, 3));
     experts.gather(Phase(step, half, 4));

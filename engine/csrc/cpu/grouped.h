@@ -256,13 +256,8 @@ static void compute_grouped_tile(const GroupedTile& tile, int64_t num_rows, int6
         return num_columns == 1 ? compute_grouped_rows<Weights, 1, kInt8Rows>(tile, num_rows)
                                 : compute_grouped_rows<Weights, 2, kInt8Rows>(tile, num_rows);
     }
-    for_streams(tile, num_columns, [&](const GroupedTile& stream, int64_t columns) {
-        if (columns == 1) {
-            compute_grouped_rows<Weights, 1, kInt8WideRows>(stream, num_rows);
-        } else {
-            compute_grouped_rows<Weights, 2, kInt8WideRows>(stream, num_rows);
-        }
-    });
+    for_streams(tile, num_columns,
+                [&](const GroupedTile& stream) { compute_grouped_rows<Weights, 1, kInt8WideRows>(stream, num_rows); });
 }
 
 // One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in GroupedTile.

@@ -186,19 +186,16 @@ RL_INLINE void compute_int8_rows(const Int8Tile& tile, int64_t num_rows) {
     }
 }
 
-// Calls compute(stream, columns) for the columns of a tile of at most kInt8WideRows rows, a few at a time. One core reads
-// a single stream from memory faster than several at once.
+// Calls compute(stream) for each column of a tile of at most kInt8WideRows rows. One core reads a single stream from
+// memory faster than several at once.
 template <class Tile, class Compute>
 RL_INLINE void for_streams(const Tile& tile, int64_t num_columns, Compute compute) {
     Tile stream = tile;
-    for (int64_t first = 0; first < num_columns; first += kInt8StreamColumns) {
-        const int64_t columns = num_columns - first < kInt8StreamColumns ? num_columns - first : kInt8StreamColumns;
-        for (int64_t c = 0; c < columns; c++) {
-            stream.w[c] = tile.w[first + c];
-            stream.factors[c] = tile.factors[first + c];
-        }
-        stream.out = tile.out + first * 16;
-        compute(stream, columns);
+    for (int64_t c = 0; c < num_columns; c++) {
+        stream.w[0] = tile.w[c];
+        stream.factors[0] = tile.factors[c];
+        stream.out = tile.out + c * 16;
+        compute(stream);
     }
 }
 
@@ -207,16 +204,12 @@ static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t nu
         return num_columns == 1 ? compute_int8_rows<1, kInt8Rows>(tile, num_rows)
                                 : compute_int8_rows<2, kInt8Rows>(tile, num_rows);
     }
-    for_streams(tile, num_columns, [&](const Int8Tile& stream, int64_t columns) {
-        if (columns == 1) {
-            compute_int8_rows<1, kInt8WideRows>(stream, num_rows);
-        } else {
-            compute_int8_rows<2, kInt8WideRows>(stream, num_rows);
-        }
-    });
+    for_streams(tile, num_columns,
+                [&](const Int8Tile& stream) { compute_int8_rows<1, kInt8WideRows>(stream, num_rows); });
 }
 
-// The columns of the next tile of a product, if `left` blocks are left. A tile of one row is wide.
+// The columns of the next tile of a product, if `left` blocks are left. `is_wide`: the product has at most
+// kInt8WideRows rows.
 template <class Output>
 RL_INLINE int64_t int8_columns(int64_t left, bool is_wide) {
     constexpr int64_t per_block = Output::columns_per_block;

@@ -26,7 +26,6 @@ constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
 constexpr int kInt8WideRows = 1;
 constexpr int kInt8WideColumns = 8;
-constexpr int kInt8StreamColumns = 1;  // of a wide tile, at a time
 constexpr int kInt8NarrowColumns = 2;
 constexpr int kInt8Rows = 6;
 #else
@@ -42,7 +41,6 @@ constexpr int kValueRows = 3;
 constexpr int kValueColumns = 2;
 constexpr int kInt8WideRows = 1;
 constexpr int kInt8WideColumns = 2;
-constexpr int kInt8StreamColumns = 1;
 constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif

@@ -6,7 +6,8 @@ import hashlib
 import re
 from typing import Any
 
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, OWN_VOLUMES
+from rayloom_operator.api.adapters import MODELS_FOLDER
+from rayloom_operator.api.pod_template.reserved_parts import OWN_VOLUMES
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService, Metadata
 
 Manifest = dict[str, Any]
@@ -56,7 +57,7 @@ FRONT_KEY = "key"  # name of the entry in the Secret that gateways and engines s
 FRONT_KEY_FILE = f"{CONFIG_FOLDER}/gateway/{FRONT_KEY}"
 ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
-CLAIM_FOLDER = "/models"  # the mount path of the claim of a pvc:// model
+CLAIM_FOLDER = MODELS_FOLDER  # the mount path of the claim of a pvc:// model
 CACHE_VOLUME = "model-cache"
 CACHE_FOLDER = "/cache"
 KEYS_VOLUME = "api-keys"
@@ -66,7 +67,7 @@ CA_VOLUME = "hub-ca"
 CA_FOLDER = "/etc/rayloom-ca"
 CA_KEY = "ca.crt"
 # The volumes in OWN_VOLUMES whose source the user provides. A pod template may add further volumes of the user.
-USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME, *ADAPTER_VOLUMES)
+USER_VOLUMES = (MODEL_VOLUME, CACHE_VOLUME, KEYS_VOLUME, CA_VOLUME)
 # The volumes in OWN_VOLUMES whose source the operator or the kubelet provides.
 MADE_VOLUMES = frozenset(OWN_VOLUMES) - frozenset(USER_VOLUMES)
 

@@ -8,15 +8,13 @@ that a client got. Also prints the time from a single request to its first event
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 
-from rayloom_bench.machine import busy_percent, processor_name
-from rayloom_bench.report import DISTURBED_PERCENT
+from rayloom_bench.machine import busy_percent
+from rayloom_bench.report import machine_line
 from rayloom_bench.settings import page_file
 
 PAGE = "gateway.md"
@@ -42,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from rayloom_bench.gateway.page import figures_table, page, verdicts
     from rayloom_bench.gateway.rounds import measure
     from rayloom_bench.gateway.servers import running_servers
+    from rayloom_bench.server import ServerFailed
 
     target = page_file(args.page, PAGE)
     signal.signal(signal.SIGTERM, exit_in_order)
@@ -50,13 +49,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with running_servers(args.engines, args.rate) as servers:
             figures = measure(servers, settings, args.rounds, lambda line: print(line, file=sys.stderr, flush=True))
-    except LoadFailed as failure:
+    except (LoadFailed, ServerFailed) as failure:
         print(f"rayloom-engine bench gateway: {failure}", file=sys.stderr)
         return 1
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    distrust = " **DISTURBED: other processes ran beside it.**" if busy > DISTURBED_PERCENT else ""
-    cores = len(os.sched_getaffinity(0))
-    conditions = f"{processor_name()}, {cores} cores, {today}, {busy:.0f} % busy before the run.{distrust}"
+    conditions = machine_line(busy)
     workload = (
         f"{args.streams} streams, each with an event every {1000 / args.rate:.0f} ms, from {args.engines} simulated "
         f"engines or one plain server; {args.rounds} rounds of {args.seconds} s for each server in turn, median "

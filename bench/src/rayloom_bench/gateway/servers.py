@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rayloom_bench.gateway import aiohttp_proxy, engine, upstream
 from rayloom_bench.gateway.text import write_tokenizer
-from rayloom_bench.server import ServerProcess, free_ports, running_process, stop_tree
+from rayloom_bench.server import ServerProcess, free_ports, running_gateway, running_process, stop_tree
 from rayloom_engine import __version__
 
 GATEWAY = "rayloom-engine gateway"
@@ -99,11 +99,9 @@ def _gateway(folder: Path, port: int, admin: int, engines: Sequence[int], rate: 
             flags = [f"--folder={model}", f"--key={KEY}", f"--port={number}", f"--rate={rate}"]
             process = subprocess.Popen([sys.executable, "-m", engine.__name__, *flags], start_new_session=True)
             stack.callback(stop_tree, process)
-        command = [sys.executable, "-m", "rayloom_engine", "gateway", f"--key-file={key}"]
-        command += [f"--engine=e{number}=127.0.0.1:{number}" for number in engines]
-        command += [f"--cache-dir={folder / 'cache'}", "--served-model-name=m"]
-        command += ["--host=127.0.0.1", f"--port={port}", f"--admin-port={admin}", "--log-level=warning"]
-        yield stack.enter_context(_process(GATEWAY, command, port, "/ready"))
+        yield stack.enter_context(
+            running_gateway(folder, engines, model_name="m", port=port, admin_port=admin, timeout_s=START_S)
+        )
 
 
 @contextlib.contextmanager

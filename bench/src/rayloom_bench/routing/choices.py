@@ -3,58 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from rayloom_bench.fleet.policies import LeastLoaded, Policy, RoundRobin, RoutedRequest
 from rayloom_bench.routing.servers import RoutedEngines
+from rayloom_engine.config import BLOCK_SIZE
+
+_NO_REQUEST = RoutedRequest("", "", (), BLOCK_SIZE)  # these policies look at no request
 
 
-class EngineChoice(Protocol):
-    """Picks a URL for each request, and learns when its answer has ended."""
+class UrlChoice:
+    """The choice of a policy of `bench fleet` that needs no reports. Its engines are the URLs."""
 
-    def pick(self) -> str: ...
-
-    def ended(self, url: str) -> None: ...
-
-
-class InTurn:
-    """The next URL for each request: round robin, or always the same with a single URL."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = urls
-        self._turn = -1
+    def __init__(self, policy: Policy, urls: Sequence[str]) -> None:
+        self._policy = policy
+        for url in urls:
+            policy.added(url)
 
     def pick(self) -> str:
-        self._turn += 1
-        return self._urls[self._turn % len(self._urls)]
-
-    def ended(self, url: str) -> None:
-        pass
-
-
-class FewestRequests:
-    """The URL with the fewest unfinished requests, in turn if there are several."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._num_unfinished = dict.fromkeys(urls, 0)
-        self._last_turn = dict.fromkeys(urls, 0)
-        self._turn = 0
-
-    def pick(self) -> str:
-        url = min(self._num_unfinished, key=lambda each: (self._num_unfinished[each], self._last_turn[each]))
-        self._turn += 1
-        self._last_turn[url] = self._turn
-        self._num_unfinished[url] += 1
+        """Returns the URL for a request, which counts as unfinished until `ended`."""
+        url = self._policy.pick(_NO_REQUEST)
+        assert url is not None
+        self._policy.sent(url, _NO_REQUEST)
         return url
 
     def ended(self, url: str) -> None:
-        self._num_unfinished[url] -= 1
+        self._policy.ended(url, "")
 
 
 GATEWAY = "gateway, by tokens"
 ROUND_ROBIN = "round robin"
 FEWEST = "fewest requests"
-CHOICES: dict[str, Callable[[RoutedEngines], EngineChoice]] = {
-    GATEWAY: lambda engines: InTurn([engines.gateway_url]),
-    ROUND_ROBIN: lambda engines: InTurn(engines.engine_urls),
-    FEWEST: lambda engines: FewestRequests(engines.engine_urls),
+CHOICES: dict[str, Callable[[RoutedEngines], UrlChoice]] = {
+    GATEWAY: lambda engines: UrlChoice(RoundRobin(), [engines.gateway_url]),
+    ROUND_ROBIN: lambda engines: UrlChoice(RoundRobin(), engines.engine_urls),
+    FEWEST: lambda engines: UrlChoice(LeastLoaded(), engines.engine_urls),
 }

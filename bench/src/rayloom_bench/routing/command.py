@@ -8,9 +8,7 @@ an engine in turn, each with the same requests and with engines whose caches are
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,23 +19,28 @@ from tqdm import tqdm
 
 from rayloom_bench.fleet.arrivals import Arrival
 from rayloom_bench.fleet.traffic import SharedPrefixes, generate_shared
-from rayloom_bench.machine import busy_percent, processor_name
-from rayloom_bench.report import DISTURBED_PERCENT
+from rayloom_bench.machine import busy_percent
+from rayloom_bench.peers.engines.shown_command import shown
+from rayloom_bench.report import machine_line
 from rayloom_bench.routing.choices import CHOICES
 from rayloom_bench.routing.figures import ChoiceFigures, best_hit_rate, figures_of, figures_table, verdicts
 from rayloom_bench.routing.load import run_load
 from rayloom_bench.routing.servers import running_engines
+from rayloom_bench.server import ServerFailed
 from rayloom_bench.settings import page_file, positive
-from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import EngineError
+from rayloom_engine.config import BLOCK_SIZE, EngineConfig
+from rayloom_engine.errors import ConfigError, EngineError
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.models.shape import read_shape
 
 PAGE = "routing.md"
-BLOCK_SIZE = 16
 NUM_ENGINES = 2
 CACHED_PREFIXES = 14  # prefixes for which an engine has room beside its running requests
 MAX_NUM_SEQS = 16
+
+
+class NoAnswer(EngineError):
+    """No request of a choice was answered."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -52,26 +55,37 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 1 if a request failed, else 0; a missed goal is in the text. Raises ConfigError."""
+    """Measures and prints. Returns 1 if a server or a request failed, else 0; a missed goal is in the text.
+
+    Raises ConfigError.
+    """
     from rayloom_bench.command import exit_in_order
 
     num_requests = positive("--requests", args.requests)
     num_prefix = positive("--prefix-tokens", args.prefix_tokens)
     assert num_requests is not None and num_prefix is not None
+    if args.rate <= 0:
+        raise ConfigError(f"--rate: {args.rate:g} given; it must be more than 0")
     target = page_file(args.page, PAGE)
-    signal.signal(signal.SIGTERM, exit_in_order)
+    previous = signal.signal(signal.SIGTERM, exit_in_order)
+    try:
+        return _run(args, num_requests, SharedPrefixes(rate=args.rate, num_prefix_tokens=num_prefix), target)
+    except (ServerFailed, NoAnswer) as error:
+        print(f"rayloom-engine bench routing: {error}", file=sys.stderr)
+        return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run(args: argparse.Namespace, num_requests: int, prefixes: SharedPrefixes, target: Path | None) -> int:
     busy = busy_percent()
-    prefixes = SharedPrefixes(rate=args.rate, num_prefix_tokens=num_prefix)
     arrivals = list(generate_shared(prefixes, num_requests=num_requests, seed=args.seed))
     found = _measure(args.model, prefixes, arrivals)
     best = best_hit_rate(arrivals)
-    cores = len(os.sched_getaffinity(0))
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    distrust = " **DISTURBED: other processes ran beside it.**" if busy > DISTURBED_PERCENT else ""
     conditions = (
-        f"{processor_name()}, {cores} cores, {today}, {busy:.0f} % busy before the run.{distrust} {args.model}, "
+        f"{machine_line(busy)} {args.model}, "
         f"{NUM_ENGINES} engines of one thread. {num_requests} requests for each choice, {args.rate:g} a second "
-        f"(Poisson): one of {prefixes.num_prefixes} prefixes of {num_prefix} tokens by Zipf's law, "
+        f"(Poisson): one of {prefixes.num_prefixes} prefixes of {prefixes.num_prefix_tokens} tokens by Zipf's law, "
         f"{prefixes.num_own} tokens in, {prefixes.num_output} out. An engine has room for {CACHED_PREFIXES} prefixes."
     )
     text = "\n\n".join((conditions, figures_table(found, best), "\n".join(verdicts(found, best))))
@@ -84,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     if target is not None:
         title = "# Prefix hits and first tokens by the choice of an engine"
-        command = "Written by `rayloom-engine bench routing --page docs/benchmarks`."
+        command = f"Written by `{shown(['rayloom-engine', *sys.argv[1:]])}`."
         target.write_text(f"{title}\n\n{command}\n\n{text}\n", encoding="utf-8")
     return 1 if any(each.failures for each in found.values()) else 0
 
@@ -115,6 +129,6 @@ def _measure(model: str, prefixes: SharedPrefixes, arrivals: Sequence[Arrival]) 
         with running_engines(NUM_ENGINES, flags) as engines, progress:
             load = run_load(arrivals, make(engines), vocab_size, progress.update)
         if not load.answered:
-            raise EngineError(f"{name}: no request was answered: {load.failures[0]}")
+            raise NoAnswer(f"{name}: no request was answered: {load.failures[0]}")
         found[name] = figures_of(load)
     return found

@@ -14,7 +14,7 @@ import uvloop
 from rayloom_bench.client import BadAnswer, read_stream, session
 from rayloom_bench.endpoint import Endpoint
 from rayloom_bench.fleet.arrivals import Arrival
-from rayloom_bench.routing.choices import EngineChoice
+from rayloom_bench.routing.choices import UrlChoice
 from rayloom_bench.routing.servers import MODEL_NAME
 
 
@@ -44,7 +44,7 @@ def token_ids(arrival: Arrival, vocab_size: int) -> list[int]:
 
 
 def run_load(
-    arrivals: Sequence[Arrival], choice: EngineChoice, vocab_size: int, on_ended: Callable[[], object] = lambda: None
+    arrivals: Sequence[Arrival], choice: UrlChoice, vocab_size: int, on_ended: Callable[[], object] = lambda: None
 ) -> RoutedLoad:
     """Sends all requests and returns when all have ended. `on_ended` is called once for each."""
     bodies = [_body(arrival, vocab_size) for arrival in arrivals]
@@ -53,7 +53,7 @@ def run_load(
 
 
 async def _run(
-    arrivals: Sequence[Arrival], bodies: Sequence[bytes], choice: EngineChoice, on_ended: Callable[[], object]
+    arrivals: Sequence[Arrival], bodies: Sequence[bytes], choice: UrlChoice, on_ended: Callable[[], object]
 ) -> RoutedLoad:
     answered: list[Answered] = []
     failures: list[str] = []

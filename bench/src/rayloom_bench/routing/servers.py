@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayloom_bench.server import ServerProcess, free_ports, running_process, running_server
+from rayloom_bench.server import ServerProcess, free_ports, running_gateway, running_server
 
 START_S = 120.0
 MODEL_NAME = "m"
@@ -43,12 +41,9 @@ def running_engines(num_engines: int, flags: Sequence[str]) -> Iterator[RoutedEn
             engine = stack.enter_context(running_server([*flags, *named, *of_gateway]))
             engine.wait_ready(START_S)
             engines.append(engine)
-        command = [sys.executable, "-m", "rayloom_engine", "gateway", "--key-file", str(key)]
-        for front_port in front_ports:
-            command += ["--engine", f"e{front_port}=127.0.0.1:{front_port}"]
-        command += ["--cache-dir", str(folder / "cache"), "--served-model-name", MODEL_NAME]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port)]
-        started = running_process("rayloom-engine gateway", command, os.environ, port=port, ready_path="/ready")
-        gateway = stack.enter_context(started)
-        gateway.wait_ready(START_S)
+        gateway = stack.enter_context(
+            running_gateway(
+                folder, front_ports, model_name=MODEL_NAME, port=port, admin_port=admin_port, timeout_s=START_S
+            )
+        )
         yield RoutedEngines(gateway_url=gateway.url, engine_urls=tuple(engine.url for engine in engines))

@@ -63,7 +63,7 @@ class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
-FrontReport = Draining | EngineAdapters  # what the engine's own front tells, and a status passes on to gateways
+FrontReport = Draining | EngineAdapters  # what the engine's own front reports, and each status passes on to gateways
 InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
@@ -248,7 +248,7 @@ class CoreIo:
                 self._inbox.put(connection, GatewayConnected())
             while True:
                 message = front_decoder.decode(await read_frame(source))
-                if is_own and isinstance(message, Draining | EngineAdapters):
+                if is_own and isinstance(message, FrontReport):
                     self._on_front_report(message)
                     self._broadcast(self._status())
                 else:

@@ -38,10 +38,12 @@ class GroupedForm:
     has_factors: bool = False
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """Returns the bytes of a matrix, without the padding of the layout. Inputs are a multiple of the group size."""
+        """Returns the bytes of a matrix, without rows of padding. Inputs are a multiple of the group size."""
+        num_groups = num_inputs // self.group_size
+        if not self.has_offsets:
+            num_groups += num_groups % 2  # a chunk has two groups: csrc/cpu/grouped_layout.h
         group_bytes = self.group_size * self.bits // 8 + _HALF_BYTES * (1 + self.has_offsets)
-        row_bytes = num_inputs // self.group_size * group_bytes + _FACTOR_BYTES * self.has_factors
-        return num_outputs * row_bytes
+        return num_outputs * (num_groups * group_bytes + _FACTOR_BYTES * self.has_factors)
 
 
 def common_form(forms: Collection[GroupedForm]) -> GroupedForm:

@@ -229,8 +229,7 @@ def _step_token_elements_of_experts(experts: Experts, hidden_size: int, num_shar
     of each of its experts, and the sum of the outputs in float32.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
-    inner = experts.num_experts_per_token * -(-experts.moe_intermediate_size // num_shards)
-    inner += -(-experts.shared_intermediate_size // num_shards)
+    inner = experts.active_size(num_shards)
     return num_active * 2 * hidden_size + 3 * inner + 2 * hidden_size
 
 

@@ -49,10 +49,10 @@ class Experts:
         sizes = {self.size_field: self.moe_intermediate_size}
         return sizes | ({"shared_expert_intermediate_size": self.shared_intermediate_size} if self.num_shared else {})
 
-    @property
-    def active_size(self) -> int:
-        """The sum of the intermediate sizes of a token's experts."""
-        return self.num_experts_per_token * self.moe_intermediate_size + self.shared_intermediate_size
+    def active_size(self, num_shards: int) -> int:
+        """Returns the sum of the intermediate sizes of a token's experts on one of `num_shards` ranks."""
+        routed = self.num_experts_per_token * -(-self.moe_intermediate_size // num_shards)
+        return routed + -(-self.shared_intermediate_size // num_shards)
 
     def layer_parameters(self, hidden_size: int) -> int:
         """Returns the number of weights of a layer's router and experts."""

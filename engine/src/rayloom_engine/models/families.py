@@ -254,9 +254,10 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
 def _refuse_unsupported(config: ConfigJson, family: DecoderFamily) -> None:
     """Refuses values that change the computation and that the decoder does not implement."""
     if config.get("clip_qkv") is not None:
-        raise ModelError(f"{config.path}: clip_qkv {shown(config.get('clip_qkv'))} is not supported; works: null")
+        given = shown(config.get("clip_qkv"))
+        raise ModelError(f"{config.path}: clip_qkv {given} is not supported; works: null", "Unsupported")
     if family.has_qkv_bias and config.get("qkv_bias") is False:
-        raise ModelError(f"{config.path}: qkv_bias false is not supported; works: true")
+        raise ModelError(f"{config.path}: qkv_bias false is not supported; works: true", "Unsupported")
 
 
 def _cap(config: ConfigJson, field: str, default: float | None) -> float | None:

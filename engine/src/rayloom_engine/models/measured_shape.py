@@ -20,7 +20,7 @@ class MeasuredShare:
     final_parameters: int  # weights of the last of several stages, beside its layers
     both_parameters: int  # weights of an only stage, beside its layers
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
-    widest: int  # outputs of the widest linear layer
+    widest: int  # outputs of the widest linear layer, or of a token's experts together
     attention_size: int  # elements of the queries and keys of a token in the widest layer
 
 
@@ -35,7 +35,7 @@ class MeasuredShape(ModelShape):
     active_parameters: int  # the same without the experts that a token does not select
     measured_experts: ExpertSizes | None  # None: each layer has one MLP for all tokens
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
-    widest: int  # outputs of the widest linear layer
+    widest: int  # outputs of the widest linear layer, or of a token's experts together
     can_be_staged: bool  # its layers can be shared by several stages
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
     unshared: str = ""  # why ranks cannot share a layer, if no number of them can

@@ -167,13 +167,10 @@ class ModelShape:
     @property
     def num_active_parameters(self) -> int:
         """All weights but those of the experts that a token does not take."""
-        return self.num_parameters - self._num_inactive_parameters
-
-    @property
-    def _num_inactive_parameters(self) -> int:
         if self.experts is None:
-            return 0
-        return (self.num_layers - self.num_dense_layers) * self.experts.inactive_parameters(self.hidden_size)
+            return self.num_parameters
+        num_layers = self.num_layers - self.num_dense_layers
+        return self.num_parameters - num_layers * self.experts.inactive_parameters(self.hidden_size)
 
     @property
     def expert_sizes(self) -> ExpertSizes | None:
@@ -189,7 +186,8 @@ class ModelShape:
 
         Counts only half: in a prompt, only the last token needs the head.
         """
-        layer_parameters = self.num_layer_parameters - self._num_inactive_parameters / self.num_layers
+        num_inactive = self.num_parameters - self.num_active_parameters
+        layer_parameters = self.num_layer_parameters - num_inactive / self.num_layers
         return 0.5 * self.vocab_size * self.hidden_size / layer_parameters
 
     def weight_bytes(self, element_bytes: int) -> int:

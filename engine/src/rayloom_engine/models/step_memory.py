@@ -39,7 +39,6 @@ def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, ope
     product for each of its experts, both also quantised, the router's output, and the experts' ids and weights.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
-    inner = experts.num_experts_per_token * -(-experts.moe_intermediate_size // num_shards)
-    inner += -(-experts.shared_intermediate_size // num_shards)
+    inner = experts.active_size(num_shards)
     rows = num_active * hidden_size + inner
     return rows * operand_bytes + rows * 5 // 4 + 4 * (experts.num_experts + 1) + 24 * num_active

@@ -222,8 +222,8 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
     is_draining: bool = False  # the engine takes no new requests, and will end
-    # the engine's LoRA adapters; None: its front has not reported them yet, or the engine is older than this field
-    adapters: tuple[ServedAdapter, ...] | None = None
+    # the engine's LoRA adapters; None: its front has not reported them yet. An engine older than this field has none.
+    adapters: tuple[ServedAdapter, ...] | None = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
 

@@ -139,10 +139,10 @@ def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_p
     return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given, model_path)]
 
 
-def mounted_folders(adapters: Iterable[Adapter]) -> list[str]:
-    """Returns the paths in containers at which adapters' volumes may be mounted, and the folder of their claims."""
-    given = tuple(adapters)
-    return [ADAPTERS_FOLDER, *(f"{ADAPTERS_FOLDER}/{claim}" for claim in claims(given)), *host_folders(given)]
+def adapter_folders(adapters: Iterable[Adapter]) -> list[str]:
+    """Returns the paths in containers that no other mount may hide: of each adapter, and the folder of their claims."""
+    paths = (each.path if each.claim is None else f"{ADAPTERS_FOLDER}/{each.claim}/{each.path}" for each in adapters)
+    return [ADAPTERS_FOLDER, *paths]
 
 
 def claims(adapters: Iterable[Adapter]) -> list[str]:

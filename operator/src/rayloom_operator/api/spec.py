@@ -19,7 +19,7 @@ from rayloom_operator.api.adapters import (
     ON_CPU_IN_WORDS,
     OTHER_NAME_IN_WORDS,
     Adapters,
-    mounted_folders,
+    adapter_folders,
 )
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
@@ -311,11 +311,11 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _pods_can_be_built(self) -> Spec:
-        paths = [self.model.source.removeprefix("file://")] if self.model.source_kind == "file" else []
-        if self.model.adapters is not None:
-            paths += mounted_folders(self.model.adapters)
+        adapters = self.model.adapters
+        paths = [] if self.model.host_path is None else [self.model.host_path]
+        paths += [] if adapters is None else adapter_folders(adapters)
         resource = self.accelerator.resource if self.accelerator is not None else None
-        has_adapters = self.model.adapters is not None
+        has_adapters = adapters is not None
         if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, has_adapters=has_adapters):
             raise ValueError("; ".join(problems))
         return self

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
+from rayloom_operator.api.adapters import MAX_ADAPTERS
 from rayloom_operator.api.autoscaling.state import ScalingState
 from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
 from rayloom_operator.api.base import Message
@@ -57,9 +58,9 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
-    ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
     # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
     SCALED_TO_ZERO = "ScaledToZero"
+    ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
     # a Gateway refuses the HTTPRoute, or no Gateway answers; condition Degraded
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
@@ -335,7 +336,7 @@ class Status(StatusPart):
         None, description="The chosen shape, its inputs and its alternatives. Absent until the model is known."
     )
     adapters: tuple[AdapterStatus, ...] | None = Field(
-        None, max_length=64, description="The LoRA adapters of the spec. Absent if there are none."
+        None, max_length=MAX_ADAPTERS, description="The LoRA adapters of the spec. Absent if there are none."
     )
     ready: str = Field("", description="Engines that serve, of the number in spec.replicas, such as 1/1.")
     loading: str | None = Field(

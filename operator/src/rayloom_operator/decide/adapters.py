@@ -33,11 +33,13 @@ class AdapterListRequest:
 
 
 def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
-    """Yields a request for each engine whose reported list differs from the wanted one."""
+    """Yields a request for each answering engine whose reported list differs from the wanted one."""
     if situation.resolved is None:
         return
     meta = situation.resolved.service.metadata
     for replica in situation.observed.replicas:
+        if replica.reading is None or replica.reading.failing_since is not None:
+            continue  # the first answer of a silent engine causes a reconcile
         wanted = _wanted(situation, replica)
         reported = _reported(replica)
         if wanted is None or reported is None or replica.head is None or not replica.head.ip:
@@ -63,7 +65,7 @@ def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
         for each in evidence.staying
         if each.replica is not None
     }
-    total = max(len(evidence.staying), len(reports))
+    total = len(evidence.staying)
     return tuple(_status(each.name, reports, total) for each in resolved.service.spec.model.adapters or ())
 
 

@@ -38,6 +38,8 @@ def requeue_after_s(situation: Situation, planned: Plan) -> float:
 
 def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     yield REGULAR_S if _is_well(situation) else STALE_S
+    if planned.adapters:
+        yield STALE_S  # an engine that does not answer PUT /adapters is asked again; a changed /status is an event
     yield from _mounts(situation)
     yield from _silent_engines(situation)
     for time in (*planned.waits, *situation.observed.waits):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from rayloom_operator.api.adapters import Adapter, claims, host_folders
+from rayloom_operator.api.adapters import Adapter, volume_sources
+from rayloom_operator.api.pod_template.container import covers
 from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
 from rayloom_operator.api.spec import Model
 from rayloom_operator.names import CLAIM_FOLDER, Manifest
@@ -47,17 +48,17 @@ def mounted_paths(model: Model, mounted_for: Model) -> dict[str, str]:
     return {
         each.name: path
         for each, path in zip(model.adapters or (), adapter_paths(model).values(), strict=True)
-        if _is_below(path, folders) or (each.claim is not None and each.claim == own_claim == model.claim)
+        if any(covers(folder, path) for folder in folders)
+        or (each.claim is not None and each.claim == own_claim == model.claim)
     }
 
 
 def _sources(model: Model) -> Iterator[tuple[Manifest, str]]:
-    adapters = model.adapters or ()
-    for claim in claims(adapters):
-        if claim != model.claim:
-            yield {"persistentVolumeClaim": {"claimName": claim}}, f"{ADAPTERS_FOLDER}/{claim}"
-    for folder in host_folders(adapters, model.host_path):
-        yield {"hostPath": {"path": folder, "type": "Directory"}}, folder
+    for source in volume_sources(model.adapters or (), model.claim, model.host_path):
+        if source.startswith("/"):
+            yield {"hostPath": {"path": source, "type": "Directory"}}, source
+        else:
+            yield {"persistentVolumeClaim": {"claimName": source}}, f"{ADAPTERS_FOLDER}/{source}"
 
 
 def _path(adapter: Adapter, model: Model) -> str:
@@ -65,7 +66,3 @@ def _path(adapter: Adapter, model: Model) -> str:
         return adapter.path
     folder = CLAIM_FOLDER if adapter.claim == model.claim else f"{ADAPTERS_FOLDER}/{adapter.claim}"
     return f"{folder}/{adapter.path}".rstrip("/")
-
-
-def _is_below(path: str, folders: Iterable[str]) -> bool:
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

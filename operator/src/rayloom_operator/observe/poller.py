@@ -152,7 +152,7 @@ class EnginePoller:
         engine.is_nudged.set()
 
     def nudge(self, service: ServiceKey) -> None:
-        """Asks the engines of `service` now, because their pods changed."""
+        """Asks the engines of `service` now, because their pods changed, or they were sent a PUT /adapters."""
         for engine in self._engines.get(service, {}).values():
             engine.is_nudged.set()
 

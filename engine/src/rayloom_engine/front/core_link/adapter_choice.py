@@ -17,13 +17,14 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
-    If the adapter has been unloaded everywhere, a sequence that an engine has begun may go to any engine that takes
-    adapters: the files may still be there, and requests finish with an adapter that is unloaded.
+    If the adapter has been unloaded everywhere, a sequence that an engine has begun may go to any engine that has
+    reported its adapters: the files may still be there, and requests finish with an adapter that is unloaded. As long
+    as its own engine has the adapter, it stays there, even if that engine leaves: another one may take no adapters.
     """
     adapter = sequence.params.adapter
     if adapter is None:
         return usable
-    if any(_has(link, adapter) for link in links if not link.is_leaving):
+    if any(_has(link, adapter) for link in links if not link.is_leaving or link.name == sequence.place.engine):
         return [link for link in usable if _has(link, adapter)]
     return [link for link in usable if link.adapters is not None] if _has_begun(sequence) else []
 

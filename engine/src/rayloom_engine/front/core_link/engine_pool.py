@@ -89,9 +89,12 @@ class EnginePool:
         return None if name is None else self.links[name]
 
     def place_for(self, choices: list[ClientSequence]) -> EngineLink | None:
-        """As `engine_for`, for all choices of one prompt. They name their adapter then as the engine has it."""
+        """As `engine_for`, for all choices of one prompt.
+
+        In a gateway, they then name their adapter as the engine has it. An engine's own front has the newest list.
+        """
         link = self.engine_for(choices[0])
-        if link is not None:
+        if link is not None and self.rules.is_gateway:
             adapt(link, choices)
         return link
 

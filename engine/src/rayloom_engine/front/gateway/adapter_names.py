@@ -31,8 +31,8 @@ class GatewayAdapters:
         if self._entries is None:
             raise ApiError(
                 503,
-                f"model: {shown(name)} is not the served model, and no engine has reported its LoRA adapters to this "
-                "gateway yet; try again in a second, or name the served model",
+                f"model: {shown(name)} is no served model, and may be a LoRA adapter of engines that have not reported "
+                "theirs to this gateway yet; try again in a second, or name a served model",
                 type="service_unavailable_error",
                 param="model",
                 code="engine_unavailable",
@@ -48,8 +48,6 @@ class GatewayAdapters:
         ]
         if reported:
             self._entries = merged(reported)
-        elif self._entries is None and any(link.is_serving for link in links):
-            self._entries = {}  # engines of an earlier version, which report none
 
 
 def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:

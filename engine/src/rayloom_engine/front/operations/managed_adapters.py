@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,6 @@ class ManagedAdapters:
         self._has_failed = False  # the latest attempt ended before it came to all adapters
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None  # called when an adapter was loaded, unloaded, or failed
 
     def want(self, wanted: Mapping[str, str]) -> None:
         """From now on, the list has these adapters: name -> folder. `keep` loads and unloads them."""
@@ -102,14 +101,16 @@ class ManagedAdapters:
                 self._problems[name] = problem
 
     async def keep(self, folder: Path) -> None:
-        """Brings the list to what is wanted, now and after every change. Runs until it is cancelled."""
+        """Calls `bring` after every change, and again while it could not load all. Runs until it is cancelled.
+
+        `bring` has been called once before.
+        """
         while True:
-            self._is_changed.clear()
-            await self.bring(folder)
-            self.on_change()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s if self._problems or self._has_failed else None):
                     await self._is_changed.wait()
+            self._is_changed.clear()
+            await self.bring(folder)
 
     def _report(self, name: str, path: str) -> ReportedAdapter:
         if self._adapters.has(name, path):

@@ -180,7 +180,7 @@ class Matrix:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the packed weights, scales and biases, without the padding of the layout."""
+        """Bytes of the packed weights, scales and biases, without rows of padding."""
         spec = self._spec
         bias_bytes = 0 if self._bias_N is None else self._bias_N.nbytes
         if self._grouped_form is not None:

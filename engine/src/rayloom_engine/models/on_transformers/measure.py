@@ -13,7 +13,7 @@ from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_PARAMETERS, 
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.config import read_config, unsupported
 from rayloom_engine.models.on_transformers.meta_model import MetaModel, build_meta_model
-from rayloom_engine.models.on_transformers.shares import measure_shares, weight_sizes
+from rayloom_engine.models.on_transformers.shares import measure_shares, weight_sizes, widest
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import DTYPES, ExpertSizes, checkpoint_dtype, eos_token_ids
 
@@ -55,12 +55,11 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
     total = sum(sizes.layers) + sizes.both
     if total > MAX_PARAMETERS:
         raise ModelError(f"{given.path}: it has {total} parameters; works: up to {MAX_PARAMETERS}", "Unsupported")
-    shares, unshared = measure_shares(meta, num_shards)
     experts, num_inactive = _experts(meta)
+    num_chosen = 0 if experts is None else experts.num_experts_per_token
+    shares, unshared = measure_shares(meta, num_chosen, num_shards)
     widest_call = max(meta.calls, key=lambda call: call.num_heads * call.page_dim)
-    # A token computes all of its experts at once.
-    of_experts = 0 if experts is None else experts.num_experts_per_token * experts.moe_intermediate_size
-    intermediate = max(_widest(meta), of_experts)
+    intermediate = widest(meta.layers, config.hidden_size, num_chosen)
     return MeasuredShape(
         architecture=type(model).__name__,
         num_layers=len(meta.layers),
@@ -125,11 +124,6 @@ def _refuse_quantised(config: ConfigJson) -> None:
             f"dense weights only; name a repository whose weights are {', '.join(DTYPES[:-1])} or {DTYPES[-1]}",
             "Unsupported",
         )
-
-
-def _widest(meta: MetaModel) -> int:
-    """Returns the outputs of the widest linear layer, which bounds the memory of a token of a step."""
-    return max((parameter.shape[0] for parameter in meta.layers.parameters() if parameter.dim() == 2), default=1)
 
 
 def _num_positions(config: Any) -> int:

@@ -60,10 +60,13 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
     return WeightSizes(layers, outside - head, outside - embedding, outside)
 
 
-def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[MeasuredShare, ...], str]:
+def measure_shares(
+    meta: MetaModel, num_chosen: int, wanted: int | None = None
+) -> tuple[tuple[MeasuredShare, ...], str]:
     """Returns the shares of all numbers of ranks that can share a layer, and why not if there are none.
 
-    `wanted`: the only number that is measured, if it works. Measuring runs all layers once for each number.
+    `num_chosen`: experts of a token; 0 without experts. `wanted`: the only number that is measured, if it works.
+    Measuring runs all layers once for each number.
     """
     if wanted == 1:
         return (), ""
@@ -71,33 +74,34 @@ def measure_shares(meta: MetaModel, wanted: int | None = None) -> tuple[tuple[Me
         plan = read_shard_plan(meta)
     except ModelError as error:
         return (), str(error)
-    if wanted is not None and (found := _measured(meta, plan, range(wanted, wanted + 1))):
+    if wanted is not None and (found := _measured(meta, plan, num_chosen, range(wanted, wanted + 1))):
         return found, ""
     most = max(call.num_heads for call in meta.calls)
-    if found := _measured(meta, plan, range(2, min(most, MAX_SHARDS) + 1)):
+    if found := _measured(meta, plan, num_chosen, range(2, min(most, MAX_SHARDS) + 1)):
         return found, ""
     if min(call.num_kv_heads for call in meta.calls) == 1:
         return (), "the model's layers have 1 key/value head, which transformers' modules cannot share"
     return (), "the model's sizes cannot be cut into equal parts"
 
 
-def _measured(meta: MetaModel, plan: ShardPlan, counts: range) -> tuple[MeasuredShare, ...]:
+def _measured(meta: MetaModel, plan: ShardPlan, num_chosen: int, counts: range) -> tuple[MeasuredShare, ...]:
     parameters = dict(meta.model.named_parameters(remove_duplicate=False))
     found: list[MeasuredShare] = []
     for count in counts:
         if not all(cut.divides(parameters[name].shape[cut.dim], count) for name, cut in plan.cuts.items()):
             continue
         with contextlib.suppress(ModelError):
-            found.append(_share(meta, plan, count))
+            found.append(_share(meta, plan, num_chosen, count))
     return tuple(found)
 
 
-def _share(meta: MetaModel, plan: ShardPlan, count: int) -> MeasuredShare:
+def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> MeasuredShare:
     """Raises ModelError if the modules cannot run with the part of a rank."""
     # The first rank has biases that are added to sums, the last one the longest part of an uneven vocabulary.
     first, last = (
         weight_sizes(meta, partial(plan.num_elements, shard)) for shard in (Shard(0, count), Shard(count - 1, count))
     )
+    # All ranks have equal parts of the layers, but for biases.
     model = copy.deepcopy(meta.model)
     cut_to_shard(model, plan, Shard(0, count), StageRanks())
     calls = calls_of_part(model, meta)
@@ -110,13 +114,20 @@ def _share(meta: MetaModel, plan: ShardPlan, count: int) -> MeasuredShare:
         final_parameters=max(first.final, last.final),
         both_parameters=max(first.both, last.both),
         layer_kv_sizes=tuple((call.num_kv_heads, call.page_dim) for call in calls),
-        widest=max(_widest(layers), *_joined(meta, plan)),
+        widest=max(widest(layers, model.config.hidden_size, num_chosen), *_joined(meta, plan)),
         attention_size=max((call.num_heads + call.num_kv_heads) * call.page_dim for call in calls),
     )
 
 
-def _widest(layers: torch.nn.Module) -> int:
-    return max((parameter.shape[0] for parameter in layers.parameters() if parameter.dim() == 2), default=1)
+def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
+    """Returns the outputs of the widest linear layer, which bound the memory of a token of a step.
+
+    The `num_chosen` experts of a token count together, because it computes all of them at once.
+    """
+    parameters = list(layers.parameters())
+    # The last stacked matrices are [experts, hidden size, width of an expert], or the last two exchanged.
+    of_experts = [num_chosen * (each.numel() // (len(each) * hidden_size)) for each in parameters if each.dim() == 3]
+    return max([1, *of_experts[-1:], *(each.shape[0] for each in parameters if each.dim() == 2)])
 
 
 def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:

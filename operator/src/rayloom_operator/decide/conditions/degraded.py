@@ -52,10 +52,6 @@ def _route_faulty(evidence: Evidence) -> Verdict | None:
     return route_problem(evidence.situation)
 
 
-def _adapter_failed(evidence: Evidence) -> Verdict | None:
-    return adapter_fault(evidence)
-
-
 def _recovering(evidence: Evidence) -> Verdict | None:
     for each in evidence.staying:
         if each.verdict.reason is Reason.RECOVERING:
@@ -80,7 +76,7 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _route_faulty,
     _recovering,
     _recreated,
-    _adapter_failed,
+    adapter_fault,
 )
 
 

@@ -41,7 +41,7 @@ class Applier:
     """Carries out plans.
 
     Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`. `on_adapters`
-    is called after engines of a service have accepted a PUT /adapters.
+    is called after PUT /adapters was sent to engines of a service, also if none has answered.
     """
 
     def __init__(

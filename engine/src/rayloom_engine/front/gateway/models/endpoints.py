@@ -81,12 +81,12 @@ class ModelEndpoints:
         names = self._models.names
         aliases = names.document.aliases
         models = self._models.models
-        cards = [
-            card(name, aliases.get(name), models, self._models.created) for name in names.usable(self._caller(request))
-        ]
-        usable = [models[card["id"]] for card in cards if card["id"] in models]
-        adapters = [card for model in usable for card in adapter_cards(model)]
-        return JSONResponse({"object": "list", "data": [*cards, *adapters]})
+        usable = names.usable(self._caller(request))
+        cards = [card(name, aliases.get(name), models, self._models.created) for name in usable]
+        for name in usable:
+            if name in models:
+                cards += adapter_cards(models[name])
+        return JSONResponse({"object": "list", "data": cards})
 
     async def _get_model(self, request: Request) -> Response:
         names = self._models.names
@@ -95,7 +95,7 @@ class ModelEndpoints:
         if name not in names.usable(caller):
             # raises ApiError for a name that is unknown or needs another key
             owner = self._models.models[names.route(RoutedFields(name), caller).model]
-            return JSONResponse(next(card for card in adapter_cards(owner) if card["id"] == name))
+            return JSONResponse(next(each for each in adapter_cards(owner) if each["id"] == name))
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 
     def _caller(self, request: Request) -> KeyHolder:
