@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from simulated_controller import SimulatedController
 from simulated_nodes.api_client import Api, ApiError, Document
-from simulated_nodes.kubelets import NODES
+from simulated_nodes.nodes import NODES
 
 
 class RayClusters(SimulatedController):

@@ -23,7 +23,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.chart import install_chart
 from operator_processes.process import OperatorProcess
 from real_api_server.world import World
-from simulated_nodes.kubelets import NODES
+from simulated_nodes.nodes import NODES
 
 _LEFT = "rayloom.dev/e2e=true"
 # Folders whose test files run longest, the slowest first.
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     install_chart(cluster.kubeconfig)
     found = World(cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
     # A killed run may have left namespaces. Their pods end only now, after the start of their kubelets.
-    kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=60s", timeout_s=70)
+    kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=180s", timeout_s=190)
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from operator_processes.process import wait_until
 from real_api_server.world import World
 
 _OF_THIS_RUN = frozenset(
@@ -40,6 +41,19 @@ def end_state(world: World, namespace: str, name: str) -> object:
     # The number of an engine replica depends on the time of the old one's end, and KubeRay chooses the names of pods.
     text = re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text)
     return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
+
+
+def wait_same_end(world: World, namespace: str, name: str, other: str) -> None:
+    """Returns once two services have the same end state.
+
+    A service that serves may still change: controllers delete and create objects of their own, and the operator writes
+    a changed message up to five seconds later.
+    """
+
+    def found() -> list[str]:
+        return differences(end_state(world, namespace, name), end_state(world, namespace, other))
+
+    wait_until(lambda: not found(), f"{name} to be like {other}", story=lambda: "\n".join(found()))
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from operator_processes.process import wait_until
 from real_api_server.world import World
+from simulated_nodes.api_client import ApiError
 
 _numbers = itertools.count()
 
@@ -16,6 +18,26 @@ def new_namespace(world: World, purpose: str) -> str:
     name = f"api-{slug}-{next(_numbers)}"
     world.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {"rayloom.dev/e2e": "true"}}})
     return name
+
+
+def forbid_pods(world: World, namespace: str) -> str:
+    """Creates the quota no-pods. Returns its path, once the API server refuses every pod because of it.
+
+    The admission has a cache of quotas, and does not use a quota before kube-controller-manager has counted its pods.
+    """
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.request("POST", quotas, {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}}})
+    pod = {"metadata": {"name": "refused"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+
+    def is_refused() -> bool:
+        try:
+            world.request("POST", f"/api/v1/namespaces/{namespace}/pods", pod, dryRun="All")
+        except ApiError as error:
+            return "exceeded quota: no-pods" in str(error)
+        return False
+
+    wait_until(is_refused, f"{namespace}: the quota to hold")
+    return f"{quotas}/no-pods"
 
 
 def llm_service(namespace: str, name: str, **spec: Any) -> dict[str, Any]:

@@ -48,8 +48,14 @@ def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
     def story() -> str:
         return f"{world.services.get((namespace, name), {}).get('status')}\n{world.story()}"
 
-    wait_until(lambda: found().keys() == {"head", "worker"}, f"the pods of {name}", story=story)
-    return found()
+    pods: list[dict[str, Document]] = []
+
+    def has_both() -> bool:
+        pods.append(found())
+        return pods[-1].keys() == {"head", "worker"}
+
+    wait_until(has_both, f"the pods of {name}", story=story)
+    return pods[-1]
 
 
 def _missing(wanted: Any, found: Any, path: str) -> Iterator[str]:
@@ -86,7 +92,7 @@ def test_every_field_reaches_the_pods(
         security = pods[kind]["spec"]["securityContext"]
         given = wanted["spec"].get("securityContext", {})
         assert security.get("runAsUser") == (None if name == "of-the-cluster" else given.get("runAsUser", 1000))
-    assert world.condition(namespace, name, "Accepted")["reason"] == Reason.VALID
+    world.wait(namespace, name, "Accepted", Reason.VALID)
 
 
 def _given(document: Any) -> set[str]:
@@ -208,8 +214,7 @@ def test_a_mistake_that_only_the_cluster_can_find_is_named_in_a_condition(
 ) -> None:
     spec, kind, reason, sentence = _MISTAKES[name]
     world.create(manifest(name, podTemplate={"worker": {"spec": spec}}))
-    condition = world.wait(namespace, name, kind, reason)
-    assert sentence in condition["message"]
+    world.wait(namespace, name, kind, reason, sentence)
     assert operator.is_alive
 
 

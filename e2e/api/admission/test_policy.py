@@ -75,7 +75,7 @@ def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants:
         return ""
 
     # An API server enforces a new policy a moment later.
-    wait_until(lambda: refusal(REFUSED[0][0]) != "", "the policy to hold", 30)
+    wait_until(lambda: refusal(REFUSED[0][0]) != "", "the policy to hold")
     for spec, sentence in REFUSED:
         assert sentence in refusal(spec), spec
     for spec in ALLOWED:
@@ -89,9 +89,9 @@ def test_the_quota_counts_services(world: World, namespace: str, manifest: Make)
     quota = yaml.safe_load((POLICIES / "quota.yaml").read_text())
     most = int(quota["spec"]["hard"][_COUNT])
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    wait_until(lambda: _is_created_counted(world, quotas, quota), "a quota that counts LLMServices", 150)
+    wait_until(lambda: _is_created_counted(world, quotas, quota), "a quota that counts LLMServices", 240)
     path = f"{LLM}/namespaces/{namespace}/llmservices"
-    wait_until(lambda: _is_counted(world, f"{path}?dryRun=All", manifest("counted", replicas=0)), "a counted quota", 60)
+    wait_until(lambda: _is_counted(world, f"{path}?dryRun=All", manifest("counted", replicas=0)), "a counted quota")
     for number in range(most):
         world.request("POST", path, manifest(f"a{number}", replicas=0))
     with pytest.raises(ApiError, match="exceeded quota"):
@@ -106,7 +106,7 @@ def _is_created_counted(world: World, quotas: str, quota: dict[str, Any]) -> boo
     """
     path = f"{quotas}/{quota['metadata']['name']}"
     world.request("POST", quotas, quota)
-    wait_until(lambda: "used" in world.request("GET", path).get("status", {}), "the status of the quota", 60)
+    wait_until(lambda: "used" in world.request("GET", path).get("status", {}), "the status of the quota")
     if _COUNT in world.request("GET", path)["status"]["used"]:
         return True
     world.delete(path)

@@ -1,4 +1,4 @@
-"""definition   the path of the real CRD of HTTPRoutes, which the cluster does not have before and after the test"""
+"""without_routes   the cluster has no kind HTTPRoute before and after the test"""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from api import gateway_api
 from local_kubernetes.machine.kubectl import Kubectl
-from local_kubernetes.parts.build import gateway_crds
-
-_DEFINITION = "gateway.networking.k8s.io_httproutes.yaml"
 
 
 @pytest.fixture
-def definition(kubectl: Kubectl) -> Iterator[str]:
-    path = str(gateway_crds() / _DEFINITION)
-    kubectl("delete", "--ignore-not-found", "--filename", path, "--timeout=30s")
-    yield path
-    kubectl("delete", "--ignore-not-found", "--filename", path, "--wait=false")
+def without_routes(kubectl: Kubectl) -> Iterator[None]:
+    gateway_api.remove(kubectl)
+    yield
+    gateway_api.remove(kubectl)

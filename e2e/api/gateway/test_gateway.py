@@ -7,14 +7,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from api.namespaces import llm_service
+from api.namespaces import forbid_pods, llm_service
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.traffic import ready_addresses
 from real_api_server.world import World
 from simulated_nodes.api_client import MERGE, Document
 from simulated_nodes.pod_status import RUN, Play
 
-_COMES_BACK_S = 30.0
 _OF_PODS = {"Deployment/chat-gateway", "Service/chat-gateway", "PodDisruptionBudget/chat-gateway"}
 
 
@@ -26,14 +25,18 @@ class Behind:
         self.namespace = namespace
         self._spec = spec
         world.create(llm_service(namespace, "chat", **spec))
-        world.wait_serving(namespace, "chat", 60)
+        world.wait_serving(namespace, "chat")
 
     def apply(self, **spec: Any) -> None:
         self._spec = {name: value for name, value in (self._spec | spec).items() if value is not None}
         self.world.create(llm_service(self.namespace, "chat", **self._spec))
 
-    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
+    def wait(self, is_so: Callable[[], object], what: str) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", story=self._story)
+
+    def wait_ready(self, number: int) -> None:
+        """Returns once this number of gateways is ready, and the Deployment controller counts them as well."""
+        self.wait(lambda: (self.gateway.get("ready"), self.gateway.get("reason")) == (number, "Ready"), "all gateways")
 
     @property
     def status(self) -> Document:
@@ -73,9 +76,9 @@ class Behind:
 
 def test_clients_and_gateways_find_what_they_need(world: World, operator: OperatorProcess, namespace: str) -> None:
     it = Behind(world, namespace, gateway={"replicas": 2})
-    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    it.wait_ready(2)
     assert it.status["endpoint"] == f"http://chat-gateway.{namespace}.svc:8000"
-    assert (it.gateway["replicas"], it.gateway["reason"]) == (2, "Ready")
+    assert it.gateway["replicas"] == 2
     assert set(it.objects) == _OF_PODS | {"Service/chat-engines", "Secret/key"}
     uid = world.services[(namespace, "chat")]["metadata"]["uid"]
     assert {each["metadata"]["ownerReferences"][0]["uid"] for each in it.objects.values()} == {uid}
@@ -83,7 +86,7 @@ def test_clients_and_gateways_find_what_they_need(world: World, operator: Operat
     (engine,) = [each for each in world.pods(namespace, "chat") if _is_head(each)]
     it.wait(lambda: it.addresses("chat-engines") == {engine["status"]["podIP"]}, "the engine in DNS")
     it.wait(lambda: it.addresses("chat-gateway") == {each["status"]["podIP"] for each in it.pods()}, "the endpoints")
-    assert it.addresses("chat") == {engine["status"]["podIP"]}  # for clients that use the old endpoint
+    it.wait(lambda: it.addresses("chat") == {engine["status"]["podIP"]}, "the endpoint of clients without a gateway")
     config = world.objects(namespace, "chat", "configmaps").popitem()[1]["data"]["config.json"]
     assert json.loads(config)["front_port"] == 8003
     assert {each["spec"]["nodeName"] for each in it.pods()} == {"standin-a", "standin-b"}
@@ -91,17 +94,16 @@ def test_clients_and_gateways_find_what_they_need(world: World, operator: Operat
 
 def test_what_somebody_changes_or_deletes_is_as_before(world: World, operator: OperatorProcess, namespace: str) -> None:
     it = Behind(world, namespace, gateway={"replicas": 1})
-    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    it.wait_ready(1)
     clusters = it.clusters()
     deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/chat-gateway"
     world.request("PATCH", deployment, {"spec": {"replicas": 5}}, content_type=MERGE)
-    it.wait(lambda: it.objects["Deployment/chat-gateway"]["spec"]["replicas"] == 1, "one pod", _COMES_BACK_S)
+    it.wait(lambda: it.objects["Deployment/chat-gateway"]["spec"]["replicas"] == 1, "one pod")
     engines = f"/api/v1/namespaces/{namespace}/services/chat-engines"
     world.request("PATCH", engines, {"spec": {"publishNotReadyAddresses": False}}, content_type=MERGE)
     it.wait(
         lambda: it.objects["Service/chat-engines"]["spec"].get("publishNotReadyAddresses"),
         "unready pods",
-        _COMES_BACK_S,
     )
     for path in (
         deployment,
@@ -116,37 +118,43 @@ def test_what_somebody_changes_or_deletes_is_as_before(world: World, operator: O
             found = world.get(path)
             return found is not None and found["metadata"]["uid"] != uid
 
-        it.wait(is_another, f"{path} to come back", _COMES_BACK_S)
-    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway of the new Deployment")
+        it.wait(is_another, f"{path} to come back")
+    it.wait_ready(1)
     assert it.clusters() == clusters
 
 
 def test_a_deleted_key_comes_back_the_same(world: World, operator: OperatorProcess, namespace: str) -> None:
     it = Behind(world, namespace, gateway={"replicas": 1})
-    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    it.wait_ready(1)
     secret = it.objects["Secret/key"]
     assert len(base64.b64decode(secret["data"]["key"])) == 64
     world.delete(f"/api/v1/namespaces/{namespace}/secrets/{secret['metadata']['name']}")
     (pod,) = it.pods()
     world.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
-    it.wait(lambda: "Secret/key" in it.objects, "the Secret, for which a pod waits", 30)
+    it.wait(lambda: "Secret/key" in it.objects, "the Secret, for which a pod waits")
     assert it.objects["Secret/key"]["data"] == secret["data"]
-    it.wait(lambda: it.gateway.get("ready") == 1, "the new pod")
+    it.wait(lambda: all(each["metadata"]["uid"] != pod["metadata"]["uid"] for each in it.pods()), "the old pod's end")
+    it.wait_ready(1)
 
 
 def test_changes_of_the_gateway_restart_no_engine(world: World, operator: OperatorProcess, namespace: str) -> None:
     it = Behind(world, namespace, gateway={"replicas": 2})
-    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    it.wait_ready(2)
     clusters, pods = it.clusters(), {each["metadata"]["uid"] for each in it.pods()}
     it.apply(gateway={"replicas": 1, "holdSeconds": 60, "resources": {"limits": {"memory": "1Gi"}}})
     it.wait(lambda: (it.gateway["replicas"], it.gateway["ready"]) == (1, 1), "one gateway")
-    it.wait(lambda: len(it.pods()) == 1 and it.pods()[0]["metadata"]["uid"] not in pods, "a new pod")
-    annotations = it.pods()[0]["metadata"]["annotations"]
-    assert json.loads(annotations["rayloom.dev/gateway-config"])["hold_seconds"] == 60
+
+    def new_pods() -> list[Document]:
+        found = it.pods()
+        return [] if {each["metadata"]["uid"] for each in found} & pods else found
+
+    it.wait(lambda: len(new_pods()) == 1, "a new pod")
+    (pod,) = new_pods()
+    assert json.loads(pod["metadata"]["annotations"]["rayloom.dev/gateway-config"])["hold_seconds"] == 60
     it.apply(gateway={"replicas": 0})
     it.wait(lambda: set(it.objects) == {"Service/chat-engines", "Secret/key"}, "the end of the pods' objects")
     it.wait(lambda: it.status["endpoint"] == f"http://chat.{namespace}.svc:8000", "the engines' URL")
-    assert it.gateway["reason"] == "Off"
+    it.wait(lambda: it.gateway["reason"] == "Off", "the reason")
     assert it.clusters() == clusters
 
 
@@ -161,7 +169,7 @@ def test_a_running_service_gets_gateways_and_loses_them(
     before = it.clusters()
     world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
     it.apply(gateway={"replicas": 1})
-    it.wait(lambda: it.status["progress"] == "Complete" and not it.clusters() & before, "new engines", 120)
+    it.wait(lambda: it.status["progress"] == "Complete" and not it.clusters() & before, "new engines")
     # No gateway is ready yet, so status.endpoint stays.
     assert it.status["endpoint"] == direct
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
@@ -170,7 +178,7 @@ def test_a_running_service_gets_gateways_and_loses_them(
     after = it.clusters()
     it.apply(gateway=None)
     it.wait(lambda: it.status["endpoint"] == direct, "the engines' URL")
-    it.wait(lambda: not it.clusters() & after, "engines without a port for gateways", 120)
+    it.wait(lambda: not it.clusters() & after, "engines without a port for gateways")
     it.wait(lambda: not it.objects and "gateway" not in it.status, "the end of all objects")
 
 
@@ -178,14 +186,13 @@ def test_the_status_tells_what_clients_of_a_gateway_get(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
     it = Behind(world, namespace, gateway={"replicas": 1})
-    it.wait(lambda: it.gateway.get("ready") == 1, "a gateway")
+    it.wait_ready(1)
     world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
     world.wait(namespace, "chat", "Available", "GatewayNotReady")
     assert it.status["ready"] == "1/1"
-    assert it.gateway["reason"] == "Starting"
+    it.wait(lambda: it.gateway["reason"] == "Starting", "the reason")
     world.play(namespace, "chat", "gateway", Play(waiting=("ImagePullBackOff", "no such image")))
-    found = world.wait(namespace, "chat", "Degraded", "ImagePullFailed")
-    assert "Check spec.gateway.image" in found["message"]
+    world.wait(namespace, "chat", "Degraded", "ImagePullFailed", "Check spec.gateway.image")
     world.play(namespace, "chat", "gateway", RUN)
     world.wait(namespace, "chat", "Available", "Serving")
     world.wait(namespace, "chat", "Degraded", "Healthy")
@@ -195,7 +202,7 @@ def test_the_status_tells_an_update_that_does_not_end_and_a_pod_that_is_refused(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
     it = Behind(world, namespace, gateway={"replicas": 1})
-    it.wait(lambda: it.gateway.get("reason") == "Ready", "a gateway")
+    it.wait_ready(1)
     world.play(namespace, "chat", "gateway", Play(is_never_ready=True))
     it.apply(gateway={"replicas": 1, "holdSeconds": 60})
     it.wait(lambda: it.gateway["reason"] == "Updating", "an update")
@@ -203,16 +210,12 @@ def test_the_status_tells_an_update_that_does_not_end_and_a_pod_that_is_refused(
         lambda: "1 of 1 gateway pods have the new settings, and 1 have former ones" in it.gateway["message"], "pods"
     )
     world.play(namespace, "chat", "gateway", RUN)
-    it.wait(lambda: it.gateway["reason"] == "Ready", "the end of the update")
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small", "namespace": namespace}}
-    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    world.request("POST", quotas, quota | {"spec": {"hard": {"pods": "0"}}})
-    it.wait(lambda: world.request("GET", f"{quotas}/small")["status"].get("hard"), "the quota", 30)
+    it.wait_ready(1)
+    quota = forbid_pods(world, namespace)
     it.apply(gateway={"replicas": 2, "holdSeconds": 60})
-    found = world.wait(namespace, "chat", "Degraded", "ContainerFailed")
-    assert "exceeded quota: small" in found["message"]
-    assert "exceeded quota: small" in it.gateway["message"]
-    world.delete(f"{quotas}/small")
+    world.wait(namespace, "chat", "Degraded", "ContainerFailed", "exceeded quota: no-pods")
+    it.wait(lambda: "exceeded quota: no-pods" in it.gateway["message"], "the refusal")
+    world.delete(quota)
     it.apply(gateway={"replicas": 1, "holdSeconds": 60})
     world.wait(namespace, "chat", "Degraded", "Healthy")
 
@@ -221,7 +224,7 @@ def test_a_restarted_operator_writes_none_of_the_objects(
     world: World, operator: OperatorProcess, namespace: str
 ) -> None:
     it = Behind(world, namespace, gateway={"replicas": 2})
-    it.wait(lambda: it.gateway.get("ready") == 2, "two gateways")
+    it.wait_ready(2)
     before = {name: each["metadata"]["resourceVersion"] for name, each in it.objects.items() if name in _SPECS}
     generation = it.objects["Deployment/chat-gateway"]["metadata"]["generation"]
     world.stop_operators()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from api import gateway_api
 from api.gateway.route_answer import HTTP_ROUTE, answer
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
@@ -97,8 +98,11 @@ class PublicGateway:
         found = self.world.request("GET", path, labelSelector="rayloom.dev/llmgateway=public")["items"]
         return {each["metadata"]["uid"] for each in found}
 
-    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, lambda: json.dumps(self.status, indent=1))
+    def wait(self, is_so: Callable[[], object], what: str) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", story=lambda: json.dumps(self.status, indent=1))
+
+    def wait_condition(self, kind: str, status: str, reason: str) -> None:
+        self.wait(lambda: self.condition(kind) == (status, reason), f"{kind} with reason {reason}")
 
 
 def test_one_url_follows_its_services_and_rolls_nothing(
@@ -108,23 +112,24 @@ def test_one_url_follows_its_services_and_rolls_nothing(
     targets = [{"service": "chat", "weight": 90}, {"service": "chat-next", "weight": 10}]
     it.serve("chat")
     it.apply(services=_SELECTOR, aliases=[{"name": "assistant", "targets": targets}])
-    world.wait_serving(namespace, "chat", 60)
-    it.wait(lambda: it.condition("Available") == ("True", "Serving"), "one service")
-    it.wait(lambda: it.condition("Progressing") == ("False", "Complete"), "both pods")
+    world.wait_serving(namespace, "chat")
+    it.wait_condition("Available", "True", "Serving")
+    it.wait_condition("Progressing", "False", "Complete")
     assert set(it.objects()) == set(_KINDS)
     assert it.status["endpoint"] == f"http://public-llmgateway.{namespace}.svc:8000"
-    assert (it.status["ready"], it.status["serving"], it.names()) == ("2/2", "1/1", {"chat"})
-    assert it.condition("Degraded") == ("True", "TargetMissing")
+    it.wait(lambda: (it.status["ready"], it.status["serving"]) == ("2/2", "1/1"), "the numbers")
+    assert it.names() == {"chat"}
+    it.wait_condition("Degraded", "True", "TargetMissing")
     pods = it.pods()
     # A second service, and then one without the port for gateways.
     it.serve("chat-next")
     it.wait(lambda: it.states() == {"chat": "Serving", "chat-next": "Serving"}, "two services")
-    it.wait(lambda: it.condition("Degraded") == ("False", "Healthy"), "both targets")
+    it.wait_condition("Degraded", "False", "Healthy")
     bare = llm_service(namespace, "bare")
     bare["metadata"]["labels"] = _LABELS
     world.create(bare)
     it.wait(lambda: it.states().get("bare") == "Absent", "a service without the port")
-    assert it.condition("Degraded") == ("True", "NoGatewayPort")
+    it.wait_condition("Degraded", "True", "NoGatewayPort")
     world.delete(f"{LLM}/namespaces/{namespace}/llmservices/bare")
     # The service loses the label.
     path = f"{LLM}/namespaces/{namespace}/llmservices/chat-next"
@@ -144,15 +149,17 @@ def test_a_name_belongs_to_one_service_and_an_alias_joins_no_different_keys(
     it.serve("keyed", auth={"apiKeySecretRef": {"name": "keys", "key": "all"}})
     targets = [{"service": "chat"}, {"service": "keyed"}]
     it.apply(services=_SELECTOR, replicas=1, aliases=[{"name": "assistant", "targets": targets}])
-    it.wait(lambda: it.condition("Degraded") == ("True", "KeysDiffer"), "an alias of two services with different keys")
-    assert it.states("aliases") == {"assistant": "Absent"}
+    it.wait_condition("Degraded", "True", "KeysDiffer")
+    it.wait(lambda: it.states("aliases") == {"assistant": "Absent"}, "the alias")
     it.apply(services=_SELECTOR, replicas=1)
-    it.wait(lambda: it.condition("Degraded") == ("False", "Healthy"), "no alias")
+    it.wait_condition("Degraded", "False", "Healthy")
     it.serve("twin", model={"source": "builtin://smollm2-135m", "servedName": "chat"})
-    it.wait(lambda: it.condition("Degraded") == ("True", "NameConflict"), "a second service of the same name")
-    owners = [(each["service"], each["state"]) for each in it.status["models"] if each["name"] == "chat"]
-    assert len(owners) == 2
-    assert ("twin", "Absent") in owners
+    it.wait_condition("Degraded", "True", "NameConflict")
+
+    def owners() -> list[tuple[str, str]]:
+        return [(each["service"], each["state"]) for each in it.status["models"] if each["name"] == "chat"]
+
+    it.wait(lambda: len(owners()) == 2 and ("twin", "Absent") in owners(), "both services of the name")
 
 
 def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
@@ -160,34 +167,34 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
 ) -> None:
     it = PublicGateway(world, namespace)
     it.apply(services=_SELECTOR, replicas=1)
-    it.wait(lambda: it.condition("Available") == ("False", "NoModels"), "no service")
+    it.wait_condition("Available", "False", "NoModels")
     deployment = f"/apis/apps/v1/namespaces/{namespace}/deployments/public-llmgateway"
     world.request("PATCH", deployment, {"spec": {"replicas": 5}}, content_type=MERGE)
     it.wait(lambda: it.objects()["deployments"]["spec"]["replicas"] == 1, "one pod")
     world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
     it.wait(lambda: "services" in it.objects(), "the Service")
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
-    wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone", 60)
+    wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone")
 
 
 def test_a_route_leads_to_the_url_and_ends_with_it(
-    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
+    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, without_routes: None
 ) -> None:
     it = PublicGateway(world, namespace)
     name = f"namespaces/{namespace}"
     http = f"/apis/gateway.networking.k8s.io/v1/{name}/httproutes/public-llmgateway"
     entry = f"/apis/networking.k8s.io/v1/{name}/ingresses/public-llmgateway"
     it.apply(services=_SELECTOR, replicas=1, route=HTTP_ROUTE)
-    it.wait(lambda: it.condition("Degraded") == ("True", "GatewayApiMissing"), "a cluster without the kind")
-    kubectl("apply", "--server-side", "--filename", definition)
+    it.wait_condition("Degraded", "True", "GatewayApiMissing")
+    gateway_api.install(world, kubectl)
     it.wait(lambda: it.route.get("reason") == "Pending" and world.get(http), "the HTTPRoute")
     made = world.request("GET", http)
     assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "public-llmgateway"
     answer(world, http, "False", "NotAllowedByListeners", "no listener allows this namespace")
-    it.wait(lambda: it.condition("Degraded") == ("True", "RouteNotAccepted"), "the refusal")
+    it.wait_condition("Degraded", "True", "RouteNotAccepted")
     answer(world, http, "True", "Accepted")
     it.wait(lambda: it.route.get("accepted") is True, "the answer")
-    assert it.condition("Degraded") == ("False", "Healthy")
+    it.wait_condition("Degraded", "False", "Healthy")
     world.request("PATCH", http, {"spec": {"hostnames": ["other.example.com"]}}, content_type=MERGE)
     it.wait(lambda: world.request("GET", http)["spec"] == made["spec"], "the host name")
 
@@ -197,7 +204,7 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
     it.wait(lambda: it.route.get("kind") == "Ingress", "the Ingress in the status")
     assert it.route["url"] == "https://llm.example.com/v1"
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
-    wait_until(lambda: not world.get(entry), f"{namespace}: the end of the Ingress", 60)
+    wait_until(lambda: not world.get(entry), f"{namespace}: the end of the Ingress")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Behind:
         self.world.create(llm_service(self.namespace, "chat", gateway={"replicas": 1}, rollout=rollout, **spec))
 
     def wait(self, is_so: Callable[[], object], what: str) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", 60.0, self.world.story)
+        wait_until(is_so, f"{self.namespace}: {what}", story=self.world.story)
 
     def restart_operator(self, *flags: str) -> None:
         self.world.stop_operators()
@@ -78,7 +78,7 @@ def test_tls_replaces_gateway_pods_and_no_engine_and_certificates_are_renewed(
     try:
         it.restart_operator(image)
         it.apply()
-        world.wait_serving(namespace, "chat", 60)
+        world.wait_serving(namespace, "chat")
         it.wait(lambda: "Deployment/chat-gateway" in world.objects(namespace, "chat", "deployments"), "a gateway")
         before = it.clusters()
         assert it.secrets() == {}
@@ -93,7 +93,7 @@ def test_tls_replaces_gateway_pods_and_no_engine_and_certificates_are_renewed(
         it.apply(engine={"image": "rayloom/engine:2"})
         it.wait(lambda: it.clusters() and not it.clusters().keys() & before.keys(), "a new engine in place of the old")
         assert all(_ENGINES in mounted for mounted in it.clusters().values())
-        world.wait_serving(namespace, "chat", 60)
+        world.wait_serving(namespace, "chat")
 
         versions = {name: each["metadata"]["resourceVersion"] for name, each in it.secrets().items()}
         it.restart_operator(image, "--pod-tls=strict")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api import gateway_api
 from api.gateway.route_answer import HTTP_ROUTE, answer
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
@@ -23,7 +24,6 @@ _INGRESS = {
         "annotations": {"cert-manager.io/issuer": "x"},
     }
 }
-_COMES_BACK_S = 30.0
 _STARTED = {"replicas": 1}
 
 
@@ -36,7 +36,7 @@ class Routed:
         self.http = f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/httproutes/chat-gateway"
         self.ingress = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses/chat-gateway"
         self.ask(route)
-        world.wait_serving(namespace, "chat", 120)
+        world.wait_serving(namespace, "chat")
 
     def ask(self, route: Document | None) -> None:
         gateway = _STARTED | ({"route": route} if route is not None else {})
@@ -49,43 +49,40 @@ class Routed:
         return found
 
     def wait_reason(self, reason: str) -> None:
-        wait_until(lambda: self.status.get("reason") == reason, f"the reason {reason}", 60, lambda: str(self.status))
+        wait_until(lambda: self.status.get("reason") == reason, f"the reason {reason}", story=lambda: str(self.status))
 
     def wait_for(self, path: str, **spec: Any) -> Document:
         def is_there() -> bool:
             found = self.world.get(path)
             return found is not None and found["spec"].items() >= spec.items()
 
-        wait_until(is_there, f"{path} with {spec}", 60, lambda: f"{self.world.get(path)}\n{self.status}")
+        wait_until(is_there, f"{path} with {spec}", story=lambda: f"{self.world.get(path)}\n{self.status}")
         return self.world.request("GET", path)
 
     def wait_gone(self, path: str) -> None:
-        wait_until(lambda: self.world.get(path) is None, f"the end of {path}", 60, lambda: str(self.status))
+        wait_until(lambda: self.world.get(path) is None, f"the end of {path}", story=lambda: str(self.status))
 
 
 def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spec(
-    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, definition: str
+    world: World, operator: OperatorProcess, namespace: str, kubectl: Kubectl, without_routes: None
 ) -> None:
     it = Routed(world, namespace, HTTP_ROUTE)
     it.wait_reason("GatewayApiMissing")
-    assert (
-        "httproutes.gateway.networking.k8s.io"
-        in world.wait(namespace, "chat", "Degraded", "GatewayApiMissing")["message"]
-    )
+    world.wait(namespace, "chat", "Degraded", "GatewayApiMissing", "httproutes.gateway.networking.k8s.io")
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
-    kubectl("apply", "--server-side", "--filename", definition)
+    gateway_api.install(world, kubectl)
     it.wait_reason("Pending")
     made = it.wait_for(it.http, hostnames=["llm.example.com"])
     assert made["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
     assert made["spec"]["rules"][0]["backendRefs"][0]["name"] == "chat-gateway"
-    assert it.status["url"] == "https://llm.example.com/v1"
+    wait_until(lambda: it.status.get("url") == "https://llm.example.com/v1", "the URL in the status")
 
     answer(world, it.http, "True", "Accepted")
     it.wait_reason("Accepted")
     world.wait(namespace, "chat", "Degraded", "Healthy")
     answer(world, it.http, "False", "NotAllowedByListeners", "no listener allows this namespace")
-    found = world.wait(namespace, "chat", "Degraded", "RouteNotAccepted")
-    assert "Gateway public in namespace edge does not accept the HTTPRoute: NotAllowedByListeners" in found["message"]
+    says = "Gateway public in namespace edge does not accept the HTTPRoute: NotAllowedByListeners"
+    world.wait(namespace, "chat", "Degraded", "RouteNotAccepted", says)
     assert world.condition(namespace, "chat", "Available")["status"] == "True"
 
     world.request("PATCH", it.http, {"spec": {"hostnames": ["other.example.com"]}}, content_type=MERGE)
@@ -98,11 +95,11 @@ def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spe
     entry = it.wait_for(it.ingress, ingressClassName="traefik")
     it.wait_gone(it.http)
     assert entry["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
-    wait_until(lambda: it.status["kind"] == "Ingress", "the Ingress in the status", 30)
+    wait_until(lambda: it.status.get("kind") == "Ingress", "the Ingress in the status")
     assert it.status["url"] == "https://llm.example.com/v1"
     it.ask(None)
     it.wait_gone(it.ingress)
-    wait_until(lambda: not it.status, "the end of status.gateway.route", 30)
+    wait_until(lambda: not it.status, "the end of status.gateway.route")
 
 
 def test_an_ingress_is_kept_restored_and_left_to_its_controller(
@@ -110,6 +107,7 @@ def test_an_ingress_is_kept_restored_and_left_to_its_controller(
 ) -> None:
     it = Routed(world, namespace, _INGRESS)
     it.wait_reason("Pending")
+    it.wait_for(it.ingress)
     address = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
     world.request("PATCH", f"{it.ingress}/status", address, content_type=MERGE)
     it.wait_reason("Accepted")
@@ -118,14 +116,12 @@ def test_an_ingress_is_kept_restored_and_left_to_its_controller(
     marks = {"metadata": {"annotations": {"cert-manager.io/issuer": "edited", "example.com/theirs": "y"}}}
     world.request("PATCH", it.ingress, marks, content_type=MERGE)
     wanted = {"cert-manager.io/issuer": "x", "example.com/theirs": "y"}
-    wait_until(
-        lambda: world.request("GET", it.ingress)["metadata"]["annotations"] == wanted, "the annotations", _COMES_BACK_S
-    )
+    wait_until(lambda: world.request("GET", it.ingress)["metadata"]["annotations"] == wanted, "the annotations")
     before = world.request("GET", it.ingress)["metadata"]["resourceVersion"]
     world.stop_operators()
     world.start_operator()
     world.create(llm_service(namespace, "chat", gateway={"replicas": 2, "route": _INGRESS}))
-    wait_until(lambda: _replicas(world, namespace) == 2, "the new operator's first write", 60)
+    wait_until(lambda: _replicas(world, namespace) == 2, "the new operator's first write")
     assert world.request("GET", it.ingress)["metadata"]["resourceVersion"] == before
 
 
@@ -136,8 +132,7 @@ def test_another_owners_ingress_is_never_written(world: World, operator: Operato
     path = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/ingresses"
     before = world.request("POST", path, theirs)["metadata"]["resourceVersion"]
     it = Routed(world, namespace, _INGRESS)
-    found = world.wait(namespace, "chat", "Degraded", "RouteRefused")
-    assert "the Ingress chat-gateway exists and is not ours" in found["message"]
+    world.wait(namespace, "chat", "Degraded", "RouteRefused", "the Ingress chat-gateway exists and is not ours")
     assert world.request("GET", it.ingress)["metadata"]["resourceVersion"] == before
     it.ask(None)
     world.wait(namespace, "chat", "Degraded", "Healthy")

@@ -38,9 +38,10 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
 ) -> None:
     model = {"source": "builtin://smollm2-135m", "adapters": [_SQL]}
     world.create(llm_service(namespace, "chat", model=model, replicas=2))
-    world.wait_serving(namespace, "chat", 60)
+    world.wait_serving(namespace, "chat")
     first = {"sql": f"{_FOLDER}/sql"}
-    assert _adapters(world, namespace) == [first, first], "the list with which the pods were created"
+    # A service is Available with its first engine.
+    wait_until(lambda: _adapters(world, namespace) == [first, first], "two engines with the list of their pods")
     wait_until(lambda: _states(world, namespace) == [("sql", "Loaded", "2/2")], "the status", story=world.story)
     before = sorted(world.engines_of(namespace, "chat"))
     revision = _status(world, namespace)["updateRevision"]
@@ -60,7 +61,7 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     world.engine(namespace, "chat", broken_adapters={f"{_FOLDER}/poems": "adapter_config.json does not exist"})
     failed = [("sql", "Loaded", "2/2"), ("poems", "Failed", "1/2")]
     wait_until(lambda: _states(world, namespace) == failed, "the failure", story=world.story)
-    message = world.wait(namespace, "chat", "Degraded", "AdapterFailed")["message"]
+    message = world.wait(namespace, "chat", "Degraded", "AdapterFailed", "1/2")["message"]
     assert message.startswith("Adapter poems is loaded on 1/2 engines. ")
     assert ": adapter_config.json does not exist. Put the adapter's folder where spec.model.adapters says" in message
 

@@ -19,7 +19,6 @@ from simulated_nodes.api_client import MERGE, Document
 Make = Callable[..., dict[str, Any]]
 
 _OTHERS = ("services", "serviceaccounts", "configmaps", "secrets")
-_COMES_BACK_S = 30.0
 _PATHS = {
     "Service": "/api/v1/namespaces/{}/services",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
@@ -76,7 +75,7 @@ def test_what_is_deleted_by_hand_comes_back(kind: str, world: World, running: tu
     before, pods = _own(world, running, kind), _uids(world, running)
     path = f"{_PATHS[kind].format(running[0])}/{before['metadata']['name']}"
     world.request("DELETE", path)
-    wait_until(lambda: world.get(path), f"the {kind} to come back", _COMES_BACK_S, world.story)
+    wait_until(lambda: world.get(path), f"the {kind} to come back", story=world.story)
     after = _own(world, running, kind)
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     assert after["metadata"]["labels"] == before["metadata"]["labels"]
@@ -114,13 +113,14 @@ def test_what_is_edited_by_hand_is_as_before(edit: str, world: World, running: t
     path = f"{_PATHS[kind].format(running[0])}/{before['metadata']['name']}"
     changed = world.request("PATCH", path, change, content_type=MERGE)
     assert field(changed) != field(before)
-    wait_until(lambda: field(_own(world, running, kind)) == field(before), "the old value", _COMES_BACK_S, world.story)
+    wait_until(lambda: field(_own(world, running, kind)) == field(before), "the old value", story=world.story)
     assert _uids(world, running) == pods
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
 def test_what_a_head_mounts_is_there_when_a_head_starts(kind: str, world: World, running: tuple[str, str]) -> None:
     name = _own(world, running, kind)["metadata"]["name"]
+    before = _own(world, running, "RayCluster")["metadata"]["uid"]
     world.request("DELETE", f"{_PATHS[kind].format(running[0])}/{name}")
     (head,) = [
         each["metadata"]["name"]
@@ -128,12 +128,9 @@ def test_what_a_head_mounts_is_there_when_a_head_starts(kind: str, world: World,
         if each["metadata"]["labels"]["ray.io/node-type"] == "head"
     ]
     world.request("DELETE", f"/api/v1/namespaces/{running[0]}/pods/{head}")
-    wait_until(lambda: world.condition(*running, "Available").get("status") == "False", "the loss in the status")
     # The loss of the head ends the engine replica, and the next replica has objects of its own.
-    world.wait_serving(*running, timeout_s=60)
-    wait_until(
-        lambda: all(len(_all_own(world, running, each)) == 1 for each in ("RayCluster", kind)), "the old one's end", 60
-    )
+    world.wait_replaced(*running, {before})
+    wait_until(lambda: len(_all_own(world, running, kind)) == 1, "the old one's end")
     cluster = _own(world, running, "RayCluster")["metadata"]["name"]
     assert name != _own(world, running, kind)["metadata"]["name"] in (cluster, f"{cluster}-admin")
 
@@ -151,7 +148,7 @@ def test_a_deleted_raycluster_is_made_again(world: World, running: tuple[str, st
         return len(found) == 2 and not _uids(world, running) & pods and owners == clusters
 
     wait_until(are_all_of_another, "other pods")
-    world.wait_serving(*running)
+    world.wait_replaced(*running, {before["uid"]})
 
 
 def test_a_route_label_taken_away_by_hand_comes_back(world: World, running: tuple[str, str]) -> None:
@@ -165,7 +162,7 @@ def test_a_route_label_taken_away_by_hand_comes_back(world: World, running: tupl
         found = world.get(path)
         return found is not None and found["metadata"]["labels"].get("rayloom.dev/route") == "true"
 
-    wait_until(is_routed, "the route label", _COMES_BACK_S, world.story)
+    wait_until(is_routed, "the route label", story=world.story)
     assert _uids(world, running) == pods
 
 
@@ -177,7 +174,7 @@ def test_a_service_deleted_and_recreated_at_once_gets_objects_of_its_own(
         world.request("DELETE", f"{LLM}/namespaces/{namespace}/llmservices/chat")
         second = world.create(manifest())["metadata"]["uid"]
         assert first != second
-    world.wait_serving(namespace, "chat", 60)
+    world.wait_serving(namespace, "chat")
     assert world.services[(namespace, "chat")]["metadata"]["uid"] == second
 
     def owners() -> set[str]:
@@ -185,7 +182,7 @@ def test_a_service_deleted_and_recreated_at_once_gets_objects_of_its_own(
         return {owner["uid"] for each in found for owner in each["metadata"]["ownerReferences"]}
 
     cluster = _own(world, (namespace, "chat"), "RayCluster")["metadata"]["uid"]
-    wait_until(lambda: owners() <= {second, cluster}, "nothing of another service", 20, owners)
+    wait_until(lambda: owners() <= {second, cluster}, "nothing of another service", story=owners)
 
 
 def test_hands_off_a_service_that_was_deleted(
@@ -194,7 +191,7 @@ def test_hands_off_a_service_that_was_deleted(
     world.create(manifest())
     world.wait_serving(namespace, "chat")
     world.request("DELETE", f"{LLM}/namespaces/{namespace}/llmservices/chat")
-    wait_until(lambda: not world.objects(namespace, "chat") and not world.pods(namespace, "chat"), "all to go", 30)
+    wait_until(lambda: not world.objects(namespace, "chat") and not world.pods(namespace, "chat"), "all to go")
 
 
 _RAY_CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.ray.io"
@@ -211,7 +208,7 @@ def kuberay_definition(world: World) -> Iterator[Document]:
 def _reinstall(world: World, definition: Document) -> None:
     """Restores KubeRay and its CRD, as a new installation does."""
     wait_until(
-        lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion", 30
+        lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion"
     )
     _put(world, _bare(definition))
 
@@ -245,7 +242,7 @@ def test_kuberay_removed_while_services_run_and_back_again(
     present = set(world.objects(namespace, "chat", *_OTHERS))
     assert kept - {name for name in kept if name.endswith("-head-svc")} <= present
     _reinstall(world, kuberay_definition)
-    world.wait_serving(namespace, "chat", 60)
+    world.wait_serving(namespace, "chat")
 
 
 def test_an_old_kuberay_is_reported_and_running_engines_stay(

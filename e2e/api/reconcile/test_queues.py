@@ -63,7 +63,7 @@ def test_engines_are_made_in_the_queue_of_their_service_and_a_restart_moves_them
     assert "team" not in before["metadata"]["labels"]
     # Labels are not part of a revision. The restart proves that the operator has read the new label.
     world.create(labelled("large", restartedAt="2026-11-24T08:00:00Z"))
-    wait_until(lambda: queues() == {"large"}, "the engine to be in the other queue", 60, world.story)
+    wait_until(lambda: queues() == {"large"}, "the engine to be in the other queue", story=world.story)
     world.wait_serving(namespace, "chat")
     assert before["metadata"]["uid"] not in {each["metadata"]["uid"] for each in _clusters(world, namespace)}
 
@@ -72,19 +72,15 @@ def test_a_suspended_raycluster_is_pending_in_the_status_and_serves_once_it_is_a
     world: World, queueing_operator: None, namespace: str, manifest: Make
 ) -> None:
     world.create(manifest())
-    wait_until(lambda: len(_clusters(world, namespace)) == 1, "a RayCluster", 30, world.story)
+    wait_until(lambda: len(_clusters(world, namespace)) == 1, "a RayCluster", story=world.story)
     (cluster,) = _clusters(world, namespace)
 
-    def says() -> str:
-        return str(world.condition(namespace, "chat", "Available").get("message", ""))
-
-    wait_until(lambda: "is suspended" in says(), "the status to say it", 30, says)
-    assert world.condition(namespace, "chat", "Available")["reason"] == "PodsPending"
+    world.wait(namespace, "chat", "Available", "PodsPending", "is suspended")
     assert world.pods(namespace, "chat") == []
     # Kueue admits a RayCluster by this patch.
     path = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}"
     world.request("PATCH", path, {"spec": {"suspend": False}}, content_type=MERGE)
-    world.wait_serving(namespace, "chat", 60)
+    world.wait_serving(namespace, "chat")
     (after,) = _clusters(world, namespace)
     assert after["metadata"]["uid"] == cluster["metadata"]["uid"]
     status = world.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/chat")["status"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from api.end_state import differences, end_state
+from api.end_state import wait_same_end
 from api.namespaces import llm_service
 from operator_processes.process import OPERATOR, OperatorProcess, wait_until
 from operator_processes.proxy import Request
@@ -58,16 +58,15 @@ def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, al
     *before, last = STORIES[story]
     # Started by a command, because forked operators would share the hash seed, and so the order of sets.
     current, successor = world.start_operator(command=OPERATOR), world.start_operator(is_held=True)
-    undisturbed = _play(world, namespace, "chat-0", before, last, current, 0)
-    assert undisturbed is not None
+    assert _play(world, namespace, "chat-0", before, last, current, 0)
     num_kills = 0
     for number in range(1, _MAX_WRITES):
         assert current.is_alive
-        end = _play(world, namespace, f"chat-{number}", before, last, current, number, successor)
-        if end is None:
+        if not _play(world, namespace, f"chat-{number}", before, last, current, number, successor):
             break
         num_kills += 1
-        assert differences(end, undisturbed) == [], f"killed after write {number}"
+        wait_same_end(world, namespace, f"chat-{number}", "chat-0")
+        world.delete(f"{LLM}/namespaces/{namespace}/llmservices/chat-{number}")
         current, successor = successor, world.start_operator(is_held=True)
     assert 4 < num_kills < _MAX_WRITES - 1, "each write was a step boundary, and there is a last one"
 
@@ -81,8 +80,8 @@ def _play(
     operator: OperatorProcess,
     kill_at: int,
     successor: OperatorProcess | None = None,
-) -> object:
-    """The end state. `kill_at` counts the writes of the last act; the result is None if the act needed fewer writes."""
+) -> bool:
+    """Returns once the service is whole; False if the last act needed fewer writes than `kill_at`."""
     for act in before:
         act(world, namespace, name)
         world.wait_serving(namespace, name)
@@ -105,17 +104,14 @@ def _play(
         wait_until(
             lambda: not operator.is_alive or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
             f"write {kill_at} or the end",
-            30,
-            operator.story,
+            story=operator.story,
         )
         if operator.is_alive:
-            return None
+            return False
         world.take_lease()
         world.release(successor.proxy)
     _wait_whole(world, namespace, name)
-    end = end_state(world, namespace, name)
-    world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
-    return end
+    return True
 
 
 def _knows(world: World, namespace: str, name: str) -> bool:
@@ -155,10 +151,9 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
 
 
 def _wait_whole(world: World, namespace: str, name: str) -> None:
-    world.wait_serving(namespace, name, 40)
+    world.wait_serving(namespace, name)
     wait_until(
         lambda: _has_served(world, namespace, name),
         "one RayCluster of the last revision, and nothing of another",
-        40,
-        lambda: f"{sorted(world.objects(namespace, name))}\n{world.story()}",
+        story=lambda: f"{sorted(world.objects(namespace, name))}\n{world.story()}",
     )

@@ -33,7 +33,6 @@ RELEASES = {
 # A hold with enough time for some requests.
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
-_PATIENCE_S = 120.0
 # More tests at once would only wait for KubeRay, which creates the pods of one RayCluster after the other.
 _NUM_AT_ONCE = 6
 
@@ -82,33 +81,35 @@ class Service:
         path = f"{LLM}/namespaces/{self.namespace}/llmservices/{self.name}"
         return int(self.world.request("GET", path)["metadata"]["generation"])
 
-    def wait(self, kind: str, reason: str, timeout_s: float = _PATIENCE_S) -> Document:
-        """Waits until the condition of the present spec has this reason, and returns it."""
+    def wait(self, kind: str, reason: str) -> Document:
+        """Waits until the condition of the present spec has this reason, and returns it as it was then."""
         generation = self._generation
+        conditions: list[Document] = []
 
         def is_so() -> bool:
-            found = self.world.condition(*self.key, kind)
+            conditions.append(self.world.condition(*self.key, kind))
+            found = conditions[-1]
             return (found.get("reason"), found.get("observedGeneration")) == (reason, generation)
 
-        self.wait_until(is_so, f"{kind} with reason {reason}", timeout_s)
-        return self.world.condition(*self.key, kind)
+        self.wait_until(is_so, f"{kind} with reason {reason}")
+        return conditions[-1]
 
-    def wait_complete(self, timeout_s: float = _PATIENCE_S) -> None:
+    def wait_complete(self) -> None:
         """Returns once all engine replicas are of the spec's revision and serve, and no other replica exists.
 
         Asserts that clients find these replicas in the EndpointSlices as well.
         """
-        self.wait("Progressing", "Complete", timeout_s)
+        self.wait("Progressing", "Complete")
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         slices = self.world.request("GET", path, labelSelector=f"{SLICE_LABEL}={self.name}")["items"]
         found = [address for each in slices for address in ready_addresses(each)]
         replicas = self._spec.get("replicas", 1)
-        self.wait_until(lambda: len(self.clusters) == replicas, f"{replicas} RayClusters", timeout_s)
+        self.wait_until(lambda: len(self.clusters) == replicas, f"{replicas} RayClusters")
         assert self.status["currentRevision"] == self.status["updateRevision"]
         assert len(found) == replicas, f"{self.name}: complete, and clients find {found}"
 
-    def wait_until(self, is_so: Callable[[], object], what: str, timeout_s: float = _PATIENCE_S) -> None:
-        wait_until(is_so, f"{self.name}: {what}", timeout_s, self._story)
+    def wait_until(self, is_so: Callable[[], object], what: str) -> None:
+        wait_until(is_so, f"{self.name}: {what}", story=self._story)
 
     def _story(self) -> str:
         return f"{json.dumps(self.status, indent=1)}\n{self.clusters}\n{self.world.story()}"
@@ -158,7 +159,8 @@ class Service:
     def writes(self, method: str, part: str, since: float = 0.0) -> list[Request]:
         """The operator's successful writes with this method and this part of their path."""
         assert self._operator is not None
-        return [each for each in self._operator.proxy.writes(part, since) if each.method == method and each.code < 300]
+        writes = self._operator.proxy.writes(part, since)
+        return [each for each in writes if each.method == method and 200 <= each.code < 300]
 
     def deletion(self, cluster: str) -> Request:
         """The first deletion of a RayCluster. A stale cache may cause a second deletion."""
@@ -167,10 +169,11 @@ class Service:
     def routings(self, cluster: str) -> list[Request]:
         """The changes of the route label of its head, in order.
 
-        A stale cache may cause a patch that changes nothing, and so leaves the pod's resourceVersion as it is.
+        A stale cache may cause a patch that changes nothing.
         """
         writes = self.writes("PATCH", f"/namespaces/{self.namespace}/pods/{cluster}-")
-        return list({each.version: each for each in reversed(writes)}.values())[::-1]
+        before = [None, *(each.labels for each in writes)]
+        return [each for each, labels in zip(writes, before, strict=False) if each.labels != labels]
 
     def warnings(self) -> set[str]:
         """Reasons of the service's Events of type Warning."""
@@ -204,5 +207,5 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
     path = f"/api/v1/namespaces/{namespace}"
     # The namespace controller checks a namespace with pods again only after half of their grace period.
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods", 60)
+        wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods")
     world.delete(path)

@@ -13,15 +13,14 @@ from api.rollouts.rolling import ANALYSIS, Service
 from operator_processes.process import OperatorProcess
 from real_api_server.world import World
 from simulated_nodes.api_client import Document
-from simulated_nodes.kubelets import NODES
+from simulated_nodes.nodes import NODES
 
 
 @pytest.fixture
 def nodes(world: World) -> Iterator[None]:
     """The nodes, schedulable again after the test."""
     yield
-    for name in NODES:
-        world.cordon(name, False)
+    world.uncordon(*NODES)
 
 
 def _pods(service: Service, kind: str) -> list[Document]:
@@ -42,7 +41,8 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
         # `kubectl drain` evicts right after the cordon, before the operator can react.
         world.cordon(pod["spec"]["nodeName"])
         assert not world.evict(pod)
-        service.wait("Progressing", "Moving")
+        # A quick operator is already beyond this reason.
+        world.wait_seen(*service.key, "Progressing", "Moving")
         service.wait_until(lambda: world.evict(pod), "the eviction to go through")
         # If a request had to fail, it would have failed by now.
         assert engine.found_at_drain == ()
@@ -68,8 +68,7 @@ def test_without_room_elsewhere_evictions_wait(
             world.cordon(name)
         service.wait("Progressing", "WaitingForCapacity")
         assert [world.evict(head) for head in heads] == [False, False]
-        for name in NODES:
-            world.cordon(name, False)
+        world.uncordon(*NODES)
         service.wait_complete()
     assert (service.pods, service.most) == (pods, 3)
     assert traffic.fewest == 2
@@ -86,7 +85,7 @@ def test_without_surge_nothing_is_moved_and_one_at_a_time_may_be_evicted(
     world.cordon(first["spec"]["nodeName"])
     service.wait_until(lambda: world.evict(first), "the first eviction to go through")
     assert not world.evict(second)
-    world.cordon(first["spec"]["nodeName"], False)
+    world.uncordon(first["spec"]["nodeName"])
     service.wait_until(lambda: old not in service.clusters, "its engine to be made anew")
     service.wait_until(lambda: service.status["availableReplicas"] == 2, "two that serve again")
     assert service.most == 2

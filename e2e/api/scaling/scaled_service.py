@@ -61,12 +61,13 @@ class ScaledService:
         # Not created by server-side apply, because then the API server would record no field manager for writes of the
         # scale subresource.
         path = f"{LLM}/namespaces/{namespace}/llmservices"
+        self.path = f"{path}/chat"
         world.request("POST", path, llm_service(namespace, "chat", **spec), fieldValidation="Strict")
-        world.wait_serving(namespace, "chat", 60)
+        world.wait_serving(namespace, "chat")
 
     @property
     def document(self) -> Document:
-        return self.world.request("GET", f"{LLM}/namespaces/{self.namespace}/llmservices/chat")
+        return self.world.request("GET", self.path)
 
     @property
     def replicas(self) -> int:
@@ -77,8 +78,22 @@ class ScaledService:
         found: Document = self.document.get("status", {}).get("autoscaling", {})
         return found
 
-    def wait(self, is_so: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
-        wait_until(is_so, f"{self.namespace}: {what}", timeout_s, self._story)
+    def wait(self, is_so: Callable[[], object], what: str) -> None:
+        wait_until(is_so, f"{self.namespace}: {what}", story=self._story)
+
+    def wait_scaled(self, reason: str, says: str = "") -> Document:
+        """Waits until status.autoscaling has this reason and a message with `says`, and returns it as it was then.
+
+        The operator writes it after `replicas`.
+        """
+        found: list[Document] = []
+
+        def is_so() -> bool:
+            found.append(self.scaling)
+            return found[-1].get("reason") == reason and says in found[-1]["message"]
+
+        self.wait(is_so, f"the reason {reason} {says!r}")
+        return found[-1]
 
     def stays(self, seconds: float) -> bool:
         """Returns whether `replicas` keeps its value for this time. Only time can show that a write does not come."""

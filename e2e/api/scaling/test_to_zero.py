@@ -13,6 +13,7 @@ import pytest
 from api.parallel_tests import ParallelTests, parallel_test
 from api.scaling.scaled_service import ScaledService, Setting, parallel_scaling
 from real_api_server.world import World
+from simulated_nodes.api_client import MERGE
 from simulated_nodes.gateways import Gateway
 
 _SPEC: dict[str, Any] = {
@@ -24,8 +25,8 @@ _SPEC: dict[str, Any] = {
 class Idle(ScaledService):
     """A service with two gateways, which may have no engine."""
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting, **_SPEC)
+    def __init__(self, setting: Setting, **autoscaling: int) -> None:
+        super().__init__(setting, **_SPEC | {"autoscaling": _SPEC["autoscaling"] | autoscaling})
 
     @property
     def gateways(self) -> list[Gateway]:
@@ -33,8 +34,14 @@ class Idle(ScaledService):
 
     def wait_for_zero(self) -> None:
         """Returns once no engine exists."""
-        self.wait(lambda: self.replicas == 0, "no replicas", 90)
-        self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine", 90)
+        self.wait(lambda: self.replicas == 0, "no replicas")
+        self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine")
+
+    def change(self, gateway: Gateway, **fields: int) -> None:
+        """Sets fields of a gateway. Returns once the operator has read them."""
+        self.world.change(gateway, **fields)
+        asked = gateway.num_asked
+        self.wait(lambda: gateway.num_asked > asked + 1, "the gateway to be asked")
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +51,25 @@ def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[Para
 
 @parallel_test
 def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
-    it = Idle(at)
+    it = Idle(at, minReplicas=1)
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
-    it.gateways[1].in_flight = 1
+    streaming, held = it.gateways
+    it.change(streaming, in_flight=1)
+    least = {"spec": {"autoscaling": {"minReplicas": 0}}}
+    at.world.request("PATCH", it.path, least, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"
-    it.gateways[1].in_flight = 0
+    it.change(streaming, in_flight=0)
     it.wait_for_zero()
-    assert it.scaling["reason"] == "ScaledToZero"
+    it.wait_scaled("ScaledToZero")
     found = at.world.wait(at.namespace, "chat", "Available", "ScaledToZero")
     assert found["status"] == "False"
-    assert it.document["status"]["gateway"]["ready"] == 2
+    it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways")
     # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s: three engines, five at 70 %.
-    held = it.gateways[0]
-    held.num_held, held.held_tokens = 2, 3000
+    at.world.change(held, num_held=2, held_tokens=3000)
     it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows")
-    it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
-    assert (it.scaling["inputs"]["heldRequests"], it.scaling["inputs"]["heldTokens"]) == (2, 3000)
-    held.num_held, held.held_tokens, held.num_finished = 0, 0, 2
-    it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines", 60)
+    woken = it.wait_scaled("Woken")
+    assert (woken["inputs"]["heldRequests"], woken["inputs"]["heldTokens"]) == (2, 3000)
+    it.wait(lambda: it.document["status"]["ready"] == "4/4", "the engines")
 
 
 @parallel_test
@@ -70,20 +78,19 @@ def test_a_recreated_gateway_gets_its_tokenizer_from_a_woken_engine(at: Setting)
     it.wait_for_zero()
     pod = next(iter(at.world.gateways_of(at.namespace, "chat")))
     at.world.request("DELETE", f"/api/v1/namespaces/{at.namespace}/pods/{pod}")
-    it.wait(lambda: it.replicas == 1, "an engine", 60)
-    it.wait(lambda: it.scaling["reason"] == "Woken", "the reason")
-    assert "a gateway pod has no tokenizer" in it.scaling["message"]
-    it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways", 60)
+    it.wait(lambda: it.replicas == 1, "an engine")
+    it.wait_scaled("Woken", "a gateway pod has no tokenizer")
+    it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways")
     it.wait_for_zero()
 
 
 @parallel_test
 def test_a_service_that_a_user_suspended_is_not_woken(at: Setting) -> None:
-    it = Idle(at)
+    it = Idle(at, idleSeconds=600)
     at.kubectl("scale", "llm/chat", "--replicas=0", f"--namespace={at.namespace}")
-    it.wait(lambda: it.scaling.get("reason") == "Suspended", "a suspended service")
+    it.wait_scaled("Suspended")
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     for each in it.gateways:
-        each.num_held, each.held_tokens = 1, 500
+        it.change(each, num_held=1, held_tokens=500)
     assert it.stays(10)
     at.world.wait(at.namespace, "chat", "Available", "Suspended")

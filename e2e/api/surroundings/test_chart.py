@@ -62,8 +62,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     before = _uids(world, namespace, "chat")
     first.stop()
     install_chart(world.kubeconfig, "engine.image=rayloom/engine:2", "logLevel=debug")
-    engine = world.kubelets.engine(namespace, "chat")
-    assert engine is not None
+    engine = world.newest_engine(namespace, "chat")
     asked = engine.num_asked
     world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
     # A new service shows that the new operator has reconciled, and has the new image and builder.
@@ -72,12 +71,12 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
     images = {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "later")}
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
-    wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", 60, world.story)
+    wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", story=world.story)
     assert _uids(world, namespace, "chat") == before
     # A change of the revision takes the new default image as well.
     world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
     world.wait_serving(namespace, "chat")
-    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", 60, world.story)
+    wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", story=world.story)
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:2"}
 
 
@@ -91,17 +90,7 @@ def test_a_group_lost_after_an_upgrade_comes_back_with_the_image_that_it_had(
     world.start_operator("--engine-image=rayloom/engine:2")
     (cluster,) = world.objects(namespace, "chat", "rayclusters").values()
     world.request("DELETE", f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{cluster['metadata']['name']}")
-    wait_until(
-        lambda: (
-            [each["metadata"]["uid"] for each in world.objects(namespace, "chat", "rayclusters").values()]
-            not in ([], [cluster["metadata"]["uid"]])
-        ),
-        "another RayCluster",
-        15,
-        world.story,
-    )
-    wait_until(lambda: len(world.pods(namespace, "chat")) == 2, "its pods", 60, world.story)
-    world.wait_serving(namespace, "chat")
+    world.wait_replaced(namespace, "chat", {cluster["metadata"]["uid"]})
     assert {each["spec"]["containers"][0]["image"] for each in world.pods(namespace, "chat")} == {"rayloom/engine:1"}
 
 
@@ -118,7 +107,8 @@ def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
     assert world.get(_CRD) is not None
     assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
     assert _uids(world, namespace, "chat") == before
-    kubectl("delete", "namespace", namespace, "--timeout=60s", timeout_s=70)
+    # The namespace controller waits for half of a pod's grace period before it checks again.
+    kubectl("delete", "namespace", namespace, "--timeout=180s", timeout_s=190)
 
 
 def test_an_installation_after_that_takes_over_what_runs(
@@ -134,10 +124,9 @@ def test_an_installation_after_that_takes_over_what_runs(
     install_chart(world.kubeconfig)
     second = world.start_operator()
     # The chart keeps the operator's key: the engine refuses tokens that are derived from another key.
-    engine = world.kubelets.engine(namespace, "chat")
-    assert engine is not None
+    engine = world.newest_engine(namespace, "chat")
     asked = engine.num_asked
-    wait_until(lambda: engine.num_asked > asked and second.proxy.log, "the engine to be asked", 60, world.story)
+    wait_until(lambda: engine.num_asked > asked and second.proxy.log, "the engine to be asked", story=world.story)
     world.create(manifest("later"))
     world.wait_serving(namespace, "later")
     assert _uids(world, namespace, "chat") == before

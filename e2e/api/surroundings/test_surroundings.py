@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
+from api import gateway_api
 from local_kubernetes.machine.kubectl import Kubectl
-from local_kubernetes.parts.build import gateway_crds
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 
 _EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-_ROUTES = "gateway.networking.k8s.io_httproutes.yaml"
 _SERVICE = "smollm2-two-replicas"
 
 
@@ -26,13 +25,12 @@ def _example(name: str, namespace: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def with_gateway_api(kubectl: Kubectl) -> Iterator[None]:
-    """The API server has the CRD of HTTPRoutes for the test."""
-    path = gateway_crds() / _ROUTES
-    kubectl("apply", "--server-side", "--filename", path)
-    kubectl("wait", "--for=condition=Established", "--filename", path, "--timeout=30s")
+def with_gateway_api(world: World, kubectl: Kubectl) -> Iterator[None]:
+    """The API server has the kind HTTPRoute for the test."""
+    gateway_api.remove(kubectl)  # a killed run may have left it
+    gateway_api.install(world, kubectl)
     yield
-    kubectl("delete", "--filename", path, "--wait=false")
+    gateway_api.remove(kubectl)
 
 
 @pytest.mark.parametrize("name", ["hpa", "ingress-tls"])
@@ -75,8 +73,8 @@ def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
     def able_to_scale() -> list[str]:
         return [each["status"] for each in hpa_status().get("conditions", []) if each["type"] == "AbleToScale"]
 
-    wait_until(lambda: replicas() == 3, "three replicas", 60, story)
+    wait_until(lambda: replicas() == 3, "three replicas", story=story)
     # The controller scales first and writes its status afterwards. After 15 s it counts again, then three engines.
-    wait_until(lambda: able_to_scale() == ["True"], "the controller's status", 60, story)
+    wait_until(lambda: able_to_scale() == ["True"], "the controller's status", story=story)
     assert hpa_status()["currentReplicas"] in (2, 3)
-    wait_until(lambda: len(world.objects(namespace, _SERVICE, "rayclusters")) == 3, "three engines", 30, story)
+    wait_until(lambda: len(world.objects(namespace, _SERVICE, "rayclusters")) == 3, "three engines", story=story)

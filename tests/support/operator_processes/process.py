@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,10 +16,13 @@ import yaml
 
 from operator_processes.forked import ForkedOperator
 from operator_processes.proxy import Proxy
+from rt_ports import free_port
 from simulated_nodes import addresses
 from simulated_nodes.api_client import Document
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
+# The longest wait for a state. A state comes within seconds, but many times later on a small machine with other work.
+PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class OperatorProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """Sends SIGTERM. Returns the exit code."""
         self.process.terminate()
         try:
@@ -136,18 +136,7 @@ def direct(kubeconfig: Path) -> Document:
     return found
 
 
-def free_port() -> int:
-    """Returns a port below those that the kernel gives to outgoing connections.
-
-    With a higher port, an outgoing connection might take the port before an operator whose start is held listens on it.
-    """
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
-def wait_until(is_so: object, what: str, timeout_s: float = 60.0, story: object = None) -> float:
+def wait_until(is_so: object, what: str, timeout_s: float = PATIENCE_S, story: object = None) -> float:
     """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`."""
     assert callable(is_so)
     began = time.monotonic()

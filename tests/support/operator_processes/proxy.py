@@ -18,6 +18,8 @@ from simulated_nodes.api_client import tls
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # The first resourceVersion in an object is the object's own.
 _VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
+# So are the first labels, which have no object in them.
+_LABELS = re.compile(rb'"labels": ?(\{[^{}]*\})')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 
 
@@ -27,6 +29,7 @@ class Request(NamedTuple):
     path: str
     code: int  # status of the answer; 0 before the answer
     version: str = ""  # resourceVersion after a write; empty where the answer has none
+    labels: str = ""  # labels of the object after a write, as JSON
 
     @property
     def is_write(self) -> bool:
@@ -49,8 +52,10 @@ class Proxy:
         self.after_write: Callable[[Request], None] | None = None
         self.is_open = asyncio.Event()  # requests wait while this event is cleared
         self.port = 0
+        # The server forgets a handler whose client has ended, so `close` could not end such a handler.
+        self._handlers: set[asyncio.Task[object]] = set()
         # Watches end only by cancellation.
-        self._runner = web.ServerRunner(web.Server(self._pass, access_log=None), shutdown_timeout=0.1)
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=0.1)
         # The context has no client certificate, so the API server authorizes the operator's own token.
         context = tls(kubeconfig, with_client=False)
         self._session = aiohttp.ClientSession(
@@ -69,6 +74,9 @@ class Proxy:
 
     async def close(self) -> None:
         self.is_open.set()
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._session.close()
         await self._runner.cleanup()
 
@@ -78,6 +86,15 @@ class Proxy:
 
     def writes(self, part: str = "", since: float = 0.0) -> list[Request]:
         return [each for each in self.requests(part, since) if each.is_write]
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        try:
+            return await self._pass(request)
+        finally:
+            self._handlers.discard(handler)
 
     async def _pass(self, request: web.BaseRequest) -> web.StreamResponse:
         await self.is_open.wait()
@@ -102,10 +119,15 @@ class Proxy:
                 return answer
             content = await upstream.read()
             is_write = self.log[index].is_write
-            version = _VERSION.search(content) if is_write else None
+            written = content if is_write else b""
             self.log[index] = self.log[index]._replace(
-                code=upstream.status, version="" if version is None else version[1].decode()
+                code=upstream.status, version=_first(_VERSION, written), labels=_first(_LABELS, written)
             )
             if self.after_write is not None and is_write:
                 self.after_write(self.log[index])
             return web.Response(status=upstream.status, body=content, content_type=upstream.content_type)
+
+
+def _first(pattern: re.Pattern[bytes], content: bytes) -> str:
+    found = pattern.search(content)
+    return "" if found is None else found[1].decode()

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from local_kubernetes.install import NAMESPACE
 from operator_processes.chart import credentials
-from operator_processes.process import Credentials, OperatorProcess, wait_until
+from operator_processes.process import PATIENCE_S, Credentials, OperatorProcess, wait_until
 from operator_processes.proxy import Proxy
 from real_api_server.history import History
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
@@ -60,9 +60,8 @@ class World:
         self.kubeconfig = kubeconfig
         self.services: dict[tuple[str, str], Document] = {}  # copies of the API server's present objects
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
-        self._last_conditions: dict[
-            tuple[str, str], dict[tuple[str, str], Document]
-        ] = {}  # service -> (type, reason) -> the last such condition
+        # service -> (type, reason) -> such conditions in order, without the same one twice
+        self._past_conditions: dict[tuple[str, str], dict[tuple[str, str], list[Document]]] = {}
         self.history = History()
         self._drain_records: set[asyncio.Task[None]] = set()
         self._folder = folder
@@ -91,7 +90,9 @@ class World:
             self.services[key] = found
             for each in found.get("status", {}).get("conditions", ()):
                 self.seen.add((each["type"], each["status"], each["reason"]))
-                self._last_conditions.setdefault(key, {})[(each["type"], each["reason"])] = each
+                past = self._past_conditions.setdefault(key, {}).setdefault((each["type"], each["reason"]), [])
+                if each not in past:
+                    past.append(each)
 
     async def _record_drain(self, ip: str) -> None:
         """Records the ways by which clients could still reach an engine when it was asked to drain."""
@@ -123,7 +124,7 @@ class World:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = 60.0) -> _T:
+    def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = PATIENCE_S) -> _T:
         """The result of the coroutine, run in the event loop of the simulated nodes."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
@@ -141,8 +142,12 @@ class World:
             return None
 
     def delete(self, path: str) -> None:
-        with contextlib.suppress(ApiError):
+        """Deletes the object, if it exists and is not being deleted already."""
+        try:
             self.request("DELETE", path, {"propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
 
     def create(self, manifest: Document) -> Document:
         """Applies an LLMService like `kubectl apply`, which refuses unknown fields. Raises ApiError."""
@@ -198,8 +203,25 @@ class World:
         finally:
             self.do(traffic.close())
 
-    def cordon(self, node: str, is_cordoned: bool = True) -> None:
-        self.do(self.kubelets.cordon(node, is_cordoned))
+    def cordon(self, node: str) -> None:
+        """Makes the node unschedulable. Returns at once."""
+        self.do(self.kubelets.nodes.cordon(node))
+
+    def uncordon(self, *nodes: str) -> None:
+        """Makes the nodes schedulable again. Returns once pods may be placed on them."""
+        for node in nodes:
+            self.do(self.kubelets.nodes.cordon(node, False))
+        self._wait_open(*nodes)
+
+    def bring_back(self, node: str) -> None:
+        """Restarts a lost node. Returns once pods may be placed on it."""
+        self.do(self.kubelets.bring_back(node))
+        self._wait_open(node)
+
+    def _wait_open(self, *nodes: str) -> None:
+        # The node controller removes taints a moment after the cause has gone.
+        for node in nodes:
+            wait_until(lambda node=node: self.do(self.kubelets.nodes.is_open(node)), f"no taint of {node}")
 
     def evict(self, pod: Document) -> bool:
         """Evicts the pod like `kubectl drain`. True when the pod no longer exists; False when a PDB refused."""
@@ -214,50 +236,70 @@ class World:
             return error.code == 404
         return True
 
+    def newest_engine(self, namespace: str, service: str, cluster: str = "") -> Engine:
+        """Waits for an engine of the service: the newest one, or that of a RayCluster."""
+
+        def found() -> Engine | None:
+            return self.do(_called(lambda: self.kubelets.engine(namespace, service, cluster)))
+
+        engine = found()
+        while engine is None:
+            wait_until(found, f"the engine of {service}", story=self.story)
+            engine = found()
+        return engine
+
     def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
         """Waits for an engine of the service and sets its fields: the newest engine's, or those of a RayCluster's."""
-        wait_until(
-            lambda: self.kubelets.engine(namespace, service, cluster), f"the engine of {service}", story=self.story
-        )
+        self.change(self.newest_engine(namespace, service, cluster), **fields)
+        self.do(_called(lambda: self.kubelets.changed(namespace, service)))
 
-        async def go() -> None:
-            engine = self.kubelets.engine(namespace, service, cluster)
+    def change(self, simulated: Engine | Gateway, **fields: object) -> None:
+        """Sets fields of an engine or a gateway, all of them between two of its answers."""
+
+        def go() -> None:
             for name, value in fields.items():
-                setattr(engine, name, value)
-            self.kubelets.changed(namespace, service)
+                setattr(simulated, name, value)
 
-        self.do(go())
+        self.do(_called(go))
 
     def condition(self, namespace: str, service: str, kind: str) -> Document:
         """The condition; empty while it does not exist."""
         found = self.services.get((namespace, service), {}).get("status", {}).get("conditions", ())
         return next((each for each in found if each["type"] == kind), {})
 
-    def wait(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 60.0) -> Document:
-        """Waits until the condition has this reason, and returns it."""
+    def wait(self, namespace: str, service: str, kind: str, reason: str, says: str = "") -> Document:
+        """Waits until the condition has this reason and a message with `says`, and returns it as it was then.
+
+        A message may change later than the reason.
+        """
+        conditions: list[Document] = []
+
+        def is_so() -> bool:
+            conditions.append(self.condition(namespace, service, kind))
+            return conditions[-1].get("reason") == reason and says in conditions[-1]["message"]
 
         def story() -> str:
             status = self.services.get((namespace, service), {}).get("status")
             return f"{json.dumps(status, indent=1)}\n{self.story()}"
 
-        def is_so() -> bool:
-            return bool(self.condition(namespace, service, kind).get("reason") == reason)
+        wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason} {says!r}", story=story)
+        return conditions[-1]
 
-        wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason}", timeout_s, story)
-        return self.condition(namespace, service, kind)
+    def wait_seen(self, namespace: str, service: str, kind: str, reason: str, says: str = "") -> Document:
+        """The condition when it last had this reason and a message with `says`, even if that is over. Waits for it."""
+        conditions = self._past_conditions.setdefault((namespace, service), {})
 
-    def wait_seen(self, namespace: str, service: str, kind: str, reason: str, timeout_s: float = 60.0) -> Document:
-        """The condition when it last had this reason, even if that is over. Waits for the first time."""
-        conditions = self._last_conditions.setdefault((namespace, service), {})
+        def found() -> list[Document]:
+            return [each for each in list(conditions.get((kind, reason), ())) if says in each["message"]]
+
         wait_until(
-            lambda: (kind, reason) in conditions,
-            f"{namespace}/{service}: {kind} with reason {reason}, and not only {sorted(conditions)}",
-            timeout_s,
-            self.story,
+            found,
+            f"{namespace}/{service}: {kind} with reason {reason} {says!r}",
+            story=lambda: f"seen: {sorted(conditions)} {conditions.get((kind, reason))}\n{self.story()}",
         )
-        return conditions[(kind, reason)]
+        return found()[-1]
 
-    def wait_serving(self, namespace: str, service: str, timeout_s: float = 60.0) -> None:
+    def wait_serving(self, namespace: str, service: str) -> None:
         """Returns once the service is Available with its present spec."""
         generation = self.request("GET", f"{LLM}/namespaces/{namespace}/llmservices/{service}")["metadata"][
             "generation"
@@ -270,9 +312,32 @@ class World:
         wait_until(
             is_so,
             f"{namespace}/{service} to serve",
-            timeout_s,
-            lambda: json.dumps(self.services.get((namespace, service), {}).get("status"), indent=1) + self.story(),
+            story=lambda: (
+                json.dumps(self.services.get((namespace, service), {}).get("status"), indent=1) + self.story()
+            ),
         )
+
+    def wait_replaced(self, namespace: str, service: str, uids: set[str]) -> None:
+        """Returns once none of the RayClusters with these uids exists, and all others serve.
+
+        In the first moment after the loss of an engine, the status still says that the service is Available.
+        """
+
+        def is_so() -> bool:
+            clusters = [each["metadata"] for each in self.objects(namespace, service, "rayclusters").values()]
+            engines = self.engines_of(namespace, service)
+            groups = self.services[(namespace, service)]["status"].get("groups", ())
+            serving = {each["name"] for each in groups if each["state"] == "Serving"}
+            return bool(clusters) and all(
+                each["uid"] not in uids
+                and each["name"] in serving
+                and (engine := engines.get(each["name"])) is not None
+                and engine.served_at is not None
+                for each in clusters
+            )
+
+        wait_until(is_so, f"{namespace}/{service} to serve with other engines", story=self.story)
+        self.wait_serving(namespace, service)
 
     def start_operator(
         self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None

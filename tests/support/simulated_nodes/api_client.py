@@ -18,6 +18,10 @@ Document = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
 _GONE = 410
+# Codes of the API server for requests that it has not carried out and that may be repeated.
+_FOR_THE_MOMENT = (429, 503)
+_NUM_REPEATS = 60
+_REPEAT_S = 0.5
 
 
 class ApiError(Exception):
@@ -42,36 +46,66 @@ class Api:
     async def request(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **params: str
     ) -> Document:
-        """The parsed answer. Raises ApiError."""
+        """The parsed answer. Raises ApiError.
+
+        Like client-go, it repeats a request that the API server refuses for the moment, for example while it replaces
+        the storage of a CRD. A refused eviction has the same code, but a budget is its cause, so it is not repeated.
+        """
+        data = None if body is None else json.dumps(body)
+        for _ in range(_NUM_REPEATS):
+            try:
+                return await self._request(method, path, data, content_type, params)
+            except ApiError as error:
+                if error.code not in _FOR_THE_MOMENT or path.endswith("/eviction"):
+                    raise
+            await asyncio.sleep(_REPEAT_S)
+        return await self._request(method, path, data, content_type, params)
+
+    async def _request(
+        self, method: str, path: str, data: str | None, content_type: str, params: dict[str, str]
+    ) -> Document:
         async with self.session.request(
             method,
             self.server + path,
             params=params,
-            data=None if body is None else json.dumps(body),
+            data=data,
             headers={"Content-Type": content_type},
             timeout=aiohttp.ClientTimeout(total=60),
         ) as response:
-            answer: Document = json.loads(await response.text())
+            text = await response.text()
             if response.status >= 400:
-                raise ApiError(response.status, answer.get("message", ""))
+                raise ApiError(response.status, _message_of(text))
+            answer: Document = json.loads(text)
             return answer
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[tuple[str, Document]]:
-        """Yields (type, object): ADDED for each existing object, and then every event, endlessly."""
+        """Yields (type, object): ADDED for each existing object, and then every event, endlessly.
+
+        After a broken watch the existing objects are ADDED again, and those that ended meanwhile are DELETED.
+        """
+        known: dict[str, Document] = {}  # uid -> object
         while True:
             try:
-                version = ""
                 found = await self.request("GET", path, **params)
+                existing = {item["metadata"]["uid"] for item in found["items"]}
+                for uid in known.keys() - existing:
+                    yield "DELETED", known.pop(uid)
                 for item in found["items"]:
+                    known[item["metadata"]["uid"]] = item
                     yield "ADDED", item
                 version = found["metadata"]["resourceVersion"]
                 while True:
                     async for kind, item in self._watch(path, version, params):
                         version = item["metadata"]["resourceVersion"]
-                        if kind != "BOOKMARK":
-                            yield kind, item
+                        if kind == "BOOKMARK":
+                            continue
+                        if kind == "DELETED":
+                            known.pop(item["metadata"]["uid"], None)
+                        else:
+                            known[item["metadata"]["uid"]] = item
+                        yield kind, item
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
-                # ValueError: the CRD does not exist, and the answer is not JSON.
+                # ValueError: the end of a watch has cut an event.
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
@@ -106,6 +140,14 @@ def tls(kubeconfig: Path, *, with_client: bool = True) -> ssl.SSLContext:
         key.write_bytes(_decoded(user["client-key-data"]))
         context.load_cert_chain(certificate, key)
     return context
+
+
+def _message_of(text: str) -> str:
+    """The message of an error. The API server answers in plain text for a kind that does not exist."""
+    try:
+        return str(json.loads(text).get("message", ""))
+    except ValueError:
+        return text
 
 
 def _decoded(text: str) -> bytes:

@@ -178,6 +178,7 @@ class Engines:
         """HTTP status and document; None closes the connection without an answer."""
         ip = pod_ip_at(address)
         if (gateway := self.gateways.get(ip)) is not None and (method, path) == ("GET", "/status"):
+            gateway.num_asked += 1
             return (200, gateway.document()) if token == f"Bearer {gateway.token}" else (401, {})
         engine = self.by_ip.get(ip)
         if engine is None or engine.is_silent:

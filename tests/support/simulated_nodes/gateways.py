@@ -56,6 +56,7 @@ class Gateway:
     held_tokens: int = 0
     in_flight: int = 0  # requests that engines compute
     num_finished: int = 0
+    num_asked: int = 0
     models_hash: str = ""  # of the models file that it has read; empty for a gateway with one model
     refusal: str = ""  # why it cannot use a newer models file
     unusable_keys: tuple[str, ...] = ()  # names whose API keys it cannot read

@@ -10,28 +10,17 @@ import asyncio
 import base64
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 from simulated_nodes.addresses import pod_ip
 from simulated_nodes.api_client import MERGE, Api, ApiError
 from simulated_nodes.crashes import crash
 from simulated_nodes.engines import Engine, Engines
 from simulated_nodes.gateways import SERVICE_LABEL, Gateway, is_gateway, models_hash, secret_name, services_of
+from simulated_nodes.nodes import FAILURES, NODES, Nodes
 from simulated_nodes.pod_status import RUN, Document, Play, Release, pod_status
 
-NODES = ("standin-a", "standin-b")
-_LABEL = "rayloom.dev/standin"
-# The node controller marks a node as unreachable 20 s after the last renewal of its lease.
-_HEARTBEAT_S = 4.0
 _RETRY_S = 0.5
 _GOOD = Release()
-_CAPACITY = {
-    "cpu": "100000",
-    "memory": "1000000Gi",
-    "ephemeral-storage": "1000000Gi",
-    "pods": "100000",
-    "nvidia.com/gpu": "8",
-}
 
 
 class Kubelets:
@@ -39,6 +28,7 @@ class Kubelets:
 
     def __init__(self, api: Api, engines: Engines) -> None:
         self._api = api
+        self.nodes = Nodes(api)
         self._engines = engines
         self._plays: dict[tuple[str, str, str], Play] = {}  # (namespace, service, role)
         self._releases: dict[str, Release] = {}  # image -> its release
@@ -50,7 +40,6 @@ class Kubelets:
         self._well: set[str] = set()  # uids of pods that are ready
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
-        self._lost: set[str] = set()
         self._num_ips = 0
         # Set by the benchmark: a pod's first status is that of a ready pod, which saves a write for each pod.
         self.skips_unready_pods = False
@@ -58,14 +47,13 @@ class Kubelets:
 
     async def start(self) -> None:
         """Creates the nodes, Ready, and runs the pods on them from now on."""
-        await asyncio.gather(*(self._make_node(name) for name in NODES))
-        self._background = [asyncio.create_task(self._beat()), asyncio.create_task(self._follow())]
+        await self.nodes.start()
+        self._background = [asyncio.create_task(self.nodes.beat()), asyncio.create_task(self._follow())]
 
     async def close(self) -> None:
         for task in (*self._background, *self._tasks.values()):
             task.cancel()
-        for name in NODES:
-            await self._api.request("DELETE", f"/api/v1/nodes/{name}")
+        await self.nodes.remove()
 
     def play(self, namespace: str, service: str, role: str, play: Play) -> None:
         """Sets the behaviour of a service's pods of the role head, worker, gateway or job from now on."""
@@ -100,22 +88,16 @@ class Kubelets:
 
     async def lose(self, node: str) -> None:
         """Simulates the loss of the machine: its pods stay, their engines are silent, the Node is NotReady at once."""
-        self._lost.add(node)
+        self.nodes.lost.add(node)
         for uid, pod in self._pods.items():
             if pod["spec"]["nodeName"] == node and (engine := self._engines.by_ip.get(self._ips.get(uid, ""))):
                 engine.is_silent = True
-        await self._report(node, "Unknown")
-
-    async def cordon(self, node: str, is_cordoned: bool = True) -> None:
-        """Makes the node unschedulable, or schedulable again."""
-        await self._api.request(
-            "PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": is_cordoned}}, content_type=MERGE
-        )
+        await self.nodes.report(node, "Unknown")
 
     async def bring_back(self, node: str) -> None:
         """Simulates a restart of the machine: its kubelet restarts all containers."""
-        self._lost.discard(node)
-        await self._report(node, "True")
+        self.nodes.lost.discard(node)
+        await self.nodes.report(node, "True")
         for uid, pod in self._pods.items():
             if pod["spec"]["nodeName"] == node:
                 self._sent.pop(uid, None)
@@ -155,12 +137,12 @@ class Kubelets:
         while True:
             self._again.discard(uid)
             delay = 0.0
-            if (pod := self._pods.get(uid)) is not None and pod["spec"]["nodeName"] not in self._lost:
+            if (pod := self._pods.get(uid)) is not None and pod["spec"]["nodeName"] not in self.nodes.lost:
                 try:
                     delay = await self._update(uid, pod)
-                except ApiError as error:
-                    # The pod was deleted or changed meanwhile; the watch delivers that event.
-                    delay = 0.0 if error.code in (404, 409) else _RETRY_S
+                except FAILURES:
+                    # If the pod was deleted meanwhile, the watch delivers that event, and there is no second attempt.
+                    delay = _RETRY_S
             if delay:
                 await asyncio.sleep(delay)
             elif uid not in self._again:
@@ -340,46 +322,6 @@ class Kubelets:
             "count": 1,
         }
         await self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/events", event)
-
-    async def _make_node(self, name: str) -> None:
-        labels = {_LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        try:
-            await self._api.request("POST", "/api/v1/nodes", node)
-        except ApiError as error:
-            if error.code != 409:
-                raise
-        await self._report(name, "True")
-
-    async def _report(self, name: str, ready: str) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        condition = {"type": "Ready", "status": ready, "reason": "StandIn", "message": "", "lastHeartbeatTime": now}
-        status: dict[str, Any] = {
-            "conditions": [condition | {"lastTransitionTime": now}],
-            "capacity": _CAPACITY,
-            "allocatable": _CAPACITY,
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-        }
-        await self._api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=MERGE)
-
-    async def _beat(self) -> None:
-        path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        while True:
-            for name in NODES:
-                if name in self._lost:
-                    continue
-                spec = {
-                    "holderIdentity": name,
-                    "leaseDurationSeconds": 40,
-                    "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-                }
-                body = {"metadata": {"name": name, "namespace": "kube-node-lease"}, "spec": spec}
-                try:
-                    await self._api.request("PATCH", f"{path}/{name}", body, content_type=MERGE)
-                except ApiError as error:
-                    if error.code == 404:
-                        await self._api.request("POST", path, body)
-            await asyncio.sleep(_HEARTBEAT_S)
 
 
 def _service_of(pod: Document) -> tuple[str, str]:
