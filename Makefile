@@ -124,7 +124,7 @@ images: ## Build the images of the engine and the operator
 	@$(CLUSTER) images
 
 test-api: $(STAMP) parts ## Test the operator on a real API server with KubeRay and simulated nodes (no root); ARGS="-k name" adds pytest flags
-	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=400 $(ARGS); \
+	@start=$$(date +%s); $(BIN)/python -m pytest e2e/api $(SIDE_BY_SIDE) -o timeout=900 $(ARGS); \
 	  code=$$?; \
 	  echo "test-api: $$(($$(date +%s) - start)) s"; exit $$code
 

@@ -243,7 +243,7 @@ def _create(world: World, manifest: dict[str, Any], **options: str) -> dict[str,
 
 def _keeps_unknown_fields(world: World, namespace: str) -> bool:
     """False while the API server still prunes the field of a later version."""
-    spec = _create(world, llm_service(namespace, "invalid-spec", **_UNKNOWN_FIELD), dryRun="All")["spec"]
+    spec = _create(world, llm_service(namespace, "never-made", **_UNKNOWN_FIELD), dryRun="All")["spec"]
     return all(name in spec for name in _UNKNOWN_FIELD)
 
 

@@ -28,9 +28,15 @@ def pair(world: World, request: pytest.FixtureRequest) -> Iterator[tuple[Operato
     world.stop_operators()
     world.take_lease()
     flags = (*DEFAULT_FLAGS, getattr(request, "param", "--lease-seconds=6"))
-    first, second = world.start_operator(*flags), world.start_operator(*flags)
-    wait_until(lambda: _leads(first) or _leads(second), "a leader", story=world.story)
-    yield (first, second) if _leads(first) else (second, first)
+    both = world.start_operator(*flags), world.start_operator(*flags)
+    leaders: list[OperatorProcess] = []
+
+    def has_leader() -> bool:
+        leaders.extend(each for each in both if _leads(each))
+        return bool(leaders)
+
+    wait_until(has_leader, "a leader", story=world.story)
+    yield both if leaders[0] is both[0] else both[::-1]
     world.stop_operators()
     world.take_lease()
 

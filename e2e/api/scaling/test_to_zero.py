@@ -51,12 +51,13 @@ def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[Para
 
 @parallel_test
 def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
-    it = Idle(at, minReplicas=1)
+    it = Idle(at, idleSeconds=600)
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     streaming, held = it.gateways
     it.change(streaming, in_flight=1)
-    least = {"spec": {"autoscaling": {"minReplicas": 0}}}
-    at.world.request("PATCH", it.path, least, content_type=MERGE)
+    # Not before the operator knows the stream, or it might remove the engine at once.
+    soon = {"spec": {"autoscaling": {"idleSeconds": 10}}}
+    at.world.request("PATCH", it.path, soon, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"
     it.change(streaming, in_flight=0)
     it.wait_for_zero()

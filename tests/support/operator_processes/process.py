@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from operator_processes.forked import ForkedOperator
+from operator_processes.ports import free_port
 from operator_processes.proxy import Proxy
-from rt_ports import free_port
 from simulated_nodes import addresses
 from simulated_nodes.api_client import Document
 
