@@ -133,7 +133,7 @@ bench-operator: $(STAMP) parts ## Measure the operator with thousands of service
 
 e2e: $(STAMP) parts ## Test on real pods: cluster, images, operator by Helm, then pytest; ARGS="-k name" adds pytest flags
 	@$(CLUSTER) prepare || { $(CLUSTER) dump e2e/artifacts/prepare; exit 1; }
-	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e/pods -o timeout=900 $(ARGS); \
+	@start=$$(date +%s); E2E_PREPARED=1 $(BIN)/python -m pytest e2e/pods -o timeout=1500 $(ARGS); \
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
@@ -145,7 +145,7 @@ soak: $(STAMP) parts ## Break pods and nodes for an hour under the load of a tra
 	@PYTHONPATH=e2e:tools $(BIN)/python -m soak.run $(SOAK_ARGS)
 
 e2e-tool: $(STAMP) parts ## Test the cluster tool on a second cluster, which it creates and removes
-	@$(BIN)/python -m pytest e2e/tool $(ARGS)
+	@$(BIN)/python -m pytest e2e/tool -o timeout=900 $(ARGS)
 
 parts:
 	@$(CLUSTER) parts

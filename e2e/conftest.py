@@ -28,6 +28,7 @@ import pytest
 
 from clients.client_pod import Client
 from clients.namespaces import new_namespace, slug
+from clients.service import wait
 from local_kubernetes.clusters.choice import chosen_cluster
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.dump import dump_cluster
@@ -35,7 +36,10 @@ from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.prepare import prepare
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
-_NAMESPACE_ENDS_S = 60.0
+# The namespace controller checks a terminating namespace again after half of the longest grace period of its pods, and
+# again 8 s later if it has other objects.
+_NAMESPACE_ENDS_S = 90.0
+_NAMESPACE_WAIT_S = 180.0
 
 
 @pytest.fixture(scope="session")
@@ -52,11 +56,15 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
     delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
     kubectl(*delete, timeout_s=130)
     yield kubectl
-    # No finalizer of ours may keep a namespace. The namespace controller waits for half of a pod's grace period before
-    # it checks again, so the namespaces of the last tests may need a little longer.
+    # No finalizer of ours may keep a namespace. Those of the last tests may need a little longer.
+    wait(lambda: _kept_namespaces(kubectl) == [], _NAMESPACE_WAIT_S, lambda: f"kept: {_kept_namespaces(kubectl)}")
+
+
+def _kept_namespaces(kubectl: Kubectl) -> list[str]:
+    """Namespaces of tests that were not deleted, or whose deletion takes too long."""
     selected = kubectl.json("get", "namespaces", "--selector", "rayloom.dev/e2e=true")["items"]
     deleted = {one["metadata"]["name"]: one["metadata"].get("deletionTimestamp") for one in selected}
-    assert [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S] == []
+    return [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S]
 
 
 def _age_s(timestamp: str) -> float:

@@ -27,6 +27,7 @@ REQUIREMENTS = FOLDER / "requirements.txt"
 CONSTRAINTS = FOLDER / "constraints.txt"
 TEMPLATE = FOLDER / "chat_template.jinja"
 MODEL = "smollm2"  # the name in docs/clients.md
+READY_SECONDS = 600.0  # .ci/run starts this server at a low priority, beside tests on clusters
 # No client may ask another host for prices, or send traces to another host.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -67,7 +68,8 @@ def main(arguments: list[str]) -> int:
         folder = Path(name)
         model = model_that_reasons(folder / "model")
         settings = ["--model", str(model), "--dtype", "float32", "--max-model-len", "4096"]
-        with running_server(folder, *settings, "--served-model-name", MODEL) as server:
+        settings += ["--served-model-name", MODEL]
+        with running_server(folder, *settings, ready_seconds=READY_SECONDS) as server:
             return _run_tests(python, server, arguments)
 
 

@@ -49,8 +49,8 @@ class Client:
         if node:
             pod["spec"]["nodeName"] = node
         kubectl.apply(pod)
-        wait = ("wait", "--namespace", namespace, "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
-        kubectl(*wait, timeout_s=70)
+        wait = ("wait", "--namespace", namespace, "--for=condition=Ready", f"pod/{name}", "--timeout=180s")
+        kubectl(*wait, timeout_s=200)
         return cls(kubectl, namespace, name)
 
     def python(self, code: str, stdin: bytes | None = None, timeout_s: float = 60) -> str:

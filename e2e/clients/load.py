@@ -52,8 +52,8 @@ class LoadAgent:
             "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
             "repeat_url": "",  # URL at which clients repeat requests whose connection broke; "": no repeats
             "probe_url": "",
-            "probe_timeout_s": 120.0,
-            "probe_rest_s": 30.0,  # seconds for the last probes, once the service is Available
+            "probe_timeout_s": 300.0,
+            "probe_rest_s": 120.0,  # seconds for the last probes, once the service is Available
         }
         self._write(asked | settings)
 

@@ -16,8 +16,10 @@ from local_kubernetes.machine.shell import ClusterError
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "rayloom-system"
-READY_SECONDS = 180.0
-_RULES_S = 5.0
+# Limits for a busy machine, on which a start takes several times as long as on an idle one.
+READY_SECONDS = 600.0
+STATUS_SECONDS = 60.0  # the operator asks a serving engine each second, and then writes the status
+_RULES_S = 60.0
 # A connection that begins while a node changes its rules for a Service hangs until its timeout.
 _TRY_S = 2.0
 
@@ -105,16 +107,23 @@ class Service:
         self.kubectl("delete", "pod", name, "--namespace", self.namespace, "--wait=false", *options)
 
     def engine_status(self) -> dict[str, Any]:
-        """/status of the first engine replica, requested by the client's pod with the replica's token."""
-        group = self.get()["status"]["groups"][0]["name"]
-        secret = self.kubectl.json("get", "secret", f"{group}-admin", "--namespace", self.namespace)
-        address = self.pods("head")[0]["status"]["podIP"]
+        """/status of the first engine replica, requested by the client's pod with the replica's token.
+
+        Raises ClusterError while there is none.
+        """
+        groups = self.get().get("status", {}).get("groups", ())
+        # The pod of a removed or lost engine replica may still be terminating.
+        heads = [pod["status"] for pod in self.pods("head") if "deletionTimestamp" not in pod["metadata"]]
+        if not groups or not heads or "podIP" not in heads[0]:
+            raise ClusterError(f"{self.name} has no engine replica with a running head pod")
+        secret = self.kubectl.json("get", "secret", f"{groups[0]['name']}-admin", "--namespace", self.namespace)
+        address = heads[0]["podIP"]
         code = (
             "import base64, sys, urllib.request\n"
             f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
             f"request = urllib.request.Request('http://{address}:8001/status')\n"
             "request.add_header('Authorization', 'Bearer ' + token)\n"
-            "print(urllib.request.urlopen(request, timeout=10).read().decode())"
+            "print(urllib.request.urlopen(request, timeout=30).read().decode())"
         )
         status: dict[str, Any] = json.loads(self.client.python(code))
         return status

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.load import STRIKE_AT, StreamTokens, problem_of
-from clients.service import Service, wait
+from clients.service import READY_SECONDS, STATUS_SECONDS, Service, wait
 from disruptions.running_load import running_load
-from observers.availability import untrue_times
+from observers.availability import LATE_S, untrue_times
 from observers.timeline import Timeline
 
 HEADER = (
@@ -62,7 +62,7 @@ def disturb(
     strike: Callable[[], object],
     *,
     is_over: Callable[[], bool],
-    seconds: float = 90.0,
+    seconds: float = 300.0,
     mend: Callable[[Timeline], None] | None = None,
     **settings: Any,
 ) -> FaultRecord:
@@ -71,7 +71,7 @@ def disturb(
     `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
     `is_over()`. `strike` may return the Unix time of the fault. `mend` runs right after `strike`.
     """
-    wait(service.is_available, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
+    wait(service.is_available, READY_SECONDS, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
     load = {"num_tokens": num_tokens, "strike_at": STRIKE_AT, "probe_url": service.url, **settings}
     with Timeline(service) as timeline, running_load(service, **load) as running:
@@ -81,6 +81,7 @@ def disturb(
         if not settings.get("steady"):
             running.wait_for_streams()
         over_at = running.wait(timeline, lambda: is_over() and service.is_available(), seconds)
+        running.wait(timeline, timeline.is_current, STATUS_SECONDS)
     return _seen(service, expected, timeline, running.records, over_at)
 
 
@@ -90,6 +91,7 @@ def _seen(
     began, streams = timeline.began_at, records["streams"]
     half = len(expected[0]) // 2
     assert max(records["had"]) <= half, f"the fault came too late:\n{timeline.table()}\n{records['had']}"
+    timeline.note(began, "client", f"streams had {min(records['had'])} to {max(records['had'])} tokens")
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
     # Some ranks outlive the fault by seconds, in which the first streams may end: ranks in a deleted pod, and ranks
@@ -108,6 +110,9 @@ def _seen(
     for failure, group in itertools.groupby(failed_probes, key=lambda probe: probe[2]):
         same = list(group)
         timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
+    probed = min(sent for sent, _, _ in records["probes"]), over_at
+    for words in untrue_times(timeline.available, answers, *probed, LATE_S / 5):
+        timeline.note(over_at, "status", words)
     was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
     back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
     return FaultRecord(
@@ -118,7 +123,7 @@ def _seen(
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in records["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, *probed, LATE_S),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, Load
-from clients.service import Service
+from clients.service import READY_SECONDS, Service
 from disruptions.running_load import running_load
 from observers.timeline import Timeline
 
@@ -77,7 +77,7 @@ def disturb_gateway(
     strike: Callable[[], object],
     *,
     is_over: Callable[[], bool],
-    seconds: float = 180.0,
+    seconds: float = READY_SECONDS,
     **more: Any,
 ) -> GatewayRecord:
     """Calls `strike` under streams, by the rules above. `more`: further settings of LoadAgent."""
@@ -91,6 +91,7 @@ def disturb_gateway(
     sizes = [num_tokens * len(choices) for num_tokens, choices in zip(asked, load.answers, strict=True)]
     late = [had for had, size in zip(had_tokens, sizes, strict=True) if had > size // 2]
     assert not late, f"the disturbance came too late: {had_tokens} of {sizes}"
+    timeline.note(timeline.began_at, "client", f"streams had {had_tokens} tokens of {sizes}")
     failures = [Failure(stream=each, what=problem) for each in streams if (problem := load.problem_of(each))]
     return GatewayRecord(what=what, streams=streams, failures=failures, timeline=timeline, over_at=over_at)
 

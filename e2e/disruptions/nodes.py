@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clients.service import OPERATOR_NAMESPACE, is_ready, wait
+from clients.service import OPERATOR_NAMESPACE, READY_SECONDS, is_ready, wait
 from local_kubernetes.machine.kubectl import Kubectl
 
 
@@ -17,7 +17,7 @@ def move_operator_off(kubectl: Kubectl, node: str) -> None:
     if not is_elsewhere():
         kubectl("cordon", node)
         try:
-            kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=90)
-            wait(is_elsewhere, 60.0, lambda: kubectl(*pods))
+            kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=180)
+            wait(is_elsewhere, READY_SECONDS, lambda: kubectl(*pods))
         finally:
             kubectl("uncordon", node)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.load import STRIKE_AT, StreamTokens, problem_of
-from clients.service import ROOT, Service, manifest
+from clients.service import ROOT, STATUS_SECONDS, Service, manifest, wait
 from disruptions.running_load import running_load
-from observers.availability import untrue_times
+from observers.availability import LATE_S, untrue_times
 from observers.rollout_timeline import RolloutTimeline
 
 NUM_TOKENS = 96  # tokens of each of the first streams, which run during the change
@@ -105,28 +105,49 @@ def roll_out(
     change: Callable[[], object],
     *,
     is_over: Callable[[], bool],
-    seconds: float = 360.0,
+    seconds: float = 600.0,
+    events: Sequence[str] = (),
     **settings: Any,
 ) -> RolloutRecord:
-    """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens."""
+    """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
+
+    `events`: words of Events that the timeline must have before it ends. The operator creates an Event after it has
+    written the status.
+    """
+    wait(lambda: _has_no_leaving_pods(service), DRAIN_SECONDS + STATUS_SECONDS, service.story)
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
     load |= {"urls": [service.url] * NUM_FIRST, "num_tokens": NUM_TOKENS, "probe_url": service.url}
     with RolloutTimeline(service) as timeline, running_load(service, **(load | settings)) as running:
         running.strike(timeline, what, change)
         over_at = running.wait(timeline, is_over, seconds, 1.0)
         time.sleep(_REST_S)  # the record must also have failures that the last step caused
+        running.wait(timeline, lambda: timeline.is_current() and _has_events(timeline, events), STATUS_SECONDS)
     records = running.records
     assert max(records["had"]) <= NUM_TOKENS // 2, f"the change came too late: {records['had']}"
+    timeline.note(timeline.began_at, "client", f"streams had {records['had']} tokens")
     answers = [answered for _, answered, failure in records["probes"] if not failure]
+    probed = min(sent for sent, _, _ in records["probes"]), over_at
+    for words in untrue_times(timeline.available, answers, *probed, LATE_S / 5):
+        timeline.note(over_at, "status", words)
     return RolloutRecord(
         what=what,
         streams=records["streams"],
         probes=records["probes"],
         failures=failures_of(records["streams"], records["probes"], expected),
-        untrue_times=untrue_times(timeline.available, answers, min(sent for sent, _, _ in records["probes"]), over_at),
+        untrue_times=untrue_times(timeline.available, answers, *probed, LATE_S),
         timeline=timeline,
         over_at=over_at,
     )
+
+
+def _has_no_leaving_pods(service: Service) -> bool:
+    """True once no pod of a removed engine replica exists. A timeline would take it for an engine of this rollout."""
+    groups = {pod["metadata"]["labels"]["rayloom.dev/group"] for pod in service.pods("head")}
+    return groups <= set(service.clusters())
+
+
+def _has_events(timeline: RolloutTimeline, events: Sequence[str]) -> bool:
+    return all(timeline.first("event", words) is not None for words in events)
 
 
 def rollable(namespace: str, hold_seconds: int, min_requests: int = 20, **spec: Any) -> dict[str, Any]:

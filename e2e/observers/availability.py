@@ -5,20 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-# The seconds for which the status may be wrong.
-_LATE_S = 10.0
+# The seconds for which the status may be wrong. A hang is noticed after `hangSeconds` (6 in these tests), and the
+# operator reads that a second later, or several seconds on a busy machine.
+LATE_S = 20.0
 # Seconds. The prober sends a request each second, so a longer pause between two answers ends a streak.
 _STREAK_S = 3.0
 
 
 def untrue_times(
-    available: Sequence[tuple[float, bool]], answers: Sequence[float], since: float, until: float
+    available: Sequence[tuple[float, bool]],
+    answers: Sequence[float],
+    since: float,
+    until: float,
+    late_s: float,
 ) -> list[str]:
-    """Times of more than 10 s in which Available was wrong, in words.
+    """Times of more than `late_s` in which Available was wrong, in words.
 
     `available` holds each change of the condition with its time; `answers` are the times of a prober's answers between
-    `since` and `until`, one a second while the service works. Available is wrong if it is True for more than 10 s in
-    total between two answers, or False for more than 10 s at once during a streak of answers.
+    `since` and `until`, one a second while the service works. Available is wrong if it is True for more than `late_s`
+    in total between two answers, or False for more than `late_s` at once during a streak of answers.
     """
     found = []
     ends = [at for at, _ in available[1:]] + [until]
@@ -27,12 +32,12 @@ def untrue_times(
     for last, following in itertools.pairwise([since, *times, until]):
         pause = last, following
         seconds = sum(_overlap(pause, begin, end) for begin, end, is_true in stretches if is_true)
-        if seconds > _LATE_S:
+        if seconds > late_s:
             found.append(f"Available stood for {seconds:.1f} s without a token")
     for begin, end, is_true in stretches:
         for streak in _streaks(times):
             seconds = _overlap(streak, begin, end)
-            if seconds > _LATE_S and not is_true:
+            if seconds > late_s and not is_true:
                 found.append(f"Available was False for {seconds:.1f} s of tokens")
     return found
 

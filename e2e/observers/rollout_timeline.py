@@ -167,8 +167,14 @@ class RolloutTimeline(Timeline):
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:
-        namespace = self._service.namespace
-        secret = self._service.kubectl.json("get", "secret", f"{engine.name}-admin", "--namespace", namespace)
+        command = ("get", "secret", f"{engine.name}-admin", "--namespace", self._service.namespace)
+        while True:
+            try:
+                secret = self._service.kubectl.json(*command)
+                break
+            except ClusterError:  # a busy API server
+                if self._stopped.wait(_SAMPLE_S):
+                    return
         token = base64.b64decode(secret["data"]["token"]).decode()
         assert self._agent is not None and self._agent.stdin is not None
         self._agent.stdin.write(json.dumps({"group": engine.name, "ip": address, "token": token}) + "\n")

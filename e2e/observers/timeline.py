@@ -36,6 +36,7 @@ class Timeline:
         self._service = service
         self._entries: list[Entry] = []
         self._known: dict[tuple[str, str], str] = {}
+        self._version = 0  # of the last recorded status
         self._watches: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Timeline:
@@ -84,6 +85,10 @@ class Timeline:
                 return self.seconds(at)
         return None
 
+    def is_current(self) -> bool:
+        """True once the timeline has the present status. The watch delivers a written status a moment later."""
+        return self._version >= int(self._service.get()["metadata"]["resourceVersion"])
+
     def table(self) -> str:
         lines = [f"{self.seconds(entry.at):8.1f} s  {entry.source:<8} {entry.text}" for entry in self._since()]
         return "\n".join(lines)
@@ -103,6 +108,7 @@ class Timeline:
         if kind == "service":
             if name == self._service.name:
                 self._take_status(now, document.get("status", {}))
+                self._version = int(document["metadata"]["resourceVersion"])
             return
         if kind in ("pod", "cluster") and self._service.name not in name:
             return

@@ -1,21 +1,56 @@
-"""Fixtures that print the effects of faults, rollouts and disturbances on clients, and tables of them at the end.
+"""Tokens that services must give, and fixtures that print the effects of faults, rollouts and disturbances on clients,
+with tables of them at the end.
 
 The tables are also written to artifacts/faults.md, artifacts/rolls.md and artifacts/gateways.md.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clients.service import CHAT, READY_SECONDS, tokens_of, wait
 from disruptions import fault_under_load, gateway_under_load, rollout_under_load
 
 _ARTIFACTS = Path(__file__).parents[1] / "artifacts"
 _fault_rows: list[str] = []
 _rollout_rows: list[str] = []
 _gateway_rows: list[str] = []
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Tokens of an engine on this machine, with one rank, in float32."""
+    log = tmp_path_factory.mktemp("engine") / "log"
+    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
+    command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        wait(lambda: " ready: " in log.read_text() or process.poll() is not None, READY_SECONDS, log.read_text)
+        assert process.poll() is None, log.read_text()
+        url = log.read_text().split("API at ")[1].split(",")[0]
+        request = urllib.request.Request(
+            f"{url}/chat/completions",
+            json.dumps({"model": "smollm2-pp2", **CHAT}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return tokens_of(json.load(answer))
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60.0)
+        finally:
+            process.kill()
 
 
 @pytest.fixture

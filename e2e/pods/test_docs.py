@@ -25,9 +25,9 @@ def clean_default(operator: Kubectl) -> Iterator[None]:
     """Removes the page's objects from the namespace `default` afterwards."""
 
     def clean() -> None:
-        operator("delete", "llm", "--all", "--namespace", "default")
+        operator("delete", "llm", "--all", "--namespace", "default", timeout_s=180)
         pods = ("pods", "--namespace", "default", "--selector", "rayloom.dev/service")
-        operator("wait", "--for=delete", *pods, "--timeout=90s", timeout_s=100)
+        operator("wait", "--for=delete", *pods, "--timeout=180s", timeout_s=200)
 
     clean()
     yield
@@ -57,7 +57,7 @@ def _run(text: str, environment: dict[str, str]) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=400)
+        output, _ = process.communicate(timeout=600)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # also ends a port-forward that the block has started

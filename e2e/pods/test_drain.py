@@ -16,7 +16,7 @@ import pytest
 from clients.client_pod import Client
 from clients.load import STRIKE_AT, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
-from clients.service import ROOT, Service, is_ready, manifest, wait
+from clients.service import READY_SECONDS, ROOT, Service, is_ready, manifest, wait
 from disruptions.faults import signal_process
 from disruptions.running_load import running_load
 from local_kubernetes.machine.kubectl import Kubectl
@@ -30,6 +30,8 @@ NUM_TOKENS = 96
 LATE_TOKENS = 2
 # A terminating pod accepts requests for two more seconds. Later ones must reach the other engine.
 _UNROUTED_SECONDS = 3.0
+# The grace period of pods, with `drainSeconds` of 90. A pod that has nothing to wait for is gone long before.
+_GRACE_SECONDS = 105.0
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def _wait_for_both(service: Service) -> None:
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 
-    wait(is_so, 120.0, service.story)
+    wait(is_so, READY_SECONDS, service.story)
 
 
 def _streams_during(service: Service, strike: Callable[[], object], **settings: Any) -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ def _workers(service: Service) -> set[str]:
 
 def _seconds_to_delete(service: Service, pod: str) -> float:
     began = time.monotonic()
-    service.kubectl("delete", "pod", pod, "--namespace", service.namespace, "--timeout=40s")
+    service.kubectl("delete", "pod", pod, "--namespace", service.namespace, "--timeout=120s", timeout_s=130)
     return time.monotonic() - began
 
 
@@ -142,7 +144,9 @@ def test_a_pod_with_ranks_that_goes_alone_goes_in_seconds(
     service, _ = replicas
     _wait_for_both(service)
     seconds = _seconds_to_delete(service, min(_workers(service)))
-    assert seconds < 20.0, "it waits six seconds for a drain that does not come, and not for its grace of 105"
+    assert seconds < _GRACE_SECONDS / 2, (
+        "it waits six seconds for a drain that does not come, and not for its grace of 105"
+    )
     with capsys.disabled():
         print(f"\n  a worker pod was deleted alone: gone after {seconds:.1f} s")
 
@@ -165,9 +169,11 @@ def test_a_pod_that_waits_for_the_head_goes_in_seconds(
 
     with _dead_control_store(service, worker["metadata"]["labels"]["ray.io/cluster"]):
         service.delete_pod(worker["metadata"]["name"])
-        wait(waits, 60.0, lambda: f"none of {_names(service)} waits for its head")
+        wait(waits, READY_SECONDS, lambda: f"none of {_names(service)} waits for its head")
         seconds = _seconds_to_delete(service, waiting[0])
-    assert seconds < 20.0, "there are no ranks in it yet, and it does not stay for its grace of 105 seconds"
+    assert seconds < _GRACE_SECONDS / 2, (
+        "there are no ranks in it yet, and it does not stay for its grace of 105 seconds"
+    )
     with capsys.disabled():
         print(f"\n  a worker pod that waited for its head was deleted: gone after {seconds:.1f} s")
 
@@ -184,6 +190,6 @@ def test_a_service_that_is_deleted_finishes_its_streams(
     streams = _streams_during(service, delete, late_every_s=0)
     assert _failures(streams, expected) == []
     ended_at = max(each["ended"] for each in streams)
-    wait(lambda: not _names(service), 20.0, lambda: f"still there: {_names(service)}")
+    wait(lambda: not _names(service), _GRACE_SECONDS / 2, lambda: f"still there: {_names(service)}")
     with capsys.disabled():
         print(f"\n  the service was deleted: its last pod was gone {time.time() - ended_at:.1f} s after its last token")

@@ -20,7 +20,7 @@ from clients.gateways import GatewayedService, uids
 from clients.mixed_load import NUM_KINDS, NUM_PAIRS, MixedLoad, run_mix, sampled_request, undisturbed_mix
 from clients.namespaces import new_namespace
 from clients.pressure import pressure
-from clients.service import wait
+from clients.service import READY_SECONDS, STATUS_SECONDS, wait
 from disruptions.gateway_scene import GatewayScene
 from disruptions.gateway_under_load import GatewayRecord
 from disruptions.nodes import move_operator_off
@@ -47,7 +47,7 @@ def pair(operator: Kubectl) -> Iterator[tuple[GatewayedService, MixedLoad]]:
         service = GatewayedService(operator, Client.start(operator, namespace), namespace, "smollm2")
         spec = {"replicas": 2, "gateway": {"replicas": 2}}
         operator.apply(rollable(namespace, HOLD_SECONDS, MIN_REQUESTS, **spec))
-        wait(lambda: service.has(2) and service.has_gateways(2), 180.0, service.story)
+        wait(lambda: service.has(2) and service.has_gateways(2), READY_SECONDS, service.story)
         service.wait_available()
         yield service, undisturbed_mix(service)
 
@@ -131,7 +131,7 @@ def test_an_argument_is_rolled_out_and_nobody_notices(scene: GatewayScene) -> No
         "an argument is rolled out",
         lambda: service.change(engine={"args": {"threads": 1, "maxNumSeqs": 128}}),
         is_rolled(service, old),
-        seconds=360.0,
+        seconds=600.0,
     )
 
 
@@ -145,18 +145,17 @@ def test_a_release_that_fails_the_requests_of_gateways_is_taken_back_and_nobody_
     kept = set(service.clusters())
     # Gateways find the new engine in DNS some seconds after its analysis began.
     analysis = {"analysis": {"holdSeconds": ANALYSIS_SECONDS, "minRequests": MIN_REQUESTS}}
-    seen = scene.expect_unnoticed(
+    scene.expect_unnoticed(
         "a release fails its requests, and is rolled back",
         lambda: service.change(engine={"image": image}, rollout=analysis),
         is_rolled_back(service, old),
-        seconds=360.0,
+        seconds=600.0,
     )
     assert set(service.clusters()) == kept
     words = service.condition("RolledBack")
     assert (words["status"], words["reason"]) == ("True", "AnalysisFailed"), words
     found = re.search(r"(\d+) of (\d+) requests failed in the new revision, 0 of \d+ in the old", words["message"])
     assert found is not None and found[1] == found[2] != "0", words["message"]
-    assert seen.timeline.first("status", "RolledBack True (AnalysisFailed)") is not None
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_another_image_of_engines_and_gateways_is_rolled_out_and_nobody_notices(
         "another image is rolled out",
         lambda: service.change(engine={"image": image}, rollout=analysis),
         lambda: is_rolled_out() and service.has_gateways(2, but_not=gateways),
-        seconds=360.0,
+        seconds=600.0,
     )
     images = {pod["spec"]["containers"][0]["image"] for pod in (*service.pods("head"), *service.gateways())}
     assert images == {image}
@@ -187,7 +186,7 @@ def test_the_loss_of_a_node_with_engine_and_gateway_ends_only_that_gateways_conn
     (kept,) = set(cluster.node_names()) - {lost}
     _move_client_to(service, kept)
     move_operator_off(service.kubectl, lost)
-    wait(lambda: _are_spread(service), 120.0, service.story)
+    wait(lambda: _are_spread(service), READY_SECONDS, service.story)
     address = {pod["spec"]["nodeName"]: f"http://{pod['status']['podIP']}:8000" for pod in service.gateways()}
     urls = [address[lost], address[kept]]
 
@@ -202,14 +201,13 @@ def test_the_loss_of_a_node_with_engine_and_gateway_ends_only_that_gateways_conn
             is_over,
             urls=[*urls * NUM_PAIRS, *urls[::-1] * NUM_PAIRS],
             repeat_url=service.url,
-            seconds=300.0,
         )
     finally:
         cluster.start_node(lost)
     first = [stream for stream in seen.streams if not stream["is_late"]]
     broken = [stream for stream in first if stream["broken"]]
     assert {stream["url"] for stream in broken} == {address[lost]}, "the other gateway's streams go on"
-    wait(lambda: service.has_gateways(2) and service.has(2), 180.0, service.story)
+    wait(lambda: service.has_gateways(2) and service.has(2), READY_SECONDS, service.story)
     noticed = [seen.timeline.seconds(stream["broken"][0]["at"]) for stream in broken]
     repeated = [seen.timeline.seconds(stream["ended"]) for stream in broken]
     others = [seen.timeline.seconds(stream["ended"]) for stream in first if not stream["broken"]]
@@ -256,7 +254,7 @@ def test_streams_of_the_only_engine_wait_for_the_next_one(scene: GatewayScene) -
     service = scene.service
     if not service.has(1):
         service.scale(1)
-        wait(lambda: service.has(1), 120.0, service.story)
+        wait(lambda: service.has(1), READY_SECONDS, service.story)
     (head,) = service.pods("head")
     seen = scene.expect_unnoticed(
         "the only head pod is deleted, grace 0",
@@ -273,7 +271,7 @@ def test_an_idle_service_has_no_engine_and_a_request_waits_for_the_next_one(
     service = scene.service
     gateways = uids(service.gateways())
     service.change(autoscaling=AUTOSCALING)
-    idle_s = wait(lambda: _is_at_zero(service), 240.0, service.story)
+    idle_s = wait(lambda: _is_at_zero(service), READY_SECONDS, service.story)
     assert uids(service.gateways()) == gateways and service.has_gateways(2)
     (stream,) = run_mix(service, scene.load.requests()[:1])
     assert scene.load.problem_of(stream) == ""
@@ -287,7 +285,7 @@ def test_an_idle_service_has_no_engine_and_a_request_waits_for_the_next_one(
     assert 0 < float(stream["cold_start"]) <= told <= first_s
     silence = [stream["began"], *(at for at, _ in stream["comments"])]
     assert max(later - earlier for earlier, later in itertools.pairwise(silence)) < SILENCE_SECONDS
-    wait(lambda: service.get()["status"]["autoscaling"]["reason"] == "Woken", 10.0, service.story)
+    wait(lambda: service.get()["status"]["autoscaling"]["reason"] == "Woken", STATUS_SECONDS, service.story)
 
 
 @pytest.mark.slow
@@ -321,7 +319,11 @@ def test_streams_in_bfloat16_continue_with_the_same_tokens(
 ) -> None:
     service = scene.service
     service.change(model={"dtype": "bfloat16"}, replicas=2, autoscaling=None)
-    wait(lambda: service.has(2) and service.condition("Progressing")["reason"] == "Complete", 300.0, service.story)
+    wait(
+        lambda: service.has(2) and service.condition("Progressing")["reason"] == "Complete",
+        READY_SECONDS,
+        service.story,
+    )
     other = GatewayScene(service, undisturbed_mix(service), show_gateway)
     assert other.load.answers != scene.load.answers, "these are other numbers"
     head = service.pods("head")[0]

@@ -18,7 +18,7 @@ from clients.gateways import GatewayedService, ModelsGateway, uids
 from clients.mixed_load import LATE_TOKENS, NUM_REQUESTS, run_mix
 from clients.names_load import ALIAS, FIRST, SECOND, NamesLoad, undisturbed_names
 from clients.namespaces import new_namespace
-from clients.service import wait
+from clients.service import READY_SECONDS, STATUS_SECONDS, wait
 from disruptions.gateway_scene import GatewayScene
 from disruptions.gateway_under_load import GatewayRecord
 from disruptions.rollout_under_load import rollable
@@ -63,7 +63,7 @@ def place(operator: Kubectl) -> Iterator[Place]:
             _service(second, SECOND, "bfloat16", autoscaling=AUTOSCALING),
             _gateway(gateway, {first.name: 1, second.name: 1}),
         )
-        wait(lambda: first.has(1) and second.has(1) and gateway.has_gateways(2), 240.0, gateway.story)
+        wait(lambda: first.has(1) and second.has(1) and gateway.has_gateways(2), READY_SECONDS, gateway.story)
         gateway.wait_available()
         yield Place(gateway, first, second, undisturbed_names(gateway))
 
@@ -87,7 +87,7 @@ def test_streams_of_the_only_engine_of_a_model_wait_for_the_next_one(scene: Gate
 def test_a_request_wakes_a_service_without_engines(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     gateway, second = place.gateway, place.second
     second.change(autoscaling={"idleSeconds": IDLE_SECONDS})
-    idle_s = wait(lambda: _is_at_zero(second), 300.0, second.story)
+    idle_s = wait(lambda: _is_at_zero(second), READY_SECONDS, second.story)
     streams = run_mix(gateway, place.load.requests())
     second.change(autoscaling=AUTOSCALING)
     assert [problem for each in streams if (problem := place.load.problem_of(each))] == []
@@ -155,7 +155,7 @@ def test_a_service_leaves_and_comes_back_and_no_stream_ends(
             f"{len(held)} streams of the removed model ran on"
         )
     assert held, "the streams of the removed model have ended before"
-    wait(lambda: _are_current(gateway), 30.0, gateway.story)
+    wait(lambda: _are_current(gateway), STATUS_SECONDS, gateway.story)
 
 
 def _first_token_s(streams: list[dict[str, Any]]) -> float:

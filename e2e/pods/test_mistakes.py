@@ -16,7 +16,7 @@ import pytest
 
 from clients.client_pod import Client
 from clients.namespaces import new_namespace
-from clients.service import Service, wait
+from clients.service import READY_SECONDS, STATUS_SECONDS, Service, wait
 from disruptions.mistakes import (
     FILLER,
     FOLDER,
@@ -71,17 +71,16 @@ def test_a_condition_and_an_event_say_what_is_wrong_and_what_to_do(broken: Scene
     service, mistake = broken.services[name], MISTAKES[name]
 
     def says_so() -> bool:
-        return bool(service.condition("Available")["reason"] == mistake.reason)
+        found = service.condition("Available")
+        is_meant = (found["status"], found["reason"]) == ("False", mistake.reason)
+        return is_meant and all(words in found["message"] for words in mistake.said)
 
-    wait(says_so, 60.0, lambda: json.dumps(service.get().get("status"), indent=1))
-    available = service.condition("Available")
-    assert available["status"] == "False"
+    wait(says_so, READY_SECONDS, service.story)
     for words in mistake.said:
-        assert words in available["message"]
         _wait_for_event(service, mistake.reason, words)
 
 
-def _wait_for_event(service: Service, reason: str, words: str, seconds: float = 10.0) -> None:
+def _wait_for_event(service: Service, reason: str, words: str, seconds: float = STATUS_SECONDS) -> None:
     events = ("get", "events.events.k8s.io", "--namespace", service.namespace, "--field-selector")
     about = f"regarding.kind=LLMService,regarding.name={service.name},reason={reason},type=Warning"
 
@@ -94,14 +93,14 @@ def _wait_for_event(service: Service, reason: str, words: str, seconds: float = 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_serves_without_help_once_the_cause_is_gone(mended: Scene, name: str) -> None:
     service = mended.services[name]
-    service.wait_available(150.0)
+    service.wait_available()
     status, body = service.chat(max_tokens=1)
     assert status == 200, body
 
 
 def test_no_pod_was_made_twice(mended: Scene) -> None:
     for service in mended.services.values():
-        service.wait_available(150.0)
+        service.wait_available()
     assert mended.pods.by_service() == {name: mistake.num_pods for name, mistake in MISTAKES.items()}
     assert {each["restarts"] for s in mended.services.values() for each in s.get()["status"]["groups"]} == {0}
 
@@ -114,7 +113,7 @@ def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_s
     pods = PodCounter(operator, namespace)
     try:
         operator.apply(*too_little_memory(namespace))
-        _wait_for_event(service, "EngineFailed", "for want of memory", 150.0)
+        _wait_for_event(service, "EngineFailed", "for want of memory", READY_SECONDS)
         _wait_for_event(service, "EngineFailed", "spec.engine.resources.limits.memory")
 
         def group() -> dict[str, Any]:
@@ -122,7 +121,9 @@ def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_s
             return found
 
         # The first new replica is created at once, the second ten seconds after its end.
-        wait(lambda: group()["restarts"] == 2 and "nextRetryTime" in group(), 150.0, lambda: json.dumps(group()))
+        wait(
+            lambda: group()["restarts"] == 2 and "nextRetryTime" in group(), READY_SECONDS, lambda: json.dumps(group())
+        )
         assert group()["reason"] == "GroupBackOff"
         assert "for want of memory" in group()["failure"]["message"]
         assert pods.by_service() == {"smollm2": 4}

@@ -15,7 +15,7 @@ import pytest
 from clients.client_pod import Client
 from clients.load import undisturbed
 from clients.namespaces import new_namespace
-from clients.service import Service, wait
+from clients.service import READY_SECONDS, Service, wait
 from disruptions.rollout_under_load import (
     DRAIN_SECONDS,
     NUM_TOKENS,
@@ -41,7 +41,7 @@ def test_a_drained_node_costs_nobody_anything(
     with new_namespace(operator, f"node-drain-{replicas}") as namespace, ThreadPoolExecutor(1) as thread:
         operator.apply(rollable(namespace, HOLD_SECONDS, replicas=replicas))
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2")
-        wait(lambda: service.has(replicas), 180.0, service.story)
+        wait(lambda: service.has(replicas), READY_SECONDS, service.story)
         node = service.pods("head")[0]["spec"]["nodeName"]
         (other,) = set(cluster.node_names()) - {node}
         # No controller would recreate the client, so it must be on another node.

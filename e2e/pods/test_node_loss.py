@@ -18,7 +18,7 @@ import pytest
 from clients.client_pod import Client
 from clients.load import StreamTokens, undisturbed
 from clients.namespaces import new_namespace
-from clients.service import Service, is_ready, wait
+from clients.service import READY_SECONDS, Service, is_ready, wait
 from disruptions.fault_under_load import FaultRecord, disturb
 from disruptions.nodes import move_operator_off
 from disruptions.scene import Scene, breakable
@@ -75,7 +75,6 @@ def test_a_link_that_is_cut_for_a_while_costs_a_pause(
         lambda: cluster.cut_link(split.other_node),
         mend=mend,
         is_over=scene.is_serving_after(before["epoch"]),
-        seconds=120.0,
     )
     assert seen.timeline.said("Degraded", "True", split.other_node) is not None
 
@@ -92,7 +91,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
             "a worker's node is lost",
             lambda: cluster.stop_node(lost),
             is_over=scene.is_serving_after(before["epoch"]),
-            seconds=180.0,
+            seconds=READY_SECONDS,
         )
         unready_s = seen.timeline.first("node", f"{lost} is not Ready")
         assert unready_s is not None and seen.tokens_s - unready_s < 60.0 + _load_seconds(service)
@@ -104,7 +103,7 @@ def test_a_lost_worker_node_costs_a_pause_and_is_named(
         assert not _pods_on(service, lost), "no pod hangs on the lost node"
     finally:
         cluster.start_node(lost)
-    wait(lambda: service.condition("Degraded")["status"] == "False", 60.0, lambda: str(service.get()["status"]))
+    wait(lambda: service.condition("Degraded")["status"] == "False", READY_SECONDS, service.story)
     assert service.is_available()
 
 
@@ -114,7 +113,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
     service, lost = split.service, split.head_node
     service.client = Client.start(operator, service.namespace, "beside-a-worker", split.other_node)
     move_operator_off(operator, lost)
-    service.wait_available(60.0)
+    service.wait_available()
     old = service.pods("head")[0]["metadata"]["uid"]
 
     def is_replaced() -> bool:
@@ -128,7 +127,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
             "the head's node is lost",
             lambda: cluster.stop_node(lost),
             is_over=is_replaced,
-            seconds=240.0,
+            seconds=READY_SECONDS,
             late_every_s=0,
             probe_timeout_s=5.0,
         )
@@ -146,15 +145,19 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
         assert not _pods_on(service, lost), "no pod hangs on the lost node"
     finally:
         cluster.start_node(lost)
-    wait(lambda: service.condition("Degraded")["status"] == "False", 60.0, lambda: str(service.get()["status"]))
+    wait(lambda: service.condition("Degraded")["status"] == "False", READY_SECONDS, service.story)
     assert service.is_available()
 
 
 def _spread(split: Split) -> dict[str, Any]:
     """/status of the engine once it has a rank on each node. A long cut may have moved the other node's pod."""
     service = split.service
-    wait(lambda: _is_node_ready(service.kubectl, split.other_node), 60.0, lambda: service.kubectl("get", "nodes"))
-    service.wait_available(60.0)
+    wait(
+        lambda: _is_node_ready(service.kubectl, split.other_node),
+        READY_SECONDS,
+        lambda: service.kubectl("get", "nodes"),
+    )
+    service.wait_available()
     ranks = service.engine_status()["ranks"]
     if split.other_node not in {rank["node"] for rank in ranks}:
         service.delete_pod(ranks[0]["host"])
@@ -163,7 +166,7 @@ def _spread(split: Split) -> dict[str, Any]:
         status = service.engine_status()
         return status["state"] == "serving" and len({rank["node"] for rank in status["ranks"]}) == 2
 
-    wait(is_spread, 90.0, lambda: json.dumps(service.engine_status()["ranks"], indent=1))
+    wait(is_spread, READY_SECONDS, lambda: json.dumps(service.engine_status()["ranks"], indent=1))
     return service.engine_status()
 
 

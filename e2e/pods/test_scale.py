@@ -12,7 +12,7 @@ import pytest
 from clients.client_pod import Client
 from clients.load import STRIKE_AT, StreamTokens, undisturbed
 from clients.namespaces import new_namespace
-from clients.service import Service, wait
+from clients.service import READY_SECONDS, STATUS_SECONDS, Service, wait
 from disruptions.rollout_under_load import NUM_TOKENS, RolloutRecord, expect_unnoticed, failures_of, roll_out, rollable
 from disruptions.running_load import running_load
 from local_kubernetes.machine.kubectl import Kubectl
@@ -51,14 +51,14 @@ def test_a_service_of_no_engines_finishes_its_streams_refuses_others_and_comes_b
     scaled: tuple[Service, StreamTokens], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, expected = scaled
-    wait(lambda: service.has(1), 60.0, service.story)
+    wait(lambda: service.has(1), READY_SECONDS, service.story)
     with running_load(service, num_tokens=NUM_TOKENS, strike_at=STRIKE_AT, late_every_s=0) as running:
         service.scale(0)
         running.start_arrivals()
         running.wait_for_streams()
     assert failures_of(running.records["streams"], [], expected) == []
-    wait(lambda: not service.clusters(), 60.0, service.story)
-    wait(lambda: service.condition("Available")["reason"] == "Suspended", 10.0, service.story)
+    wait(lambda: not service.clusters(), READY_SECONDS, service.story)
+    wait(lambda: service.condition("Available")["reason"] == "Suspended", STATUS_SECONDS, service.story)
     assert service.condition("Available")["status"] == "False"
     status, words = service.chat(max_tokens=1)
     assert status in (0, 503), words

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +12,16 @@ import pytest
 
 from clients.client_pod import Client
 from clients.namespaces import new_namespace
-from clients.service import CHAT, OPERATOR_NAMESPACE, READY_SECONDS, ROOT, Service, is_ready, manifest, tokens_of, wait
+from clients.service import (
+    OPERATOR_NAMESPACE,
+    READY_SECONDS,
+    ROOT,
+    STATUS_SECONDS,
+    Service,
+    is_ready,
+    manifest,
+    wait,
+)
 from disruptions.model_folders import claim_on_the_nodes
 from local_kubernetes.machine.kubectl import Kubectl
 from observers.container_view import excess, look_inside
@@ -27,33 +31,6 @@ EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
 _HEAD_PORTS = {6379, 8002}
 # Linux' range of ephemeral ports.
 _ANY_PORT = range(32768, 61000)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Tokens of an engine on this machine, with one rank, in float32."""
-    log = tmp_path_factory.mktemp("engine") / "log"
-    command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
-    command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]
-    with log.open("wb") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    try:
-        wait(lambda: " ready: " in log.read_text() or process.poll() is not None, 120.0, log.read_text)
-        assert process.poll() is None, log.read_text()
-        url = log.read_text().split("API at ")[1].split(",")[0]
-        request = urllib.request.Request(
-            f"{url}/chat/completions",
-            json.dumps({"model": "smollm2-pp2", **CHAT}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return tokens_of(json.load(answer))
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(10.0)
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +45,7 @@ def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
             # A short timeout: a connection that begins while a node changes its rules for the Service hangs.
             lambda: service.chat(timeout_s=5, max_tokens=1)[0] == 200,
             READY_SECONDS,
-            lambda: json.dumps(service.get().get("status"), indent=1),
+            service.story,
         )
         yield service, time.monotonic() - began
 
@@ -107,19 +84,20 @@ def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(
 ) -> None:
     service, _ = pipeline
     assert service.tokens() == expected
-    service.wait_available(15.0)
+    service.wait_available()
     status = service.engine_status()
     assert (status["state"], status["executor"]) == ("serving", "ray")
     assert [rank["rank"] for rank in status["ranks"]] == [0, 1]
     nodes = [rank["node"] for rank in status["ranks"]]
     assert len(set(nodes)) == 2, f"both ranks are on {nodes[0]}"
-    assert list(service.get()["status"]["groups"][0]["nodes"]) == nodes
+    wait(lambda: list(service.get()["status"]["groups"][0]["nodes"]) == nodes, STATUS_SECONDS, service.story)
     assert {pod["metadata"]["name"] for pod in service.pods("worker")} == {rank["host"] for rank in status["ranks"]}
 
 
 def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(pipeline: tuple[Service, float]) -> None:
     service, _ = pipeline
-    service.wait_available(15.0)
+    wait(lambda: service.condition("Progressing")["reason"] == "Complete", STATUS_SECONDS, service.story)
+    service.wait_available()
     header, row = service.kubectl("get", "llm", "--namespace", service.namespace).splitlines()
     assert header.split() == ["NAME", "MODEL", "SHAPE", "READY", "REASON", "LOADING", "ROLLOUT", "URL", "AGE"]
     assert row.split()[:6] == ["smollm2-pp2", "builtin://smollm2-135m", "TP1xPP2", "1/1", "Serving", "Complete"]
@@ -154,7 +132,8 @@ def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipelin
 
 
 def test_the_operator_is_restricted_as_well(operator: Kubectl) -> None:
-    (pod,) = operator.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
+    pods = operator.json("get", "pods", "--namespace", OPERATOR_NAMESPACE)["items"]
+    (pod,) = (each for each in pods if "deletionTimestamp" not in each["metadata"])
     assert [problem for problem in excess(look_inside(operator, pod, "operator")) if "token" not in problem] == []
 
 
@@ -219,7 +198,7 @@ _ASK_RAY = """
 import sys
 from ray._raylet import GcsClient
 try:
-    print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)))
+    print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=20)))
 except Exception as error:
     print(error)
 """
@@ -234,34 +213,41 @@ def test_ray_asks_for_its_token(pipeline: tuple[Service, float]) -> None:
     def ask(*environment: str) -> str:
         return service.kubectl(*command, *environment, "python3", "-c", _ASK_RAY, address).strip()
 
-    assert ask().isdigit(), "with the token it tells of its nodes"
+    # On a busy machine a request may take longer than Ray's own limits. Its next try may not.
+    wait(lambda: ask().isdigit(), STATUS_SECONDS, ask)
     for environment in (("--unset=RAY_AUTH_TOKEN", "RAY_AUTH_MODE=disabled"), ("RAY_AUTH_TOKEN=a-guess",)):
-        assert "InvalidAuthToken" in ask(*environment)
+
+        def is_refused(environment: tuple[str, ...] = environment) -> bool:
+            answer = ask(*environment)
+            assert not answer.isdigit(), f"an answer without the token: {environment}"
+            return "InvalidAuthToken" in answer
+
+        wait(is_refused, STATUS_SECONDS, ask)
 
 
 def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float]) -> None:
     service, _ = pipeline
-    service.wait_available(15.0)
+    service.wait_available()
     before = _objects(service)
     assert len([name for name in before if name.startswith("pod/")]) == 3
     operators = ("get", "pods", "--namespace", OPERATOR_NAMESPACE)
     old = {pod["metadata"]["uid"] for pod in service.kubectl.json(*operators)["items"]}
-    service.kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=90)
+    service.kubectl("delete", "pods", "--all", "--namespace", OPERATOR_NAMESPACE, timeout_s=180)
 
     def is_back() -> bool:
         pods = service.kubectl.json(*operators)["items"]
         return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
-    wait(is_back, 60.0, lambda: service.kubectl(*operators))
+    wait(is_back, READY_SECONDS, lambda: service.kubectl(*operators))
     # Only the operator sets this label. Once the label is restored, the new operator has reconciled the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
     wait(
         lambda: "rayloom.dev/route" in service.pods("head")[0]["metadata"]["labels"],
-        30.0,
+        STATUS_SECONDS,
         lambda: json.dumps(service.get(), indent=1),
     )
-    service.wait_available(30.0)
+    service.wait_available()
     assert _objects(service) == before
 
 
@@ -285,7 +271,7 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
     pipeline: tuple[Service, float], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, _ = pipeline
-    service.wait_available(15.0)
+    service.wait_available()
     before = service.engine_status()
     head = service.pods("head")[0]["metadata"]["uid"]
     victim = service.pods("worker")[0]["metadata"]["name"]
@@ -296,8 +282,8 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
         status = service.engine_status()
         return bool(status["state"] == "serving" and status["epoch"] > before["epoch"])
 
-    wait(is_rebuilt, 90.0, lambda: json.dumps(service.get().get("status"), indent=1))
-    service.wait_available(30.0)
+    wait(is_rebuilt, READY_SECONDS, service.story)
+    service.wait_available()
     seconds = time.monotonic() - began
     assert service.tokens() == expected
     after = service.engine_status()

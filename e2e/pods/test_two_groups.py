@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from clients.client_pod import Client
 from clients.load import NUM_STREAMS, StreamTokens, problem_of, undisturbed
 from clients.namespaces import new_namespace
-from clients.service import ROOT, Service, manifest, wait
+from clients.service import READY_SECONDS, ROOT, Service, manifest, wait
 from disruptions.fault_under_load import FaultRecord, disturb
 from local_kubernetes.machine.kubectl import Kubectl
 
@@ -28,7 +27,7 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
         engine = {"args": {"threads": 1}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
         path = ROOT / "examples" / "smollm2.yaml"
         operator.apply(manifest(path, namespace, replicas=2, model=model, engine=engine))
-        wait(lambda: _is_whole(service), 180.0, lambda: json.dumps(service.get().get("status"), indent=1))
+        wait(lambda: _is_whole(service), READY_SECONDS, service.story)
         # More tokens, since a single rank is fast and the deletion of a pod takes a second.
         yield service, undisturbed(service, num_tokens=128)
 
@@ -51,7 +50,6 @@ def test_while_one_engine_is_gone_the_other_serves(
         "one of two engines is killed",
         lambda: service.delete_pod(victim["metadata"]["name"], "--grace-period=0", "--force"),
         is_over=lambda: _is_whole(service),
-        seconds=120.0,
         urls=[direct] * half + [service.url] * half,
         probe_timeout_s=10.0,
     )

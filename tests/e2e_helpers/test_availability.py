@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from observers.availability import untrue_times
+from functools import partial
+
+from observers import availability
 
 UP, DOWN = True, False
+untrue_times = partial(availability.untrue_times, late_s=10)
 
 
 def test_a_status_that_follows_within_ten_seconds_tells_the_truth():

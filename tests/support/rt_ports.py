@@ -7,7 +7,9 @@ import random
 import socket
 
 # Below the ports that Linux gives to outgoing connections and to listeners at port 0, and below Kubernetes' NodePorts.
-_FIRST, _LAST = 20_000, 29_999
+# Between the ports of local clusters (`Place.port`), which start and end beside these tests: 22,470 is the last one of
+# an etcd, and 26,443 the first one of an API server.
+FIRST, LAST = 22_500, 26_399
 _reserved: list[socket.socket] = []  # until this process ends
 
 
@@ -18,7 +20,7 @@ def free_port() -> int:
 def free_ports(number: int) -> tuple[int, ...]:
     """Returns consecutive ports that nothing listens on, and that no other process gets here before this one ends."""
     while True:
-        first = random.randrange(_FIRST, _LAST + 2 - number)
+        first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))
         with contextlib.ExitStack() as names, contextlib.ExitStack() as listeners, contextlib.suppress(OSError):
             # The kernel knows the name of an abstract socket until its last process ends, also if that is killed.

@@ -11,7 +11,7 @@ from pathlib import Path
 from local_kubernetes.images.build import OPERATOR
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.place import REPOSITORY
-from local_kubernetes.machine.shell import run, stage
+from local_kubernetes.machine.shell import PROGRAM_S, run, stage
 
 NAMESPACE = "rayloom-system"
 RELEASE = "rayloom-operator"
@@ -26,13 +26,13 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
         settings = [word for value in ("allowHostPaths=true", *values) for word in ("--set", value)]
         # This release takes over CRDs that were applied by hand or by a release of another name.
         options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
-        run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=150)
+        run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=PROGRAM_S)
         # Pods must be recreated even though the image's name is unchanged: every build here has the same version.
         annotations = {"rayloom.dev/test-image": OPERATOR.inputs("")}
         patch = {"spec": {"template": {"metadata": {"annotations": annotations}}}}
         deployment = ("--namespace", NAMESPACE, "deployment", RELEASE)
         kubectl("patch", *deployment, "--patch", json.dumps(patch))
-        kubectl("rollout", "status", "--timeout=120s", *deployment, timeout_s=130)
+        kubectl("rollout", "status", f"--timeout={PROGRAM_S:.0f}s", *deployment, timeout_s=PROGRAM_S + 30)
 
 
 def helm() -> str:

@@ -23,7 +23,7 @@ from local_kubernetes.machine.kubectl import Kubectl, ensure_kubectl
 from local_kubernetes.machine.place import NODE_NAMES, Place
 from local_kubernetes.machine.processes import Processes, living_clusters
 from local_kubernetes.machine.runs import refuse_beside_another, refuse_beside_twin
-from local_kubernetes.machine.shell import ClusterError, run, stage, wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, run, stage, wait_until
 from local_kubernetes.parts.build import build_parts, remove_partials
 
 
@@ -163,7 +163,7 @@ class LocalCluster:
         for node in nodes:
             name = node.place.name
             log = self._processes.log(f"{name}.kubelet")
-            wait_until(f"{name} to be Ready", lambda name=name: is_ready(kubectl, name), 120, f"its log is {log}")  # type: ignore[misc]
+            wait_until(f"{name} to be Ready", lambda name=name: is_ready(kubectl, name), PROGRAM_S, f"its log is {log}")  # type: ignore[misc]
 
     def _nodes(self) -> list[Node]:
         """The nodes that were started."""
@@ -201,12 +201,12 @@ class LocalCluster:
                     group.rmdir()
             return not any(group.exists() for group in groups)
 
-        wait_until("the end of the nodes' containers", all_gone, 30)
+        wait_until("the end of the nodes' containers", all_gone, PROGRAM_S)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Lets one command at a time change the cluster."""
-        with locked(self._place.lock, f"cluster {self._place.index}", 300):
+        with locked(self._place.lock, f"cluster {self._place.index}", 2 * PROGRAM_S):
             yield
 
 

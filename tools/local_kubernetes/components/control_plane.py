@@ -10,7 +10,7 @@ from local_kubernetes.components.certificates import Authority
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.place import Place
 from local_kubernetes.machine.processes import Processes
-from local_kubernetes.machine.shell import wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, wait_until
 from local_kubernetes.parts.build import Parts
 
 _USUAL_API_PORT = 6443
@@ -76,7 +76,7 @@ class ControlPlane:
             kubelet_preferred_address_types="InternalIP",
             profiling="false",
         )
-        self._wait("the API server", lambda: self._kubectl.succeeds("get", "--raw", "/readyz"), 120, "kube-apiserver")
+        self._wait("the API server", lambda: self._kubectl.succeeds("get", "--raw", "/readyz"), "kube-apiserver")
         self._component(
             "kube-controller-manager",
             kubeconfig=self.kubeconfig("kube-controller-manager", "/CN=system:kube-controller-manager"),
@@ -91,7 +91,6 @@ class ControlPlane:
         self._wait(
             "the controllers",
             lambda: self._kubectl.succeeds("get", "serviceaccount", "default"),
-            120,
             "kube-controller-manager",
         )
 
@@ -99,10 +98,11 @@ class ControlPlane:
         if not self._processes.is_alive("kuberay"):
             # The CRDs come first, because KubeRay exits when they do not exist. They are applied server-side, because
             # client-side apply stores a copy in an annotation, and these manifests exceed an annotation's size.
-            self._kubectl("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
+            apply = ("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
+            self._kubectl(*apply, timeout_s=PROGRAM_S)
             # `kubectl wait` fails while a CRD's conditions are null, as they are at first.
             kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
-            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 60, "kube-apiserver")
+            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), "kube-apiserver")
         self._processes.ensure(
             "kuberay",
             self._parts.kuberay,
@@ -112,7 +112,7 @@ class ControlPlane:
             f"--health-probe-bind-address=127.0.0.1:{self._place.port(8082)}",
             "--log-stdout-encoder=console",
         )
-        self._wait("KubeRay", self._kuberay_is_ready, 30, "kuberay")
+        self._wait("KubeRay", self._kuberay_is_ready, "kuberay")
 
     def ensure_scheduler(self) -> None:
         self._component(
@@ -176,11 +176,11 @@ class ControlPlane:
         except OSError:
             return False
 
-    def _wait(self, what: str, is_so: Callable[[], bool], timeout_s: float, process: str) -> None:
+    def _wait(self, what: str, is_so: Callable[[], bool], process: str) -> None:
         def is_so_with_all_alive() -> bool:
             if is_so():
                 return True
             self._processes.expect_all_alive()  # all processes must be alive, or the wait cannot succeed
             return False
 
-        wait_until(what, is_so_with_all_alive, timeout_s, hint=f"its log is {self._processes.log(process)}")
+        wait_until(what, is_so_with_all_alive, PROGRAM_S, hint=f"its log is {self._processes.log(process)}")

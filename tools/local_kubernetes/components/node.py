@@ -16,7 +16,7 @@ from local_kubernetes.images.store import Store
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.place import NodePlace
 from local_kubernetes.machine.processes import Processes, child_of
-from local_kubernetes.machine.shell import ClusterError, run, wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, run, wait_until
 from local_kubernetes.parts.build import Parts
 
 _CNI_PLUGINS = "/usr/lib/cni"
@@ -74,11 +74,11 @@ class Node:
         """The id of the node's first process, started if it does not run."""
         new = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
         parent = self._processes.ensure(self._name("init"), *new, "sh", "-c", _OWN_FOLDERS, self._parts.pause)
-        wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, 10)
+        wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, PROGRAM_S)
         first = child_of(parent)
         assert first is not None
         # The program starts after the mounts.
-        wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, 10)
+        wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, PROGRAM_S)
         return first
 
     def _ensure_network(self, inside: int) -> None:
@@ -166,7 +166,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 """
         path.write_text(config)
         self._ensure_inside(inside, "containerd", "containerd", "--config", path, config=config)
-        wait_until(f"{place.name}'s containerd", self._containerd_answers, 30, f"its log is {self._log('containerd')}")
+        hint = f"its log is {self._log('containerd')}"
+        wait_until(f"{place.name}'s containerd", self._containerd_answers, PROGRAM_S, hint)
         self.load(Store.of_buildah(), pause_image)
 
     def _containerd_answers(self) -> bool:

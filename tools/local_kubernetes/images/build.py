@@ -23,6 +23,7 @@ _PIP_SETTINGS = {
     "PIP_TRUSTED_HOST": "trusted-host",
     "PIP_DEFAULT_TIMEOUT": "timeout",
 }
+_NOT_ENTERED = ("__pycache__", ".egg-info")
 _CA_BUNDLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -56,13 +57,8 @@ class Image:
         files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
         files += [self.dockerfile.parent / name for name in self.scripts]
         files += [folder / name for name in self.build_files]
-        ignored = ("__pycache__", f"rayloom_{self.project}.egg-info")
         for name in ("src", *self.more_sources):
-            files += sorted(
-                path
-                for path in (folder / name).rglob("*")
-                if path.is_file() and path.suffix not in (".so", ".lock") and not set(path.parts) & set(ignored)
-            )
+            files += source_files(folder / name)
         named = (part for path in files for part in (str(path.relative_to(REPOSITORY)).encode(), path.read_bytes()))
         return digest(base.encode(), *named)
 
@@ -77,6 +73,19 @@ ENGINE = Image(
 )
 OPERATOR = Image(project="operator", cached_stages=("builder",), scripts=(), limit_bytes=120_000_000)
 IMAGES = (OPERATOR, ENGINE)
+
+
+def source_files(folder: Path) -> list[Path]:
+    """The files below a folder that an image is built from, in order, as .dockerignore selects them.
+
+    Folders that `make venv` or a test may remove at this moment are not entered: bytecode, metadata of a package, and
+    the hidden folder in which the CPU library is compiled.
+    """
+    found = []
+    for name, folders, files in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith(".") and not each.endswith(_NOT_ENTERED)]
+        found += [Path(name, each) for each in files if not each.endswith((".so", ".lock"))]
+    return sorted(found)
 
 
 def build_with_buildah(image: Image, base: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from local_kubernetes.images.store import Layer, Store
-from local_kubernetes.machine.shell import ClusterError, run, wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, run, wait_until
 
 _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 
@@ -51,7 +51,7 @@ def graft(store: Store, name: str, socket: Path) -> None:
     wait_until(
         f"containerd to know image {name} as {known}",
         lambda: known in _run(socket, "images", "list", f"name=={known}"),
-        30,
+        PROGRAM_S,
     )
     _forget_replaced(socket)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[3]
 NODE_NAMES = ("node-a", "node-b")
 INDICES = range(10)
+# Usual ports of the components that listen on this machine: DNS, etcd (two), API server, KubeRay (two).
+HOST_PORTS = (53, 2379, 2380, 6443, 8080, 8082)
 
 
 def cache_folder() -> Path:
@@ -82,7 +84,8 @@ class Place:
         return f"10.{220 + self.index}.0.0/16"
 
     def port(self, usual: int) -> int:
-        """The host port that this cluster uses for a component's usual port."""
+        """The host port that this cluster uses for a component's usual port, one of HOST_PORTS."""
+        assert usual in HOST_PORTS, f"{usual} is not in HOST_PORTS"
         return usual + 20000 + 10 * self.index
 
     def node(self, name: str) -> NodePlace:

@@ -16,7 +16,7 @@ from typing import Any
 
 from local_kubernetes.machine.files import write_whole
 from local_kubernetes.machine.place import digest
-from local_kubernetes.machine.shell import ClusterError, wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, wait_until
 
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
 _PROCESS = "RAYLOOM_E2E_PROCESS"
@@ -61,7 +61,11 @@ class Processes:
         _started.append(process)
         # /proc shows no environment in the first moment of a process, so `stop` would overlook it.
         own = f"{_PROCESS}={name}".encode()
-        wait_until(f"the start of {name}", lambda: _start_time(process.pid) is None or _carries(process.pid, own), 30)
+
+        def has_begun() -> bool:
+            return _start_time(process.pid) is None or _carries(process.pid, own)
+
+        wait_until(f"the start of {name}", has_begun, PROGRAM_S)
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         started = _start_time(process.pid)
@@ -93,9 +97,10 @@ class Processes:
         for path in self._records.glob("*.json"):
             path.unlink()
 
-    def alive(self) -> tuple[int, ...]:
-        """Ids of all processes with this cluster's mark."""
-        return tuple(_marked(f"{_CLUSTER}={self._state}".encode()))
+    def alive(self, name: str = "") -> tuple[int, ...]:
+        """Ids of all processes with this cluster's mark, or of the process of this name and its descendants."""
+        names = (f"{_PROCESS}={name}".encode(),) if name else ()
+        return tuple(_marked(f"{_CLUSTER}={self._state}".encode(), *names))
 
     def _end(self, *marks: bytes) -> None:
         # A process that ends loses its memory, and so its environment, before it releases its ports.
@@ -110,7 +115,7 @@ class Processes:
                     os.kill(pid, signal.SIGKILL)
             return not found and not any(_is_ending(pid, started) for pid, started in ending.items())
 
-        wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 30)
+        wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, PROGRAM_S)
 
     def _record(self, name: str) -> dict[str, Any] | None:
         """The record that `ensure` wrote; None once its process has ended."""

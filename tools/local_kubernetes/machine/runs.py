@@ -13,7 +13,7 @@ from pathlib import Path
 
 from local_kubernetes.machine.place import REPOSITORY
 from local_kubernetes.machine.processes import carriers, living_clusters
-from local_kubernetes.machine.shell import ClusterError, wait_until
+from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, wait_until
 
 _RUN = "RAYLOOM_E2E_RUN"
 
@@ -54,7 +54,7 @@ def end_runs() -> None:
                 os.kill(pid, signal.SIGKILL)
         return not found
 
-    wait_until("the end of an earlier run's processes", all_gone, 30)
+    wait_until("the end of an earlier run's processes", all_gone, PROGRAM_S)
 
 
 def _ancestors(pid: int) -> list[int]:

@@ -14,6 +14,8 @@ from local_kubernetes.machine.place import INDICES, Place
 # Time to build an image or a part of Kubernetes. It suffices even at the lowest priority beside busy tests, as in
 # .ci/run.
 BUILD_S = 3600.0
+# Time for a program of the cluster to start, answer or end: seconds on an idle machine, more beside other work.
+PROGRAM_S = 300.0
 _NUM_SHOWN_LINES = 30
 # Pause between two checks of a condition.
 _PAUSE_S = 0.1

@@ -1,0 +1,29 @@
+"""Steps of `.ci/run` that run side by side share neither ports nor files that one of them removes."""
+
+from pathlib import Path
+
+import rt_ports
+from local_kubernetes.images.build import source_files
+from local_kubernetes.machine.place import HOST_PORTS, INDICES, Place
+from rayloom_engine.cpu_library.build import NAME
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_no_test_gets_a_port_on_which_a_local_cluster_listens():
+    of_clusters = {Place.of(index).port(usual) for index in INDICES for usual in HOST_PORTS}
+    of_tests = range(rt_ports.FIRST, rt_ports.LAST + 1)
+
+    assert len(of_clusters) == len(INDICES) * len(HOST_PORTS)
+    assert of_clusters.isdisjoint(of_tests)
+    assert rt_ports.free_port() in of_tests
+
+
+def test_an_image_is_built_from_sources_and_not_from_files_that_a_build_or_a_test_may_remove(tmp_path):
+    temporary = (f".{NAME}-a1b2/avx2.o", "__pycache__/module.pyc.140", "rayloom_engine.egg-info/SOURCES.txt")
+    for name in ("module.py", "folder/kernel.cpp", f"{NAME}-0123.so", f".{NAME}-0123.so.lock", *temporary):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    assert source_files(tmp_path) == [tmp_path / "folder" / "kernel.cpp", tmp_path / "module.py"]
+    assert f"**/.{NAME}-*" in (ROOT / ".dockerignore").read_text().splitlines()
