@@ -43,6 +43,15 @@ def test_a_gateway_takes_the_models_file(previous_key):
     assert found.previous_key == (front_key(previous_key, "team", "uid-chat") if previous_key else None)
 
 
+def test_a_gateway_takes_the_names_of_adapters():
+    uids = {"namespace": "team", "uid": "uid", "auth": None}
+    adapted = ModelEntry(served_name="chat", service="chat", adapters=("poems", "sql"), **uids)
+    plain = ModelEntry(served_name="plain", service="plain", **uids)
+    found = parse_models(models_document([adapted, plain], [], b"the key")).document
+
+    assert [found.declared_adapters(name) for name in ("chat", "plain")] == [("poems", "sql"), ()]
+
+
 def test_every_other_field_is_a_setting_of_gateways():
     assert document().keys() - {"models_file"} <= {*GatewaySettings.model_fields, *FRONT_FIELDS}
 

@@ -227,7 +227,47 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
     asyncio.run(story())
 
 
-def test_a_name_is_unknown_only_once_each_model_of_the_key_has_reported_its_adapters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_declared_adapter_waits_for_the_next_engine_and_no_other_name_does(
+    has_tokenizer: bool, tmp_path: Path
+) -> None:
+    def declared(document: ModelsDocument) -> ModelsDocument:
+        return document.model_copy(update={"adapters": {"two": ("poems", "sql")}})
+
+    def without_engines(world: ModelsWorld) -> ModelsDocument:
+        return declared(world.document(one={}, two={"engines": {"e": "127.0.0.1:1"}}))
+
+    async def story() -> None:
+        if has_tokenizer:  # an earlier process of the gateway leaves it in the cache
+            async with running(tmp_path, "one two", lambda world: world.document(one={}, two={})) as world:
+                await world.ready("one", "two")
+        async with running(tmp_path, "one two", without_engines) as world:
+            await world.ready("one")
+            two = world.models.models["two"]
+            await until(lambda: two.service.lifecycle.was_ready is has_tokenizer)
+            assert refusal(await world.chat("none"))[:2] == (404, "model_not_found")
+            cards = (await world.http.get("/v1/models")).json()["data"]
+            assert [(card["id"], card["parent"]) for card in cards[2:]] == [("poems", "two"), ("sql", "two")]
+            waiting = asyncio.create_task(world.chat("sql"))
+            await until(lambda: len(two.held) == 1)
+            status = (await world.admin.get("/status", params={"model": "two"})).json()
+            assert status["requests"]["waiting"] == 1, "the operator starts an engine for it"
+            world.cores["two"].adapters = (SQL,)
+            world.models.apply(declared(world.document(one={}, two={})))
+            answer = await waiting
+            assert said(answer) == "I am two."
+            assert world.cores["two"].submits[-1].params.adapter == SQL.adapter
+            for missing in (await world.chat("poems"), await world.http.get("/v1/models/poems")):
+                code, kind, message = refusal(missing)
+                assert (code, kind) == (503, "engine_unavailable")
+                assert message.startswith('model: "poems" is the name of a LoRA adapter that no engine has loaded')
+
+    asyncio.run(story())
+
+
+def test_without_declared_adapters_a_name_is_unknown_once_each_model_of_the_key_has_reported_its_own(
+    tmp_path: Path,
+) -> None:
     def document(world: ModelsWorld) -> ModelsDocument:
         world.cores["two"].adapters = None  # it serves, and its front still loads adapters
         keys = {name: world.keys(name, f"key-{name}") for name in ("one", "two")}

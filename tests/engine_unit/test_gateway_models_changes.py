@@ -306,7 +306,7 @@ def test_requests_that_wait_for_a_tokenizer_end_with_their_clients_and_leave_pla
             await send("k1")
             status, code, message = refusal(await w.chat("two", "k1"))
             assert (status, code) == (429, "queue_full")
-            assert message.startswith("2 requests of this API key wait for the model's tokenizer")
+            assert message.startswith("2 requests of this API key wait for an engine of the model")
             await send("k2")
             for task in waiting:
                 task.cancel()  # closes the connection

@@ -57,7 +57,10 @@ def test_a_whole_document_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "sentence"),
     [
-        ("modells", {}, "the document: there is no field modells; the fields are version, models, aliases"),
+        ("adapters", ["sql"], "adapters: this value is not allowed; this must be an object or null"),
+        ("adapters", {"chat": "sql"}, "adapters.chat: this value is not allowed; this must be a list"),
+        ("adapters", {"chat": [3]}, "adapters.chat.0: 3 is not allowed; this must be a string"),
+        ("modells", {}, "the document: there is no field modells; the fields are version, models, aliases, adapters"),
         ("models/chat/engine_dns", "h:1", "models.chat: there is no field engine_dns; the fields are engines_dns"),
         ("models/chat/key", None, "models.chat.key: missing; copy the content of the engines' front_key_file"),
         ("models/chat/key", "secret-short", "models.chat.key: must be a string with at least 16 characters"),

@@ -28,9 +28,12 @@ def test_a_route_is_created_replaced_by_the_other_kind_and_removed():
         await world.until(lambda: ROUTE in kube.objects)
         await world.rest()
         ask(world, 2, INGRESS)
-        await world.until(lambda: ENTRY in kube.objects and ROUTE not in kube.objects)
+        await world.until(lambda: ENTRY in kube.objects and route_of(world).get("kind") == "Ingress")
         await world.rest()
-        assert route_of(world)["kind"] == "Ingress"
+        assert ROUTE in kube.objects, "no controller has accepted the Ingress yet"
+        kube.put(kube.objects[ENTRY] | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}})
+        await world.until(lambda: ROUTE not in kube.objects)
+        await world.until(lambda: route_of(world)["reason"] == "Accepted")
         ask(world, 3)
         await world.until(lambda: ENTRY not in kube.objects)
         await world.until(lambda: not route_of(world))

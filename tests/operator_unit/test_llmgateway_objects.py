@@ -48,7 +48,9 @@ def pod_of(made):
 
 def test_the_models_file_has_all_that_a_gateway_needs():
     args = {"toolParser": "hermes", "maxOutputTokens": 9, "threads": 3, "logLevel": "debug"}
-    document = make_service_document(engine={"args": args}, auth=KEYS)
+    adapters = [{"name": name, "source": f"pvc://a/{name}"} for name in ("sql", "poems")]
+    model = {"source": "builtin://smollm2-135m", "adapters": adapters}
+    document = make_service_document(model=model, engine={"args": args}, auth=KEYS)
     alias = {"name": "assistant", "targets": [{"service": "chat", "weight": 3}], "auth": OTHER_KEYS}
 
     made = models_file(document, aliases=[alias])
@@ -69,6 +71,7 @@ def test_the_models_file_has_all_that_a_gateway_needs():
                 "api_key_file": "/etc/rayloom-keys/other/all",
             }
         },
+        "adapters": {"chat": ["poems", "sql"]},
     }
     # The engines of the service have the key in the Secret that the operator makes for them.
     service = make_service(gateway={"replicas": 0})

@@ -95,12 +95,15 @@ def test_an_annotation_that_the_operator_does_not_list_closes_the_route():
 
 
 def test_only_the_wanted_kind_stays():
-    both = seen() | seen("Ingress")
+    both = seen(parents=(ACCEPTED,)) | seen("Ingress", address="192.0.2.1")
 
     assert deleted(situation(HTTP, routes=both)) == [(ENTRY, "uid-Ingress", "uid-public")]
     assert deleted(situation(INGRESS, routes=both)) == [(ROUTE, "uid-HTTPRoute", "uid-public")]
     assert [path for path, _, _ in deleted(situation(routes=both))] == [ROUTE, ENTRY]
-    assert deleted(situation(INGRESS, routes=seen())) == [], "the wanted one does not exist yet"
+    for routes in (seen(), seen() | seen("Ingress")):
+        waiting = situation(INGRESS, routes=routes)
+        assert deleted(waiting) == [], "no controller has accepted the wanted one yet"
+        assert "The HTTPRoute of the same name, the route before, stays" in gateway_status(waiting).route.message
 
 
 @pytest.mark.parametrize(
@@ -176,6 +179,16 @@ def ask(world, generation, route=None):
     world.kube.put(document | ({"status": known.get("status", {})} if known else {}))
 
 
+async def replace_the_route(world):
+    """Waits until the Ingress is beside the HTTPRoute, and then alone, once a controller has given it an address."""
+    kube = world.kube
+    await world.until(lambda: ENTRY in kube.objects and reason_of(world) == "Pending")
+    await world.rest()
+    assert ROUTE in kube.objects, "clients have no other way yet"
+    kube.put(kube.objects[ENTRY] | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}})
+    await world.until(lambda: ROUTE not in kube.objects)
+
+
 def reason_of(world):
     return world.status.get("route", {}).get("reason")
 
@@ -192,8 +205,9 @@ def test_a_route_is_created_mended_replaced_by_the_other_kind_and_removed():
         await world.until(lambda: ROUTE in kube.objects)
         await world.rest()
         ask(world, 2, INGRESS)
-        await world.until(lambda: ENTRY in kube.objects and ROUTE not in kube.objects)
-        await world.until(lambda: world.status.get("route", {}).get("kind") == "Ingress")
+        await replace_the_route(world)
+        await world.until(lambda: reason_of(world) == "Accepted")
+        assert world.status["route"]["kind"] == "Ingress"
         await world.rest()
         entry = kube.objects[ENTRY]
         kube.put(entry | {"metadata": entry["metadata"] | {"annotations": {"cert-manager.io/issuer": "other"}}})
@@ -217,7 +231,7 @@ def test_the_former_route_stays_while_the_new_one_is_refused():
         assert ROUTE in kube.objects and ENTRY not in kube.objects
         kube.refusals.clear()
         ask(world, 3, INGRESS)
-        await world.until(lambda: ENTRY in kube.objects and ROUTE not in kube.objects)
+        await replace_the_route(world)
 
     with_gateways(story, prepare=lambda world: ask(world, 1, HTTP), services=[CHAT])
 

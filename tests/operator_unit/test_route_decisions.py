@@ -79,7 +79,7 @@ def test_no_route_is_created_before_the_service_that_it_leads_to():
 
 
 def test_routes_that_are_not_wanted_are_deleted():
-    both = seen() | seen("Ingress")
+    both = seen(parents=(report(),)) | seen("Ingress", address="192.0.2.1")
 
     assert deleted(settled(BY_HTTP, routes=both)) == [("ingresses", "uid-Ingress")]
     assert deleted(settled(BY_INGRESS, routes=both)) == [("httproutes", "uid-HTTPRoute")]
@@ -92,10 +92,28 @@ def test_routes_that_are_not_wanted_are_deleted():
     assert deleted(gone) == [("httproutes", "uid-HTTPRoute")]
 
 
-def test_a_route_of_the_other_kind_stays_until_the_wanted_one_exists():
-    """A webhook may refuse the new one, or the cluster may not know its kind."""
-    assert deleted(settled(BY_INGRESS, routes=seen())) == []
-    assert deleted(settled(BY_HTTP, routes=seen("Ingress"), unknown_kinds=UNKNOWN)) == []
+def test_a_route_of_the_other_kind_stays_until_the_wanted_one_is_accepted():
+    """A webhook may refuse the new one, the cluster may not know its kind, or no controller may take it."""
+    refused = report(refused="Accepted", reason="NotAllowedByListeners", message="no listener")
+    entry = seen("Ingress", address="192.0.2.1")
+    for resolved, routes, facts in (
+        (BY_INGRESS, seen(), {}),
+        (BY_INGRESS, seen() | seen("Ingress"), {}),
+        (BY_HTTP, entry, {"unknown_kinds": UNKNOWN}),
+        (BY_HTTP, entry | seen(), {}),
+        (BY_HTTP, entry | seen(age_s=61), {}),
+        (BY_HTTP, entry | seen(parents=(refused,)), {}),
+    ):
+        found = settled(resolved, routes=routes, **facts)
+        kept, wanted = ("HTTPRoute", "Ingress") if resolved is BY_INGRESS else ("Ingress", "HTTPRoute")
+        assert deleted(found) == []
+        assert found.status.gateway.route.message.endswith(
+            f" The {kept} of the same name, the route before, stays until the {wanted} is accepted; delete it if "
+            "clients need it no longer."
+        )
+    accepted = settled(BY_HTTP, routes=entry | seen(parents=(report(),)))
+    assert deleted(accepted) == [("ingresses", "uid-Ingress")]
+    assert accepted.status.gateway.route.message == "Every Gateway has accepted the HTTPRoute."
 
 
 def test_an_operator_without_routes_closes_them_and_keeps_the_service():

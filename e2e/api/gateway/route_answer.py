@@ -1,4 +1,4 @@
-"""An HTTPRoute for `spec.gateway.route`, and the report that a controller of the Gateway API writes into it."""
+"""An HTTPRoute for `spec.gateway.route`, and what the controllers of both kinds of routes write into them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def answer(world: World, path: str, holds: str, reason: str, message: str = "") 
     report = {"controllerName": "example.com/controller", "conditions": [accepted, resolved]}
     parents = [report | {"parentRef": route["spec"]["parentRefs"][0]}]
     world.request("PATCH", f"{path}/status", {"status": {"parents": parents}}, content_type=MERGE)
+
+
+def take_ingress(world: World, path: str) -> None:
+    """Writes an address into the Ingress at `path`, as its controller does."""
+    address = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
+    world.request("PATCH", f"{path}/status", address, content_type=MERGE)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api import gateway_api
-from api.gateway.route_answer import HTTP_ROUTE, answer
+from api.gateway.route_answer import HTTP_ROUTE, answer, take_ingress
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
@@ -199,7 +199,10 @@ def test_a_route_leads_to_the_url_and_ends_with_it(
     it.wait(lambda: world.request("GET", http)["spec"] == made["spec"], "the host name")
 
     it.apply(services=_SELECTOR, replicas=1, route=_INGRESS)
-    it.wait(lambda: world.get(entry) and not world.get(http), "the Ingress alone")
+    it.wait(lambda: world.get(entry) is not None, "the Ingress")
+    assert world.get(http), "no controller has accepted the Ingress yet"
+    take_ingress(world, entry)
+    it.wait(lambda: not world.get(http), "the Ingress alone")
     assert world.request("GET", entry)["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
     it.wait(lambda: it.route.get("kind") == "Ingress", "the Ingress in the status")
     assert it.route["url"] == "https://llm.example.com/v1"

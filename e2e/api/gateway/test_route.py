@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from api import gateway_api
-from api.gateway.route_answer import HTTP_ROUTE, answer
+from api.gateway.route_answer import HTTP_ROUTE, answer, take_ingress
 from api.namespaces import llm_service
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
@@ -93,6 +93,8 @@ def test_an_http_route_is_made_once_the_cluster_has_the_kind_and_follows_the_spe
 
     it.ask(_INGRESS)
     entry = it.wait_for(it.ingress, ingressClassName="traefik")
+    assert world.get(it.http), "no controller has accepted the Ingress yet"
+    take_ingress(world, it.ingress)
     it.wait_gone(it.http)
     assert entry["spec"]["tls"] == [{"hosts": ["llm.example.com"], "secretName": "llm-tls"}]
     wait_until(lambda: it.status.get("kind") == "Ingress", "the Ingress in the status")
@@ -108,8 +110,7 @@ def test_an_ingress_is_kept_restored_and_left_to_its_controller(
     it = Routed(world, namespace, _INGRESS)
     it.wait_reason("Pending")
     it.wait_for(it.ingress)
-    address = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
-    world.request("PATCH", f"{it.ingress}/status", address, content_type=MERGE)
+    take_ingress(world, it.ingress)
     it.wait_reason("Accepted")
     assert "192.0.2.7" in it.status["message"]
     # Another program's annotation stays, and the annotation of the manifest is restored.

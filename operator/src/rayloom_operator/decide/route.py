@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -42,6 +42,7 @@ class RouteSight:
     """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while the object does not exist
+    former: str = ""  # kind of the route before, which still exists beside this one; empty if there is none
     not_allowed: str = ""  # why the operator's settings forbid the route; empty if they allow it
     knows_kind: bool = True  # the API server knows the kind of the route
     refusal: str = ""  # why the object could not be written; empty if it could
@@ -81,7 +82,20 @@ def route_requeues(situation: Situation) -> Iterator[float]:
 def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> RouteStatus:
     """Returns the status of a route whose object is in this namespace."""
     accepted, reason, message = _judgement(route, namespace, sight)
+    if sight.former and not accepted and reason != Reason.NOT_ALLOWED:
+        message += (
+            f" The {sight.former} of the same name, the route before, stays until the {route.kind} is accepted; "
+            "delete it if clients need it no longer."
+        )
     return RouteStatus(kind=route.kind, url=route.url, accepted=accepted, reason=reason, message=message)
+
+
+def former_kind(route: GatewayRoute, seen: Mapping[str, SeenRoute]) -> str:
+    """Returns the kind of an object that exists beside the route's own kind; empty if there is none.
+
+    `seen`: kind -> object.
+    """
+    return next((kind for kind in seen if kind != route.kind), "")
 
 
 def next_looks(status: RouteStatus, seen: SeenRoute | None, now: datetime) -> Iterator[float]:
@@ -102,6 +116,7 @@ def route_fault(status: RouteStatus | None) -> Verdict | None:
 def _sight(situation: Situation, route: GatewayRoute) -> RouteSight:
     return RouteSight(
         seen=situation.observed.routes.get(route.kind),
+        former=former_kind(route, situation.observed.routes),
         not_allowed=situation.settings.permissions.route_problem(route),
         knows_kind=route.kind not in situation.observed.unknown_kinds,
         refusal=situation.route_refusal,

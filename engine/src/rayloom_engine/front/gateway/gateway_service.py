@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -61,8 +61,9 @@ class GatewayService(Service):
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # context length of the model that came with the text
-        self._engine_adapters = GatewayAdapters()
-        self.adapters = self._engine_adapters
+        self.engine_adapters = GatewayAdapters()
+        self.adapters = self.engine_adapters
+        self.num_held: Callable[[], int] = lambda: 0  # requests that wait for an engine before they are sequences
         self.client.on_file_part = self._fetch.receive
 
     def continue_text(self, before: GatewayService) -> None:
@@ -79,11 +80,16 @@ class GatewayService(Service):
             self._report(f"cannot load the tokenizer in {text.model.path}: {error}")
             return
         self.client.pool.model = before.client.pool.model
-        self._engine_adapters = self.adapters = before._engine_adapters
+        self.engine_adapters = self.adapters = before.engine_adapters
         self._text_hash = before._text_hash
         self._stored_context = text.model.max_model_len  # used until this service is connected to the engines
         self.text = ModelText.of(text.model, files)
         self._use_files(files)
+
+    def declare_adapters(self, names: Iterable[str] | None) -> None:
+        """Sets the names of the LoRA adapters that the engines are to have; None: they are not known."""
+        self.engine_adapters.declare(names)
+        self.lifecycle.wake()
 
     async def run(self) -> None:
         """Loads the text that the service used last, then keeps the connections to all engines until cancelled."""
@@ -120,13 +126,14 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
 
     def _queue(self) -> tuple[int, int]:
-        """Returns the numbers of sequences that engines have, and of those that wait for an engine."""
+        """Returns the number of sequences that engines have, and of sequences and requests that wait for an engine."""
         num_waiting = self.client.num_held()
-        return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting
+        return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 
     def _update(self) -> None:
         super()._update()
-        self._engine_adapters.update(self._links_of_model())
+        if self.engine_adapters.update(self._links_of_model()):
+            self.lifecycle.wake()  # requests may wait for the report
         if self.text is not None:
             self.text = with_contexts(self.text, self._stored_context, self.client.pool)
 

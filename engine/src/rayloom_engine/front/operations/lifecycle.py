@@ -149,11 +149,14 @@ class Lifecycle:
             finally:
                 self.num_held -= 1
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Waits up to `timeout_s` until requests are accepted for the first time, or refused for good."""
+    async def wait_ready(self, timeout_s: float, is_awaited: Callable[[], bool] = lambda: False) -> None:
+        """Waits up to `timeout_s` until requests are accepted for the first time, or refused for good.
+
+        Also waits while `is_awaited` returns True. Call `wake` when its result changes.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.was_ready and not self._refuses:
+                while (not self.was_ready or is_awaited()) and not self._refuses:
                     await self._changed.wait()
         except TimeoutError:
             return

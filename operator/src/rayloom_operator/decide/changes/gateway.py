@@ -12,6 +12,7 @@ from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import stored_gateway
 from rayloom_operator.decide.changes.deletion import Deletion
 from rayloom_operator.decide.changes.route import RoutePlan
+from rayloom_operator.decide.route import route_status
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.names import Manifest, engines_name, gateway_name, gateway_secret_name, metadata, object_path
 from rayloom_operator.objects.gateway.companions import (
@@ -83,6 +84,7 @@ def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:
     """Returns what becomes of the route to the gateway pods."""
     service = resolved.service
     gateway = service.spec.gateway
+    status = route_status(situation)
     return RoutePlan(
         metadata=metadata(service, gateway_name(service.metadata.name)),
         owner_uid=service.metadata.uid,
@@ -90,6 +92,7 @@ def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:
         permissions=situation.settings.permissions,
         seen=situation.observed.routes,
         unknown_kinds=situation.observed.unknown_kinds,
+        is_accepted=status is not None and status.accepted,
     )
 
 

@@ -27,6 +27,7 @@ class RoutePlan:
     permissions: Permissions
     seen: Mapping[str, SeenRoute]  # kind -> route that exists
     unknown_kinds: Set[str]  # kinds that the API server does not know
+    is_accepted: bool  # a controller has accepted the route of the spec
 
     def objects(self) -> Iterator[Manifest]:
         """Yields the route to apply; none while the API server does not know its kind."""
@@ -37,12 +38,12 @@ class RoutePlan:
     def deletions(self) -> Iterator[Deletion]:
         """Yields the routes that exist and are not wanted or allowed any more.
 
-        A route of the other kind stays until the wanted one exists: if that cannot be written, clients still have a
-        way to the gateway pods.
+        A route of the other kind stays until a controller has accepted the wanted one: clients have no other way to the
+        gateway pods until then.
         """
         route = self._wanted()
         for kind, found in self.seen.items():
-            if route is None or (kind != route.kind and route.kind in self.seen):
+            if route is None or (kind != route.kind and self.is_accepted):
                 path = object_path(ROUTE_VERSIONS[kind], kind, self.metadata["namespace"], self.metadata["name"])
                 yield Deletion(path, found.uid, owner_uid=self.owner_uid)
 

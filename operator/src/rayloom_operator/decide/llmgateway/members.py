@@ -98,6 +98,7 @@ def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
         uid=meta["uid"],
         auth=auth,
         settings=settings,
+        adapters=_adapters(spec),
     )
     state, reason, message = _availability(document.get("status") or {})
     return SelectedService(name=name, service=service, state=state, reason=reason, message=message, entry=entry)
@@ -112,6 +113,11 @@ def _settings(spec: Mapping[str, Any]) -> dict[str, Any]:
     given = (spec.get("engine") or {}).get("args") or {}
     args = EngineArgs.model_validate(given)
     return args.model_dump(mode="json", include=set(MODEL_ARGS), exclude_none=True)
+
+
+def _adapters(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the service's LoRA adapters, sorted."""
+    return tuple(sorted(str(each["name"]) for each in (spec.get("model") or {}).get("adapters") or ()))
 
 
 def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:

@@ -8,7 +8,7 @@ from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.llmgateway.stored import stored_status
 from rayloom_operator.decide.changes.route import RoutePlan
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation
-from rayloom_operator.decide.route import RouteSight, judged_route, next_looks, route_fault
+from rayloom_operator.decide.route import RouteSight, former_kind, judged_route, next_looks, route_fault
 from rayloom_operator.objects.llmgateway import identity
 from rayloom_operator.observe.observed import Verdict
 
@@ -18,6 +18,7 @@ def route_plan(situation: GatewaySituation) -> RoutePlan | None:
     gateway = situation.gateway
     if gateway is None:
         return None
+    status = route_status(situation)
     return RoutePlan(
         metadata=identity.metadata(gateway),
         owner_uid=gateway.metadata.uid,
@@ -25,6 +26,7 @@ def route_plan(situation: GatewaySituation) -> RoutePlan | None:
         permissions=situation.settings.permissions,
         seen=situation.routes,
         unknown_kinds=situation.unknown_kinds,
+        is_accepted=status is not None and status.accepted,
     )
 
 
@@ -38,6 +40,7 @@ def route_status(situation: GatewaySituation) -> RouteStatus | None:
         return None
     sight = RouteSight(
         seen=situation.routes.get(route.kind),
+        former=former_kind(route, situation.routes),
         not_allowed=situation.settings.permissions.route_problem(route),
         knows_kind=route.kind not in situation.unknown_kinds,
         refusal=situation.route_refusal,

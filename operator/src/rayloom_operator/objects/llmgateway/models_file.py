@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class ModelEntry:
     uid: str
     auth: Auth | None  # keys for this name; None: everybody may use it
     settings: Mapping[str, Any] = field(default_factory=dict)  # the settings in MODEL_ARGS that the service sets
+    adapters: tuple[str, ...] = ()  # names of the service's LoRA adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class AliasEntry:
 
 
 def models_document(
-    models: Iterable[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes, previous_key: bytes = b""
+    models: Sequence[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes, previous_key: bytes = b""
 ) -> dict[str, Any]:
     """The document of the models file. Each entry names its own file of API keys; no entry inherits one.
 
@@ -78,6 +79,9 @@ def models_document(
             }
             for each in aliases
         },
+        # No field of a model's entry, because gateway pods of an earlier release do not serve a model whose entry has a
+        # field that they do not know.
+        "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 
 

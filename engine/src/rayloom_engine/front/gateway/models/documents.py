@@ -33,8 +33,14 @@ def card(name: str, alias: AliasEntry | None, models: Mapping[str, RunningModel]
 
 
 def adapter_cards(model: RunningModel) -> list[dict[str, Any]]:
-    """Returns the entries of a model's LoRA adapters in the list of models."""
-    return [adapter_card(model.service, entry) for entry in model.service.adapters.entries]
+    """Returns the entries of a model's LoRA adapters in the list of models.
+
+    The folder of a declared adapter is empty until an engine has reported the adapter.
+    """
+    adapters = model.service.engine_adapters
+    base = model_card(model.service)
+    awaited = [{**base, "id": name, "root": "", "parent": base["id"]} for name in adapters.awaited]
+    return [*(adapter_card(model.service, entry) for entry in adapters.entries), *awaited]
 
 
 def engines_of_models(models: Mapping[str, RunningModel], leaving: Iterable[RunningModel]) -> dict[str, Any]:

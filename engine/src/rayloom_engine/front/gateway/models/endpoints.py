@@ -95,7 +95,10 @@ class ModelEndpoints:
         if name not in names.usable(caller):
             # raises ApiError for a name that is unknown or needs another key
             owner = self._models.models[names.route(RoutedFields(name), caller).model]
-            return JSONResponse(next(each for each in adapter_cards(owner) if each["id"] == name))
+            found = next((each for each in adapter_cards(owner) if each["id"] == name), None)
+            if found is None:
+                owner.service.adapters.check_known(name)  # raises: the adapter is declared, and no engine has loaded it
+            return JSONResponse(found)
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 
     def _caller(self, request: Request) -> KeyHolder:

@@ -1,9 +1,10 @@
-"""HeldRequests: the requests that wait until a model of a gateway has its first tokenizer."""
+"""HeldRequests: the requests of a model that wait for its first tokenizer, or for the report of a LoRA adapter."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from starlette.requests import Request
 
@@ -16,27 +17,36 @@ from rayloom_engine.front.operations.lifecycle import Lifecycle
 class HeldRequests:
     """Requests of one model: other models may have made the process ready before. For one event loop."""
 
-    def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int) -> None:
-        """A request waits at most `hold_s`. At most `most` requests wait."""
+    def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int, is_awaited: Callable[[str], bool]) -> None:
+        """A request waits at most `hold_s`. At most `most` requests wait.
+
+        `is_awaited`: whether no engine has reported the LoRA adapter of this name yet, and the next one may.
+        """
         self._lifecycle = lifecycle
         self._hold_s = hold_s
         self._most = most
+        self._is_awaited = is_awaited
         self._nums: Counter[str] = Counter()  # tenant -> its requests that wait; none is 0
 
     def __len__(self) -> int:
         return self._nums.total()
 
-    async def wait(self, request: Request, tenant: str) -> None:
-        """Waits until the model has a tokenizer, or until its handler would refuse the request for good.
+    async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> None:
+        """Waits until the model has a tokenizer, and `adapter`, the request's LoRA adapter, is reported or given up.
 
-        Read the request's body before the call. Raises QueueFull if too many requests wait, and ClientGone when the
-        client closes the connection. After `hold_s` it returns, and the handler refuses the request.
+        It also returns once the handler would refuse the request for good. Read the request's body before the call.
+        Raises QueueFull if too many requests wait, and ClientGone when the client closes the connection. After `hold_s`
+        it returns, and the handler refuses the request.
         """
-        if self._lifecycle.was_ready:
+
+        def is_awaited() -> bool:
+            return adapter is not None and self._is_awaited(adapter)
+
+        if self._lifecycle.was_ready and not is_awaited():
             return
         self._check_room(tenant)
         self._nums[tenant] += 1
-        ready = asyncio.create_task(self._lifecycle.wait_ready(self._hold_s))
+        ready = asyncio.create_task(self._lifecycle.wait_ready(self._hold_s, is_awaited))
         gone = asyncio.create_task(_disconnect(request))
         try:
             await asyncio.wait((ready, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -55,11 +65,13 @@ class HeldRequests:
         """Raises QueueFull. The rule for one API key is that of the core's queue."""
         num_held = len(self)
         if num_held >= self._most:
-            raise QueueFull(f"the queue is full: {num_held} requests wait for the model's tokenizer; try again soon", 1)
+            raise QueueFull(
+                f"the queue is full: {num_held} requests wait for an engine of the model; try again soon", 1
+            )
         num_own = self._nums[tenant]
         if tenant and not has_room(num_own, num_held, 0, self._most):
             raise QueueFull(
-                f"{num_own} requests of this API key wait for the model's tokenizer, and the queue's other places are "
+                f"{num_own} requests of this API key wait for an engine of the model, and the queue's other places are "
                 "kept for other keys; try again soon",
                 1,
             )

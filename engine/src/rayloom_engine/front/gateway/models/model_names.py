@@ -25,6 +25,7 @@ class ModelRoute:
     alias: str | None  # the alias in the request; None: the request has the model's name
     tenant: str  # name of the key's owner for fair shares; empty with one key (`tenant_of_key`)
     owner: str  # name of the key's owner for cached prefixes (`owner_of_key`)
+    adapter: str | None = None  # the LoRA adapter in the request; None: the request has a model's name or an alias
 
 
 class ModelNames:
@@ -75,7 +76,7 @@ class ModelNames:
         if name in document.models:
             return self._checked(name, None, name, caller)
         if (owner := self._owner_of_adapter(name, caller)) is not None:
-            return self._checked(owner, None, owner, caller)
+            return self._checked(owner, None, owner, caller, adapter=name)
         if not caller.names and not self._ring.is_open:
             raise no_valid_key()
         for each in document.models:
@@ -144,7 +145,9 @@ class ModelNames:
             return target_by_key(alias.weights, f"repeat {repeat_key}")
         return target_by_draw(alias.weights, self._draw())
 
-    def _checked(self, model: str, alias: str | None, source: str, caller: KeyHolder) -> ModelRoute:
+    def _checked(
+        self, model: str, alias: str | None, source: str, caller: KeyHolder, *, adapter: str | None = None
+    ) -> ModelRoute:
         """Returns the route to `model`. Raises ApiError 401 unless the caller has a key of the name `source`."""
         if not self._ring.accepts(source, caller):
             raise no_valid_key()
@@ -154,6 +157,7 @@ class ModelNames:
             alias=alias,
             tenant=tenant_of_key(caller.key, num_keys),
             owner=owner_of_key(caller.key, num_keys),
+            adapter=adapter,
         )
 
     def _may_use_alias(self, name: str, alias: AliasEntry, caller: KeyHolder) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -105,12 +105,28 @@ class AliasEntry(_Part):
         return tuple((target.model, target.weight) for target in self.targets)
 
 
+AdapterNames: TypeAlias = dict[str, Annotated[tuple[str, ...], Field(strict=False)]]
+
+
+class _Adapters(_Part):
+    adapters: AdapterNames | None = None
+
+
 class ModelsDocument(_Part):
     """All names that clients may put into `model`."""
 
     version: Literal["v1"] = Field(description="Version of this document.")
     models: dict[str, ModelEntry] = Field(description="The models by the names that clients use.")
     aliases: dict[str, AliasEntry] = Field(default_factory=dict, description="Further names.")
+    adapters: AdapterNames | None = Field(
+        None,
+        description="The LoRA adapters that the engines of each model are to have: model -> names. Left out: engines "
+        "may have any, and unknown names get 503 until they have reported theirs.",
+    )
+
+    def declared_adapters(self, model: str) -> tuple[str, ...] | None:
+        """Returns the names of the LoRA adapters that engines of `model` are to have; None if they are not known."""
+        return None if self.adapters is None else self.adapters.get(model, ())
 
 
 def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDocument:
@@ -171,7 +187,7 @@ def parse_models(document: object) -> UsableModels:
         if entry is not None and not found:
             models[name] = entry
     aliases = _usable_aliases(document.get("aliases", {}), listed, models, problems)
-    usable = ModelsDocument(version="v1", models=models, aliases=aliases)
+    usable = ModelsDocument(version="v1", models=models, aliases=aliases, adapters=_adapters(document, problems))
     return UsableModels(document=usable, problems=tuple(problems))
 
 
@@ -184,6 +200,15 @@ def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: l
         return kind.model_validate(value)
     except ValidationError as error:
         problems += explain(error, _fields_at, field)
+        return None
+
+
+def _adapters(document: Mapping[str, Any], problems: list[str]) -> AdapterNames | None:
+    """Returns the declared adapters of a document; None if there are none, or one is wrong."""
+    try:
+        return _Adapters.model_validate({"adapters": document.get("adapters")}).adapters
+    except ValidationError as error:
+        problems += explain(error, _fields_at)
         return None
 
 

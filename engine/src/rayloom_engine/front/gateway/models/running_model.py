@@ -65,8 +65,12 @@ class RunningModel:
         self.service.lifecycle.on_ready = shared.on_ready
         self.api = ModelApi(self.service)
         self.held = HeldRequests(
-            self.service.lifecycle, shared.config.gateway.hold_seconds, self.service.config.max_queued_requests
+            self.service.lifecycle,
+            shared.config.gateway.hold_seconds,
+            self.service.config.max_queued_requests,
+            lambda adapter: self.service.engine_adapters.is_awaited(adapter),
         )
+        self.service.num_held = lambda: len(self.held)
         self._num_handled = 0  # requests whose handler has not returned yet
         self._group: asyncio.TaskGroup | None = None
         self._lookups: asyncio.Task[None] | None = None
@@ -125,7 +129,7 @@ class RunningModel:
         self._num_handled += 1
         try:
             if body is not None:
-                await self.held.wait(request, route.tenant)
+                await self.held.wait(request, route.tenant, route.adapter)
             return await handler(request if body is None else Request(scope, _BodyAgain(request, body).receive))
         finally:
             self._num_handled -= 1

@@ -84,6 +84,8 @@ class RunningModels:
             if name in before:
                 model.continue_from(before[name])
         self.models = {name: new.get(name) or before[name] for name in document.models}
+        for name, model in self.models.items():
+            model.service.declare_adapters(document.declared_adapters(name))
         self.ring.set_files(key_files(document))
         self.names = self._names_of(document)
         self._body_limits.clear()
@@ -110,7 +112,7 @@ class RunningModels:
         )
 
     def _has_adapter(self, model: str, name: str) -> bool:
-        return model in self.models and self.models[model].service.adapters.get(name) is not None
+        return model in self.models and self.models[model].service.engine_adapters.has(name)
 
     def _check_adapters_known(self, model: str, name: str) -> None:
         if model in self.models:
