@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,33 +47,71 @@ def test_a_rank_counts_the_wait_for_a_grammar_as_its_progress(tmp_path: Path) ->
     assert rank.activity.advance > before
 
 
-def test_a_build_that_does_not_end_fails_alone() -> None:
-    builds, release = Builds(patience_s=0.3), threading.Event()
-    stuck = builds.start(lambda: release.wait(60))
+def compute(cpu_s: float) -> None:
+    """Uses CPU time of the calling thread."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
+def compute_until(release: threading.Event) -> bool:
+    """Uses CPU time of the calling thread."""
+    while not release.is_set():
+        compute(0.001)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("limits", "stand", "fault"),
+    [
+        ({"cpu_s": 0.2}, compute_until, r"was not built in 0\.2 s of CPU time; make the grammar simpler"),
+        ({"wall_s": 0.3}, threading.Event.wait, r"was not built in 0\.3 s, in which the thread got 0\.\d s"),
+    ],
+    ids=["computes", "stands still"],
+)
+def test_a_build_that_does_not_end_fails_alone(
+    limits: dict[str, float], stand: Callable[[threading.Event], bool], fault: str
+) -> None:
+    builds, release = Builds(**limits), threading.Event()
+    stuck = builds.start(lambda: stand(release))
     others = [builds.start(lambda number=number: number) for number in range(3)]
     assert [builds.wait_for(build) for build in reversed(others)] == [2, 1, 0]
     for _ in range(2):
-        with pytest.raises(GrammarFault, match=r"was not built in 0\.3 s"):
+        with pytest.raises(GrammarFault, match=fault):
             builds.wait_for(stuck)
     release.set()
 
 
-def test_a_build_may_have_more_patience_than_others() -> None:
-    builds, release, num_slices = Builds(patience_s=0.1), threading.Event(), []
+def test_a_build_that_other_work_of_the_machine_makes_slow_is_waited_for() -> None:
+    """It gets little CPU time while the thread that waits for it, as any other thread, computes for longer."""
+    builds, release, num_slices = Builds(cpu_s=0.2), threading.Event(), []
 
-    def report() -> None:
+    def work_and_release() -> None:
+        compute(0.1)
         num_slices.append(1)
-        if len(num_slices) == 4:
+        if len(num_slices) == 5:
             release.set()
 
-    builds.report_progress = report
-    slow = Build(lambda: release.wait(60), patience=60)
+    builds.report_progress = work_and_release
+    assert builds.wait_for(builds.start(lambda: release.wait(60))) is True
+    assert len(num_slices) >= 5, "0.5 s and more have passed"
+
+
+def test_cpu_time_of_earlier_builds_does_not_count() -> None:
+    builds = Builds(cpu_s=0.3)
+    slow = [builds.start(lambda number=number: (compute(0.2), number)[1]) for number in range(2)]
+    assert [builds.wait_for(build) for build in reversed(slow)] == [1, 0]
+
+
+def test_a_build_of_the_server_itself_has_no_limit_of_cpu_time() -> None:
+    builds = Builds(cpu_s=0.05)
+    slow = Build(lambda: compute(0.2), has_cpu_limit=False)
     builds.begin(slow)
-    assert builds.wait_for(slow) is True
+    assert builds.wait_for(slow) is None
 
 
 def test_builds_that_end_in_turn_are_all_waited_for() -> None:
-    builds = Builds(patience_s=0.5)
+    builds = Builds(wall_s=0.5)
     turns = [threading.Event() for _ in range(8)]
     slow = [builds.start(lambda turn=turn: turn.wait(60)) for turn in turns]
 
@@ -85,13 +125,12 @@ def test_builds_that_end_in_turn_are_all_waited_for() -> None:
 def test_a_form_whose_grammar_is_not_built_is_broken_for_good() -> None:
     release = threading.Event()
     forms = Forms(lambda: tiny_vocabulary() if release.wait(60) else None)
-    forms._builds._num_slices = 2
-    forms._vocabulary.patience = 1
+    forms._builds._wall_s = 0.2
     form = forms.begin(DecodingParams(max_tokens=5, grammar='start: "a"'))
-    with pytest.raises(GrammarFault, match="make the grammar simpler"):
+    with pytest.raises(GrammarFault, match="when the machine has less work"):
         form.allowed(())
     release.set()
-    with pytest.raises(GrammarFault, match="make the grammar simpler"):
+    with pytest.raises(GrammarFault, match="when the machine has less work"):
         form.allowed(())  # a later end of the build changes nothing
     later = forms.begin(DecodingParams(max_tokens=5, grammar='start: "b"'))
     assert later.allowed(()) is not None

@@ -167,7 +167,7 @@ def test_a_slot_waits_until_its_grammar_is_built_or_it_is_freed(params: Decoding
 
 def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
     now = [1000.0]
-    builds = Builds(patience_s=0.5, clock=lambda: now[0])
+    builds = Builds(wall_s=0.5, clock=lambda: now[0])
     has_begun, release = threading.Event(), threading.Event()
     stuck = builds.start(lambda: has_begun.set() or release.wait(60))
     assert has_begun.wait(60)
@@ -187,7 +187,7 @@ def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
 
 def test_a_step_that_waits_itself_counts_its_wait_once() -> None:
     now = [1000.0]
-    builds = Builds(patience_s=0.5, clock=lambda: now[0])
+    builds = Builds(wall_s=0.5, clock=lambda: now[0])
     has_begun, release = threading.Event(), threading.Event()
     stuck = builds.start(lambda: has_begun.set() or release.wait(60))
     assert has_begun.wait(60)

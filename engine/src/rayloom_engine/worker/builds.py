@@ -1,7 +1,8 @@
 """Builds: grammars that one thread of a rank builds, while steps compute the other sequences.
 
-A wait for a build counts as progress of the rank, so it is never taken for a hang. Its limit is PATIENCE_S: if the
-thread finishes no build for this time, the present build is given up, and the others continue on a new thread.
+A wait for a build counts as progress of the rank, so it is never taken for a hang. A build is given up once the thread
+has computed CPU_S for it, and the others continue on a new thread. CPU time depends on the grammar alone, while other
+work of the machine makes every build long by the clock. WALL_S limits the waits for a build that gets no CPU time.
 """
 
 from __future__ import annotations
@@ -12,40 +13,58 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
+from rayloom_engine.common.process import thread_cpu_clock
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
 
 _T = TypeVar("_T")
 
-PATIENCE_S = 5.0
+CPU_S = 5.0
+WALL_S = 60.0
 _SLICE_S = 0.1  # progress is reported after each slice, which is much shorter than hang_seconds
 
 
 class Build(Generic[_T]):
     """An object that the thread makes."""
 
-    def __init__(self, make: Callable[[], _T], patience: int = 1) -> None:
-        """`patience`: the build is given up after this many times PATIENCE_S."""
+    def __init__(self, make: Callable[[], _T], *, has_cpu_limit: bool = True) -> None:
         self.make = make
-        self.patience = patience
+        self.has_cpu_limit = has_cpu_limit
         self.future: Future[_T] = Future()
         self.is_begun = False  # given to the thread
-        self.is_overdue = False  # given up, unless it ends after all
+        self.given_up = ""  # why it was given up, unless it ends after all; empty if it was not
+
+
+class _Turn:
+    """The time of a build on the thread, which must make this object itself."""
+
+    def __init__(self, build: Build[Any]) -> None:
+        self.build = build
+        self.waited_s = 0.0  # by steps; counted in slices: a process that was stopped for a while has waited one slice
+        self._cpu_clock = thread_cpu_clock()
+        self._began_s = self._cpu_clock()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the thread since the build began."""
+        return self._cpu_clock() - self._began_s
 
 
 class Builds:
     """Runs builds one by one on a thread of its own. All methods but `begin` must be called by one other thread."""
 
-    def __init__(self, patience_s: float = PATIENCE_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cpu_s: float = CPU_S, wall_s: float = WALL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Limits of each build: `cpu_s` in CPU seconds of the thread, `wall_s` in seconds that steps waited for it."""
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the pool and of the present turn
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
-        self._num_slices = round(patience_s / _SLICE_S)
+        self._cpu_s = cpu_s
+        self._wall_s = wall_s
         self._clock = clock
         self._noted_at = 0.0  # time of the last wait that was counted
-        # Waits are counted in slices: a process that was stopped for a while has waited one slice.
-        self._num_waited = 0.0  # slices since the thread last finished a build
-        self._present: Build[Any] | None = None  # the build that the thread makes now
+        self._present: _Turn | None = None  # the build that the thread makes now
 
     def start(self, make: Callable[[], _T]) -> Build[_T]:
         """Returns a build whose result is that of `make`. The thread takes builds in the order of their starts."""
@@ -65,51 +84,65 @@ class Builds:
         while not self.is_done(build):
             self.wait_a_slice(build)
         if not build.future.done() or build.future.cancelled():
-            raise GrammarFault(
-                f"its grammar was not built in {self._num_slices * _SLICE_S:g} s; make the grammar simpler"
-            )
+            raise GrammarFault(build.given_up)
         return build.future.result()
 
     def is_done(self, build: Build[Any]) -> bool:
         """True if `wait_for` returns or raises at once."""
-        if build.future.cancelled() and not build.is_overdue:
-            self._submit(build)
-        return build.future.done() or build.is_overdue
+        if build.future.cancelled() and not build.given_up:
+            with self._lock:
+                self._submit(build)
+        return build.future.done() or bool(build.given_up)
 
     def wait_a_slice(self, build: Build[Any]) -> None:
         """Waits until the build ends, but at most 0.1 s."""
         self.report_progress()
-        self._num_waited += 1 / (self._present or build).patience
+        turn = self._present
         wait([build.future], timeout=_SLICE_S)
         self._noted_at = self._clock()  # so that `note_wait` does not count the same time again
-        self._check_patience()
+        self._count(turn, _SLICE_S)
 
     def note_wait(self) -> None:
         """Counts the time since the last call as a wait. For each step that does without a build."""
         now = self._clock()
-        patience = 1 if self._present is None else self._present.patience
-        self._num_waited += min(1.0, (now - self._noted_at) / _SLICE_S) / patience
+        self._count(self._present, min(_SLICE_S, now - self._noted_at))
         self._noted_at = now
-        self._check_patience()
 
-    def _check_patience(self) -> None:
-        if self._num_waited >= self._num_slices:
-            self._give_up()
+    def _count(self, turn: _Turn | None, seconds: float) -> None:
+        """Counts a wait for the thread's present build, and gives the build up if it has reached a limit."""
+        if turn is None:
+            return
+        turn.waited_s += seconds
+        cpu_s = turn.cpu_s
+        if turn.build.has_cpu_limit and cpu_s >= self._cpu_s:
+            self._give_up(turn, f"its grammar was not built in {self._cpu_s:g} s of CPU time; make the grammar simpler")
+        elif turn.waited_s >= self._wall_s:
+            self._give_up(
+                turn,
+                f"its grammar was not built in {self._wall_s:g} s, in which the thread got {cpu_s:.1f} s of CPU time; "
+                "send the request again when the machine has less work",
+            )
 
     def _submit(self, build: Build[Any]) -> None:
         build.future = self._pool.submit(self._run, build)
 
     def _run(self, build: Build[_T]) -> _T:
-        self._present = build
+        turn = _Turn(build)
+        with self._lock:
+            self._present = turn
         try:
             return build.make()
         finally:
-            self._num_waited = 0.0
+            with self._lock:
+                if self._present is turn:  # otherwise it was given up, and a new thread is at another build
+                    self._present = None
 
-    def _give_up(self) -> None:
+    def _give_up(self, turn: _Turn, why: str) -> None:
         """Gives up the present build. `is_done` submits the cancelled builds again, to the new thread."""
-        self._num_waited = 0.0
-        if self._present is not None:
-            self._present.is_overdue = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = deep_stack_pool("forms")
+        with self._lock:
+            if self._present is not turn:  # the build has just ended
+                return
+            turn.build.given_up = why
+            self._present = None
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = deep_stack_pool("forms")

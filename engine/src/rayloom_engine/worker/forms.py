@@ -42,9 +42,8 @@ class Forms:
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
         self._builds = Builds()
-        # The time of this build depends on no client's grammar. Only a busy machine makes it long, so it is given up
-        # later than other builds.
-        self._vocabulary = Build(load_vocabulary, patience=12)
+        # The CPU time of this build depends on no client's grammar.
+        self._vocabulary = Build(load_vocabulary, has_cpu_limit=False)
         self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
         self._is_watched = False
         self._matchers: OrderedDict[str, Build[Matcher]] = OrderedDict()
