@@ -166,13 +166,14 @@ def add(a, b):  # one more
 # By process, packages and modules that it needs later or never. The start of a front is part of every recovery, and the
 # start of a core consists of imports for the most part.
 HEAVY = {"torch", "transformers", "ray", "triton", "numpy", "kopf", "kubernetes"}
-OF_A_FRONT = {"fastapi", "uvicorn", "tokenizers", "jinja2"}
+OF_A_DOCUMENT = {"fastapi", "rayloom_engine.front.document.openapi"}
+OF_A_FRONT = OF_A_DOCUMENT | {"uvicorn", "tokenizers", "jinja2"}
 UNNEEDED = {
     "rayloom_engine.__main__": OF_A_FRONT | {"pydantic", "argparse", "logging", "asyncio"},  # before the core starts
     "rayloom_engine.cli.commands": OF_A_FRONT,
     "rayloom_engine.supervisor.supervisor": OF_A_FRONT | {"msgspec", "asyncio", "llguidance"},
-    "rayloom_engine.front.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},
-    "rayloom_engine.front.gateway.process": {"llguidance", "huggingface_hub", "rayloom_engine.front.document.openapi"},
+    "rayloom_engine.front.process": OF_A_DOCUMENT | {"llguidance", "huggingface_hub"},
+    "rayloom_engine.front.gateway.process": OF_A_DOCUMENT | {"llguidance", "huggingface_hub"},
     "rayloom_engine.core_server.process": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.launcher.__main__": OF_A_FRONT | {"llguidance"},
     "rayloom_engine.worker.process": OF_A_FRONT | {"llguidance"},

@@ -5,6 +5,8 @@ The rules are those of rt_streams.py.
 
 from __future__ import annotations
 
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,21 +20,24 @@ from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
 from rt_server import RunningServer, wait_until
-from rt_streams import Said, completion_body, disturb, undisturbed
+from rt_streams import Said, completion_body, disturb
 
 SLOW = pytest.mark.slow
+NUM_TOKENS = 640  # so many that they still come when the fault does
+MANY_TOKENS = 800  # the same for answers that one test reads
+ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    arguments = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--hang-seconds", "3")
-    with breakable_server(tmp_path_factory.mktemp("core-death"), *arguments, "--restart-budget", "20") as running:
+def server(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    arguments = ("--model", three_layers, *ARGUMENTS, "--hang-seconds", "3", "--restart-budget", "20")
+    with breakable_server(tmp_path_factory.mktemp("core-death"), *arguments) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def expected(server: RunningServer) -> list[Said]:
-    return undisturbed(server)
+def expected(said_by_one_rank: Callable[[int], list[Said]]) -> list[Said]:
+    return said_by_one_rank(NUM_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +49,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     children = server.children()
 
     victim = "rank 0" if fault == "stuck" else "core"
-    seen = disturb(server, expected, aim(server, victim, fault))
+    seen = disturb(server, expected, aim(server, victim, fault), NUM_TOKENS)
     assert seen.failures == []
     assert seen.after["recoveries"][-1]["process"] == "core"
     assert seen.after["recoveries"][-1]["replayed_requests"] >= len(expected)
@@ -63,20 +68,23 @@ def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_clien
     server: RunningServer,
 ) -> None:
     """Three choices, Responses and Messages are read while the core dies, and nobody reads the fourth answer."""
-    kept = {**completion_body(1), "max_tokens": 200, "stream": True}
+    kept = {**completion_body(1), "max_tokens": MANY_TOKENS, "stream": True}
+    asks = (_three_choices, _items_of_responses, _blocks_of_messages)
     with ThreadPoolExecutor() as pool:
-        undisturbed_kept = pool.submit(_post, server, "/v1/completions", kept)
-        undisturbed = [pool.submit(ask, server) for ask in (_three_choices, _items_of_responses, _blocks_of_messages)]
+        undisturbed_kept = pool.submit(httpx.post, f"{server.api_url}/v1/completions", json=kept, timeout=120.0)
+        undisturbed = [pool.submit(ask, server, threading.Event()) for ask in asks]
         expected = [streamed_text(undisturbed_kept.result().text), *(answer.result() for answer in undisturbed)]
 
     key = {"Idempotency-Key": "order-66"}
+    kill = aim(server, "core", "killed")
     client = RawClient(server.api_url, "/v1/completions", kept, key)
     client.read_until(b"data: ")
     client.vanish()
-    kill = aim(server, "core", "killed")
+    have_begun = [threading.Event() for _ in asks]
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(ask, server) for ask in (_three_choices, _items_of_responses, _blocks_of_messages)]
-        wait_until(lambda: server.status()["requests"]["running"] == 6, 60.0, lambda: str(server.status()))
+        answers = [pool.submit(ask, server, begun) for ask, begun in zip(asks, have_begun, strict=True)]
+        for begun in have_begun:
+            assert begun.wait(60.0), str(server.status())
         struck_at = time.time()
         kill()
         wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
@@ -89,28 +97,47 @@ def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_clien
     assert recovery["replayed_requests"] == 4, "some had ended before the core did"
 
 
-def _post(server: RunningServer, path: str, body: dict[str, object]) -> httpx.Response:
-    return httpx.post(f"{server.api_url}{path}", json=body, timeout=120.0)
-
-
-def _three_choices(server: RunningServer) -> list[str]:
-    # Long enough that a status, which comes once a second, is sent while it runs, also on a fast machine.
-    answer = _post(server, "/v1/completions", {**completion_body(1), "n": 3, "max_tokens": 100})
-    return [choice["text"] for choice in answer.json()["choices"]]
-
-
 SAMPLING = {"temperature": 0.9, "seed": 5, "ignore_eos": True, "stream": True}
 QUESTION = [{"role": "user", "content": "Tell me a long story."}]
 
 
-def _items_of_responses(server: RunningServer) -> list[tuple[str, str]]:
-    answer = _post(server, "/v1/responses", {"input": QUESTION, "max_output_tokens": 100, **SAMPLING})
-    return [(item.kind, item.text) for item in read_responses_stream(answer).items]
+def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: bytes, begun: threading.Event) -> bytes:
+    """All events of an answer. Sets `begun` once one of them has `sign`, so that the core computes the answer."""
+    received = b""
+    with httpx.stream("POST", f"{server.api_url}{path}", json={**body, **SAMPLING}, timeout=120.0) as answer:
+        for part in answer.iter_bytes():
+            if sign in received[-len(sign) :] + part:
+                begun.set()
+            received += part
+    return received
 
 
-def _blocks_of_messages(server: RunningServer) -> list[dict[str, Any]]:
-    answer = _post(server, "/v1/messages", {"messages": QUESTION, "max_tokens": 100, **SAMPLING})
-    return read_messages_stream(answer).message["content"]
+def _three_choices(server: RunningServer, begun: threading.Event) -> list[str]:
+    body = {**completion_body(1), "n": 3, "max_tokens": MANY_TOKENS}
+    lines = _streamed(server, "/v1/completions", body, b'"text"', begun).decode().splitlines()
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+    texts = ["", "", ""]
+    for line in lines:
+        if line.startswith("data: {"):
+            [choice] = json.loads(line.removeprefix("data: "))["choices"]
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+def _items_of_responses(server: RunningServer, begun: threading.Event) -> list[tuple[str, str]]:
+    body = {"input": QUESTION, "max_output_tokens": MANY_TOKENS}
+    events = _streamed(server, "/v1/responses", body, b'"delta"', begun)
+    return [(item.kind, item.text) for item in read_responses_stream(_answer(events)).items]
+
+
+def _blocks_of_messages(server: RunningServer, begun: threading.Event) -> list[dict[str, Any]]:
+    body = {"messages": QUESTION, "max_tokens": MANY_TOKENS}
+    events = _streamed(server, "/v1/messages", body, b'"delta"', begun)
+    return read_messages_stream(_answer(events)).message["content"]
+
+
+def _answer(events: bytes) -> httpx.Response:
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream; charset=utf-8"}, content=events)
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=SLOW)])

@@ -14,7 +14,7 @@ import pytest
 
 from rt_gateway import KEY, Gateway, Program, running_gateway_of_models, start, write_key
 from rt_ports import free_port
-from rt_server import wait_until
+from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
 ARGUMENTS = ("--dtype", "float32", "--max-model-len", "512", "--num-kv-blocks", "128", "--port", "0")
@@ -83,7 +83,7 @@ def wait_serving(gateway: Gateway, *names: str) -> None:
         documents = httpx.get(f"{gateway.admin_url}/status", timeout=20.0).json()["models"]
         return all(documents.get(name, {}).get("state") == "serving" for name in names)
 
-    wait_until(serve, 240.0, gateway.log_text)
+    wait_until(serve, 240.0, gateway.log_text, START_EVERY_S)
 
 
 def headers(name: str) -> dict[str, str]:

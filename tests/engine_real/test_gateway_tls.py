@@ -12,7 +12,7 @@ import pytest
 
 from rt_gateway import Gateway, Program, running_gateway, start, write_key
 from rt_ports import free_port
-from rt_server import wait_until
+from rt_server import START_EVERY_S, wait_until
 from rt_streams import Said, Stream, completion_body, join_streams, said, start_streams
 from rt_tls import DAY, Authority, Issued, tls_flags, write_tls
 
@@ -68,7 +68,7 @@ def gateway(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A gateway in the middle of the change: it uses TLS with the engine that offers it."""
     flags = world.write_gateway(world.for_gateway(), "permissive")
     with running_gateway(tmp_path_factory.mktemp("gateway"), world.ports, *flags) as running:
-        wait_until(lambda: running.serving() == {"old", "new"}, 120.0, running.log_text)
+        wait_until(lambda: running.serving() == {"old", "new"}, 120.0, running.log_text, START_EVERY_S)
         yield running
 
 
@@ -112,7 +112,7 @@ def test_certificates_are_renewed_while_streams_run(
     world.write_engine(world.for_engine())
     flags = world.write_gateway(world.for_gateway(), "strict")
     with running_gateway(tmp_path, {"new": world.ports["new"]}, *flags, name="strict") as strict:
-        wait_until(lambda: strict.serving() == {"new"}, 60.0, strict.log_text)
+        wait_until(lambda: strict.serving() == {"new"}, 60.0, strict.log_text, START_EVERY_S)
         assert strict.engines()["engines"]["new"]["tls"]
         assert "tls.crt was read again" in world.programs["new"].log_text()
         later, later_threads = start_streams(strict, BODIES)
@@ -144,7 +144,7 @@ def test_wrong_certificates_are_named_and_the_right_ones_need_no_restart(world: 
         world.write_engine(world.for_engine())
         wait_logged("the engine refuses this gateway's certificate: tlsv1 alert unknown ca")
         world.write_gateway(world.for_gateway(), "strict")
-        wait_until(lambda: _answers(api), 60.0, gateway.log_text)
+        wait_until(lambda: _answers(api), 60.0, gateway.log_text, START_EVERY_S)
     finally:
         gateway.kill()
     assert "Traceback" not in gateway.log_text() + world.programs["new"].log_text()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from rt_ports import free_ports
-from rt_server import wait_until
+from rt_server import START_EVERY_S, wait_until
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 KEY = "a key that both sides have, for tests"
@@ -98,7 +98,7 @@ def _running(folder: Path, name: str, flags: list[str]) -> Iterator[Gateway]:
     program = start(folder, name, "gateway", *flags)
     gateway = Gateway(program.process, program.log, f"http://127.0.0.1:{api}", f"http://127.0.0.1:{admin}")
     try:
-        wait_until(lambda: _is_ready(gateway), 120.0, lambda: f"gateway not ready:\n{gateway.log_text()}")
+        wait_until(lambda: _is_ready(gateway), 120.0, lambda: f"not ready:\n{gateway.log_text()}", START_EVERY_S)
         yield gateway
     finally:
         gateway.kill()

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from rt_ports import free_ports
-from rt_server import RunningServer, is_ready, wait_until
+from rt_server import START_EVERY_S, RunningServer, is_ready, wait_until
 
 
 @dataclass
@@ -50,7 +50,7 @@ def running_job(
         api, admin = (f"http://127.0.0.1:{port}" for port in (api_port, admin_port))
         job = RunningJob(RunningServer(processes[0], api, admin, log, client), processes)
         try:
-            wait_until(lambda: until(job), 120.0, lambda: f"job not ready:\n{log.read_text()}")
+            wait_until(lambda: until(job), 120.0, lambda: f"job not ready:\n{log.read_text()}", START_EVERY_S)
             yield job
         finally:
             for process in processes:

@@ -26,6 +26,8 @@ _MODULES = {
     "local_ray": "launcher.local_ray",
 }
 
+START_EVERY_S = 0.1  # seconds between two checks whether a server is ready
+
 
 @dataclass
 class RunningServer:
@@ -67,7 +69,7 @@ def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) 
     with httpx.Client(timeout=180.0) as client:
         server = RunningServer(process, api, admin, log, client)
         try:
-            wait_until(lambda: is_ready(server), ready_seconds, lambda: f"server not ready:\n{log.read_text()}")
+            wait_until(lambda: is_ready(server), ready_seconds, lambda: f"not ready:\n{log.read_text()}", START_EVERY_S)
             yield server
         finally:
             if process.poll() is None:
@@ -83,12 +85,17 @@ def is_ready(server: RunningServer) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, message: Callable[[], str]) -> None:
-    """Returns once `condition` holds; fails with `message` after `seconds`."""
+def wait_until(
+    condition: Callable[[], bool], seconds: float, message: Callable[[], str], every_s: float = 0.02
+) -> None:
+    """Returns once `condition` holds; fails with `message` after `seconds`.
+
+    `every_s`: the pause between checks, in seconds. A check that asks a server takes CPU time from its start.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, message()
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 @dataclass

@@ -26,7 +26,7 @@ FILES = {
         "test_tools",
         "test_without_torch",
     },
-    "one_rank": {"test_external", "test_rank_death", "test_ray_faults", "test_tensor_parallel"},
+    "one_rank": {"test_core_death", "test_external", "test_rank_death", "test_ray_faults", "test_tensor_parallel"},
 }
 
 

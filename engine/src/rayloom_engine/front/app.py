@@ -1,4 +1,4 @@
-"""The API port: a FastAPI application with the endpoints of routes.py, middleware, and the OpenAPI document."""
+"""The API port: an application with the endpoints of routes.py, middleware, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.front.document.api_route import Endpoint, Handler
@@ -33,25 +32,19 @@ DOCUMENT_PATH = "/openapi.json"
 PAGE_PATH = "/docs"
 
 
-class ApiApplication(FastAPI):
-    """A FastAPI application that reads no bodies: handlers read and check them. The OpenAPI document is made of ROUTES.
+class ApiApplication(Starlette):
+    """The endpoints of ROUTES, whose handlers read and check bodies. FastAPI makes the OpenAPI document of ROUTES.
 
-    A request passes only the middleware that Starlette has; FastAPI's would add telemetry, a second body limit and two
-    exit stacks.
+    FastAPI is imported with the first request for the document: its import would take a fourth of the CPU time of a
+    front's start, and so of each recovery of a front.
     """
 
     def __init__(
         self, config: EngineConfig, handlers: Mapping[Endpoint, Handler], middleware: Sequence[Middleware]
     ) -> None:
         """`handlers`: the handler of each endpoint of ROUTES, and that of the built-in page's status."""
-        super().__init__(
-            title=TITLE,
-            version=ENGINE_VERSION,
-            openapi_url=None,
-            redirect_slashes=False,
-            middleware=list(middleware),
-            exception_handlers=ERROR_HANDLERS,
-        )
+        super().__init__(middleware=list(middleware), exception_handlers=ERROR_HANDLERS)
+        self.router.redirect_slashes = False
         self._root = config.root_path
         for route in ROUTES:
             self.router.routes.append(Route(route.path, handlers[route.endpoint], methods=[route.method]))
@@ -59,10 +52,8 @@ class ApiApplication(FastAPI):
         self.router.routes.append(Route(PAGE_PATH, self._answer_page, methods=["GET"]))
         if config.has_ui:
             self.router.routes.extend(ui_routes(handlers[UI_STATUS]))
+        self._openapi: dict[str, Any] | None = None
         self._document: bytes | None = None
-
-    def build_middleware_stack(self) -> ASGIApp:
-        return Starlette.build_middleware_stack(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request. A path below `root_path` is served as the path without it.
@@ -71,22 +62,21 @@ class ApiApplication(FastAPI):
         """
         if self._root and scope["type"] == "http" and scope["path"].startswith(self._root + "/"):
             scope["path"] = scope["path"].removeprefix(self._root)
-        await Starlette.__call__(self, scope, receive, send)
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document."""
-        # Import at the first request for the document: an import at the start would lengthen each recovery of a front,
-        # and few servers are asked for the document.
+        # Few servers are asked for the document.
         from rayloom_engine.front.document.openapi import openapi_document
 
-        if self.openapi_schema is None:
-            self.openapi_schema = openapi_document(
+        if self._openapi is None:
+            self._openapi = openapi_document(
                 ROUTES, title=TITLE, version=ENGINE_VERSION, root_path=self._root, extensions=extensions()
             )
-        return self.openapi_schema
+        return self._openapi
 
     async def _answer_document(self, _request: Request) -> Response:
-        """Answers GET /openapi.json. The first request takes about 0.1 s, in a thread, so that streams continue."""
+        """Answers GET /openapi.json. The first request takes about 0.5 s, in a thread, so that streams continue."""
         if self._document is None:
             from rayloom_engine.front.document.page import document_json
 
