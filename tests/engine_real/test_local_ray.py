@@ -35,6 +35,12 @@ def is_rank(process: psutil.Process) -> bool:
     return False
 
 
+def is_named(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == name
+    return False
+
+
 def is_loopback(address: str) -> bool:
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
@@ -62,6 +68,9 @@ def test_nobody_else_can_read_its_token_or_reach_it_and_its_rank_has_the_servers
         # Ray makes its session's folders writable for all users, so they are within the run folder.
         assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
 
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        (raylet,) = (each for each in processes if is_named(each, "raylet"))
+        assert raylet.environ()["RAY_memory_monitor_refresh_ms"] == "0", "a nearly full machine must not cost a rank"
         (rank,) = (each for each in psutil.Process(server.process.pid).children(recursive=True) if is_rank(each))
         assert os.getpriority(os.PRIO_PROCESS, rank.pid) == os.getpriority(os.PRIO_PROCESS, server.process.pid)
     assert not run_dir.exists()
@@ -75,6 +84,7 @@ def test_the_token_of_another_ray_is_not_taken(tmp_path: Path, monkeypatch: pyte
         "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/ray_token",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_worker_niceness": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
     }
 
 

@@ -65,6 +65,14 @@ def adapted(*adapters, source=MODEL["source"], **spec):
         ),
         ([{"name": "a", "source": "file:///etc/sql/"}], "is not allowed: the folder with the adapter's"),
         ([{"name": "a", "source": "file:///etc/rayloom/x/y"}], "is not allowed: the folder with the adapter's"),
+        ([{"name": "a", "source": "file:///opt/sql"}], "FOLDER must not be /cache, /opt, /tmp, /tmp/ray, /var, nor"),
+        ([{"name": "a", "source": "file:///opt/rayloom/venv/sql"}], "Move the adapter, for example to /data/adapters"),
+        ([{"name": "a", "source": "file:///usr/local/share/adapters/sql/"}], "the folder with the adapter's folder is"),
+        (
+            [{"name": "a", "source": "file:///etc/ssl/certs/sql"}],
+            "where pods have a folder of their own or of the engine",
+        ),
+        ([{"name": "a", "source": "file:///var/run/adapters/sql"}], "is not allowed: the folder with the adapter's"),
         ([{"name": "a", "source": "file:///adapters/x/y"}], "is not allowed: the folder with the adapter's"),
         ([SQL, {**POEMS, "name": "sql"}], "spec.model.adapters: sql is given more than once; give each adapter a name"),
         ([{**SQL, "name": "chat"}], "spec.model.adapters: chat: an adapter has the name of the model; give it another"),
@@ -79,6 +87,14 @@ def test_a_mistake_is_named_with_its_cure(adapters, sentence):
     with pytest.raises(SpecError) as refused:
         make_service(model={**MODEL, "adapters": adapters})
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["/data", "/mnt/adapters", "/opt/adapters", "/opt/rayloom-adapters", "/usrdata", "/var/lib/adapters", "/srv"],
+)
+def test_an_adapter_may_be_in_a_folder_that_no_image_has(folder):
+    make_service(model={**MODEL, "adapters": [{"name": "a", "source": f"file://{folder}/sql"}]})
 
 
 def template_at(path, volume="data"):

@@ -105,6 +105,11 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "the path must not have a part '.' or '..'"),
     ("an adapter in the pods' own folder", _adapters(source="file:///tmp/sql"), "pods have a folder of their own"),
     (
+        "an adapter in a folder of the image",
+        _adapters(source="file:///usr/local/adapters/sql"),
+        "of the engine's image",
+    ),
+    (
         "an adapter of the nodes where the model's claim is",
         _model(source="pvc://models/a", adapters=[{**_ADAPTER, "source": "file:///models/sql"}]),
         "the claim of the model is mounted at /models",

@@ -40,7 +40,8 @@ def use_private_ray(run_dir: Path) -> None:
     """Configures Ray, for this process and its children, so that other users of the machine cannot reach Ray.
 
     Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
-    Ray's servers listen on every address of the machine. Ranks keep the priority of this process.
+    Ray's servers listen on every address of the machine. Ranks keep the priority of this process, and only the kernel
+    kills them for lack of memory.
     """
     # This variable may have another Ray's token, which Ray would use instead of the file.
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -54,6 +55,9 @@ def use_private_ray(run_dir: Path) -> None:
             # Added to the niceness of Ray's workers, which read it from the environment of their raylet. With the
             # default of 15, every other process of the machine takes CPU time from the ranks.
             "RAY_worker_niceness": "0",
+            # Switches Ray's memory monitor off. It kills ranks when all processes of the machine together use 95 % of
+            # the memory, even if another process took it.
+            "RAY_memory_monitor_refresh_ms": "0",
         }
     )
 

@@ -139,6 +139,15 @@ def has_native_decoder(config: ConfigJson) -> bool:
     return _named_architecture(config) in FAMILIES
 
 
+def missing_in_decoder(config: ConfigJson) -> str:
+    """Returns which value of a model's config.json our own decoder does not compute, although it has the architecture.
+
+    Empty if it computes all, or does not have the architecture.
+    """
+    family = FAMILIES.get(_named_architecture(config))
+    return "" if family is None else _missing_value(config, family)
+
+
 def architecture_of(config: ConfigJson) -> str:
     """Returns a key of FAMILIES, or raises ModelError."""
     architecture = _named_architecture(config)
@@ -171,8 +180,8 @@ def read_traits(
             "earlier ones",
             "Unsupported",
         )
-    if family.experts is not None:
-        _refuse_unsupported(config, family)
+    if missing := _missing_value(config, family):
+        raise ModelError(f"{config.path}: {missing}", "Unsupported")
     traits = family.traits
     if family.has_multipliers:
 
@@ -251,13 +260,15 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
         raise ModelError(f"{config.path}: {field} {shown(given)} is not supported; works: {works}", "Unsupported")
 
 
-def _refuse_unsupported(config: ConfigJson, family: DecoderFamily) -> None:
-    """Refuses values that change the computation and that the decoder does not implement."""
+def _missing_value(config: ConfigJson, family: DecoderFamily) -> str:
+    """Returns which value changes the computation in a way that the decoder does not implement; empty if none does."""
+    if family.experts is None:
+        return ""
     if config.get("clip_qkv") is not None:
-        given = shown(config.get("clip_qkv"))
-        raise ModelError(f"{config.path}: clip_qkv {given} is not supported; works: null", "Unsupported")
+        return f"clip_qkv {shown(config.get('clip_qkv'))} is not supported; works: null"
     if family.has_qkv_bias and config.get("qkv_bias") is False:
-        raise ModelError(f"{config.path}: qkv_bias false is not supported; works: true", "Unsupported")
+        return "qkv_bias false is not supported; works: true"
+    return ""
 
 
 def _cap(config: ConfigJson, field: str, default: float | None) -> float | None:

@@ -5,12 +5,14 @@ Only a model of the transformers backend is measured with torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rayloom_engine.config import ModelBackend
 from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson, read_json, refuses_broken
-from rayloom_engine.models.families import has_native_decoder
+from rayloom_engine.models.families import has_native_decoder, missing_in_decoder
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.child import measured_in_child
 from rayloom_engine.models.shape import ModelShape, read_shape
 
@@ -22,8 +24,9 @@ def read_model_shape(
 ) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    `in_child`: measure in another process, so that this one does not import torch. `num_shards`: as for
-    `measured_shape`.
+    With `auto`, transformers' modules also compute models of our own architectures that have a value our decoder lacks;
+    `MeasuredShape.not_native` names it. `in_child`: measure in another process, so that this one does not import torch.
+    `num_shards`: as for `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """
@@ -31,8 +34,23 @@ def read_model_shape(
     with refuses_broken(path):
         config = ConfigJson(path=path, values=read_json(path))
         is_native = has_native_decoder(config)
-    if backend == "native" or (backend == "auto" and is_native) or not _names_a_class(config):
+        missing = missing_in_decoder(config) if backend == "auto" else ""
+    if backend == "native" or (backend == "auto" and is_native and not missing) or not _names_a_class(config):
         return read_shape(folder)  # of a model that names no class, it raises the error
+    if not missing:
+        return _measured(folder, path, num_shards, in_child=in_child)
+    try:
+        measured = _measured(folder, path, num_shards, in_child=in_child)
+    except ModelError as error:
+        raise ModelError(
+            f"{path}: {missing} with the native backend, and the transformers backend refuses the model, too: {error}",
+            error.fault,
+        ) from error
+    return replace(measured, not_native=missing)
+
+
+def _measured(folder: Path, path: Path, num_shards: int | None, *, in_child: bool) -> MeasuredShape:
+    """Returns the shape of a model that transformers' modules compute. `path`: of config.json. Raises ModelError."""
     if in_child:
         return measured_in_child(folder, num_shards)
     try:

@@ -22,6 +22,7 @@ from rayloom_engine.models.adapters.support import REMOVE_IN_WORDS, check_adapte
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.int8_shape import check_groups, check_int8
+from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.shard_counts import check_shards, check_stages
@@ -62,6 +63,12 @@ def find_model(
     if longest is not None and longest > shape.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {longest} is more than the model's {shape.max_position_embeddings} positions"
+        )
+    if isinstance(shape, MeasuredShape) and shape.not_native:
+        logger.warning(
+            "model_backend auto: transformers' modules compute %s, because of the native backend: %s",
+            shape.architecture,
+            shape.not_native,
         )
     check_stages(shape, config.pipeline_parallel_size)
     split_layers(shape.num_layers, config.pipeline_parallel_size)

@@ -14,8 +14,9 @@ from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
 from rayloom_operator.api.pod_template.reserved_parts import (
     ADAPTER_VOLUMES,
     ADAPTERS_FOLDER,
+    IMAGE_FOLDERS,
+    IMAGE_PARENTS,
     OWN_FOLDERS,
-    SEALED_FOLDERS,
 )
 
 MAX_ADAPTERS = 64
@@ -30,19 +31,18 @@ _UP = re.compile(r"(^|/)\.\.?(/|$)")
 _UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
 # The folder at which a claim with the model is mounted. Only beside such a claim an adapter must not be in it.
 MODELS_FOLDER = "/models"
-# Folders of nodes whose mount would hide one of the pod's own folders, and folders in which nothing can be mounted.
+# Folders in which nothing can be mounted, and folders of nodes whose mount would hide a folder of the pod.
+_SEALED = (ADAPTERS_FOLDER, *IMAGE_FOLDERS)
 _HIDING = sorted(
-    {
-        "/".join(folder.split("/")[:end])
-        for folder in (ADAPTERS_FOLDER, *OWN_FOLDERS)
-        if folder != MODELS_FOLDER
-        for end in range(2, folder.count("/") + 2)
-    }
+    folder
+    for folder in (*IMAGE_PARENTS, *OWN_FOLDERS)
+    if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _SEALED)
 )
-_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join((ADAPTERS_FOLDER, *SEALED_FOLDERS))})/.*)$")
+_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join(_SEALED)})/.*)$")
 _TAKEN_IN_WORDS = (
-    "the folder with the adapter's folder is mounted at its own path, where pods have a folder of their own "
-    f"({', '.join(_HIDING)}): move the adapter to another folder of the nodes"
+    "the folder with the adapter's folder is mounted at its own path, where pods have a folder of their own or of the "
+    f"engine's image: FOLDER must not be {', '.join(_HIDING)}, nor be or lie in {', '.join(_SEALED)}. "
+    "Move the adapter, for example to /data/adapters or /opt/adapters of the nodes"
 )
 MODELS_IN_WORDS = (
     f"the claim of the model is mounted at {MODELS_FOLDER}, so no adapter can be in this folder of the nodes: move it "

@@ -105,11 +105,11 @@ class AliasEntry(_Part):
         return tuple((target.model, target.weight) for target in self.targets)
 
 
-AdapterNames: TypeAlias = dict[str, Annotated[tuple[str, ...], Field(strict=False)]]
+DeclaredAdapters: TypeAlias = dict[str, Annotated[tuple[str, ...], Field(strict=False)]]
 
 
 class _Adapters(_Part):
-    adapters: AdapterNames | None = None
+    adapters: DeclaredAdapters | None = None
 
 
 class ModelsDocument(_Part):
@@ -118,7 +118,7 @@ class ModelsDocument(_Part):
     version: Literal["v1"] = Field(description="Version of this document.")
     models: dict[str, ModelEntry] = Field(description="The models by the names that clients use.")
     aliases: dict[str, AliasEntry] = Field(default_factory=dict, description="Further names.")
-    adapters: AdapterNames | None = Field(
+    adapters: DeclaredAdapters | None = Field(
         None,
         description="The LoRA adapters that the engines of each model are to have: model -> names. Left out: engines "
         "may have any, and unknown names get 503 until they have reported theirs.",
@@ -203,7 +203,7 @@ def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: l
         return None
 
 
-def _adapters(document: Mapping[str, Any], problems: list[str]) -> AdapterNames | None:
+def _adapters(document: Mapping[str, Any], problems: list[str]) -> DeclaredAdapters | None:
     """Returns the declared adapters of a document; None if there are none, or one is wrong."""
     try:
         return _Adapters.model_validate({"adapters": document.get("adapters")}).adapters
